@@ -1,6 +1,6 @@
 """Converts the statistics of a loader to measurements with names, kinds and labels, for exporters.
 
-Role: independent of any metrics library. Names follow Prometheus: base units, and `_total` for counters.
+Role: does not depend on any metrics library. Names follow Prometheus: base units, and `_total` for counters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Images with a parsed header. Either simplejpeg or Pillow decodes the pixels, with equal results.
 
-Role: selects the library that decodes. A picture belongs to one call of `decode`.
+Role: selects the library that decodes the pixels. A picture belongs to one call of `decode`.
 """
 
 from __future__ import annotations

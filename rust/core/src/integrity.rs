@@ -1,7 +1,7 @@
 //! Detects damage in shared memory, in single words and in whole units.
 //!
 //! The checks detect accidental damage, for example by stray pointers, but not attacks. The checks protect the words
-//! and units on which the protocol depends. Blocks are not protected, because a check would cost as much as a copy.
+//! and units on which the protocol depends. Blocks have no checksum, because a check would cost as much as a copy.
 
 /// An odd constant, so that every change within one byte of a value changes the check.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -31,7 +31,7 @@ pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// Returns the first value at or after `known` whose lower 48 bits are in this sealed word, or None if the word is
+/// Returns the first value at or after `known` with the lower 48 bits of this sealed word, or None if the word is
 /// damaged. The value must be less than `known` + 2^48.
 #[inline]
 pub const fn open_after(known: u64, word: u64) -> Option<u64> {
@@ -80,7 +80,7 @@ impl Checksum {
 
     /// Copies `len` bytes and adds them to the checksum. The checksum does not include `len`, so the words that were
     /// added before must contain the length. Each byte is read only once, so that the copied bytes are the bytes in the
-    /// checksum. One loop copies and adds the bytes, because a second loop would have to wait until the copy is stored.
+    /// checksum. One loop copies and sums the bytes, because a second loop would have to wait until the copy is stored.
     ///
     /// Bytes after the end of the copy, up to a multiple of 8, are also written: zeros, unless the source is `PADDED`.
     ///

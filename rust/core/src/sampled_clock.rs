@@ -5,7 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-/// A clock that is read every few calls: less often while readings are close together, and often after a long interval.
+/// A clock that is not read in every call. The number of calls between two readings grows while readings are close
+/// together, and is reset after a long interval.
 #[derive(Debug)]
 pub struct SampledClock {
     least: u32,

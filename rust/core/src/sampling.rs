@@ -43,8 +43,8 @@ impl MersenneTwister {
         word ^ (word >> 18)
     }
 
-    /// Returns a random number below `limit`, which must not be 0. Draws again while the number is too large, like
-    /// Python.
+    /// Returns a random number below `limit`, which must not be 0. Like Python, this function draws another number
+    /// while the number is too large.
     fn below(&mut self, limit: u32) -> u32 {
         let spare = limit.leading_zeros();
         loop {

@@ -11,7 +11,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// The version of the format of [`SeedGenerator::export`].
 const STATE_VERSION: u8 = 1;
-/// The number of bytes of an exported state: the version, and the key and position of both streams.
+/// The number of bytes of an exported state, which contains the version, and the key and position of both streams.
 const STATE_LEN: usize = 1 + 2 * (32 + 16);
 /// A constant that is part of every key that is computed from a seed.
 const SHARED: u64 = 0x7368_6172_6564; // "shared"
@@ -69,8 +69,9 @@ impl SeedGenerator {
     /// Returns the generator of child `id`. The child's generator continues the shared stream of this generator, and
     /// has an independent worker stream. This generator does not change.
     ///
-    /// The child's key is drawn from a stream whose key combines the parent's key and position with `id`. The parent's
-    /// key is included, so that children of different parents, such as workers of two ranks, are independent.
+    /// The child's key is drawn from a separate stream. The key of this stream combines the parent's key and position
+    /// with `id`. The parent's key is included, so that children of different parents, such as workers of two ranks,
+    /// are independent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
         // Ordinary draws never use this part of the key stream, because the nonce identifies the child.

@@ -5,7 +5,7 @@
 //! lost. Therefore the finalizer is implemented in Rust, where no signals are handled. The finalizer calls the method
 //! `_finalize`. If a signal interrupts this call, the finalizer calls `_finalize` again with an argument that reports
 //! the interruption. The last call of `_finalize` must raise the KeyboardInterrupt after finalizing the object. If the
-//! attribute `_ended` of an object is true, no Python code runs for the object, because there is nothing to finalize.
+//! attribute `_ended` of an object is true, there is nothing to finalize, so the finalizer runs no Python code.
 //!
 //! The finalizer runs in any thread that drops the last reference or collects garbage.
 

@@ -2,8 +2,8 @@
 //!
 //! The hook of the C library is used because it runs after Python's own hooks, which may release the GIL. The GIL is
 //! not released between this hook and the fork. Therefore a thread that has drawn a random number must wait for the GIL
-//! before it draws another number. A thread that waits for the lock without the GIL gets the lock, because the forking
-//! thread takes and releases the lock repeatedly.
+//! before it draws another number. The forking thread takes and releases the lock repeatedly, so that a thread that
+//! waits for the lock without the GIL can take it.
 
 use std::cell::RefCell;
 use std::io;

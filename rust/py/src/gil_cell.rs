@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 
-/// A value that attached threads access one at a time. The value is never borrowed during a wait, so signal handlers
-/// and other threads find a consistent value.
+/// A value that threads access one at a time, while they are attached to the interpreter. The value is never borrowed
+/// during a wait, so signal handlers and other threads find a consistent value.
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: `with` requires a token of the interpreter, which one thread has at a time, and no `look` releases the GIL.
@@ -43,7 +43,7 @@ impl<T> GilCell<T> {
 /// SYNC(gil): pairs with the same order in all other operations on numbers of this kind.
 const ORDER: Ordering = if cfg!(Py_GIL_DISABLED) { Ordering::SeqCst } else { Ordering::Relaxed };
 
-/// A number that only attached threads change.
+/// A number that threads only change while they are attached to the interpreter.
 #[derive(Default)]
 pub struct GilNumber(AtomicU64);
 

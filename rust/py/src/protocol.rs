@@ -42,8 +42,8 @@ impl PyObedience {
         Self(Mutex::new(Obedience::new(dispatches)))
     }
 
-    /// Returns the next step ("leave", "run", "apply" or "end"), and whether to acknowledge the command before this
-    /// step and after this step.
+    /// Returns the next step ("leave", "run", "apply" or "end"), whether to acknowledge the command before this step,
+    /// and whether to acknowledge the command after this step.
     fn obey(&self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         let command = command(kind, number)?;
         Ok(match self.with(|obedience| obedience.obey(command)) {

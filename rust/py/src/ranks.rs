@@ -1,6 +1,6 @@
 //! The Python class `Meeting`, which connects the ranks. Sockets are passed as descriptors, and waits release the GIL.
 //!
-//! In a forked child, the thread is missing and the lock may be locked, so all methods raise and nothing is dropped.
+//! A forked child lacks the `Meeting`'s thread and may inherit a locked lock, so all methods raise and drop nothing.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};

@@ -44,7 +44,7 @@ _WATCHER = "torchdata-early-watch"
 #: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the exit of the main process
 #: (or of the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
 #: only after its imports. The system call (PR_SET_PDEATHSIG) does the same as `continue_with_parent` of the extension,
-#: which the child cannot import yet. If a child is already stopped while its interpreter starts, it is not continued.
+#: which the child cannot import yet. A child that is already stopped while its interpreter starts is not continued.
 _WATCH = f"""
 import os, select, signal, sys, threading
 
@@ -90,7 +90,7 @@ _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
 def main_without_file() -> str | None:
-    """Returns the path from which children would import the program if no file has this path, otherwise None.
+    """Returns the path from which children would import the program if this file is missing, otherwise None.
 
     A program that is read from standard input is not in a file, but Python names its file "<stdin>".
     """
@@ -109,7 +109,7 @@ class ChildName(str):
     only the standard library, because the child may not be able to import this package yet. If the name is pickled for
     other purposes, such as a log record, the pickle contains an ordinary string.
 
-    The code makes the child exit together with the main process. Without this code, a child whose imports take a minute
+    The code makes the child exit together with the main process. Without this code, a child that imports for a minute
     would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic garbage collection.
     If the program imports torch, starting two children by spawn takes 2.8 s of processor time with the higher threshold
     and 3.6 s with the default threshold (medians of 4 alternating runs). If the program is not in a file, a child does
@@ -141,8 +141,8 @@ class _Call:
 
 
 def end_early_watch() -> None:
-    """Ends the thread that has monitored the main process since the start of this child, because the engine's own
-    thread replaces it."""
+    """Ends the thread that has monitored the main process since the start of this child. The engine's own thread
+    replaces this thread."""
     for thread in threading.enumerate():
         if thread.name == _WATCHER:
             thread.over.set()  # type: ignore[attr-defined]

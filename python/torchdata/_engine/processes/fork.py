@@ -1,14 +1,14 @@
 """Forks children that can use all locks, even locks that other threads of the main process may hold at the fork.
 
-Role: a fork copies all locks in their current state, but only one thread: the thread that calls fork. If another thread
+Role: a fork copies all locks in their current state, but copies only the thread that calls fork. If another thread
 holds a lock during the fork, the lock stays locked in the child forever. Python and the C library handle their own
 locks, but not the locks of PyTorch's and NumPy's global generators (held without the GIL while numbers are drawn, for
 example by a loader in another thread), the locks that `torch.manual_seed` takes for devices, or the lock of a module
 that a thread is importing. Before a thread forks a child of the engine, the thread waits until the locks of PyTorch,
 NumPy and imports are free. Until the fork, the thread holds NumPy's and the devices' locks, which Python can acquire.
 The extension waits for the lock of PyTorch's generator last, right before the fork (`forking.rs`). The buffers of
-standard output and error also have locks. The fork does not wait for these locks, because a thread that prints
-continuously never leaves them free. Instead of waiting, the child recreates these buffers and their locks.
+standard output and error also have locks. The fork does not wait for the locks of these buffers, because a thread that
+prints continuously holds them most of the time. Instead of waiting, the child recreates these buffers and their locks.
 
 Another thread may still take a lock between the wait and the fork. To detect a held lock, a child acquires each lock
 once as its first step. The kernel kills a child that cannot acquire a lock, and the main process forks another child
@@ -196,7 +196,7 @@ os.register_at_fork(after_in_child=_no_longer_ignore)
 
 
 #: The format of a child's messages: the number of the child, and the index of the lock that it is about to acquire.
-#: After the last lock, the index is the number of locks.
+#: A child that has acquired all locks sends the number of locks instead of an index.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
@@ -331,7 +331,7 @@ def _await_all(
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
         # Exits are checked before the messages are read, so that no message of an exited child is missed. Only children
-        # that ended at a held lock are forked again here. Other exits are found by later checks.
+        # that ended at a held lock are forked again here. Later checks find children that exited for another reason.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):

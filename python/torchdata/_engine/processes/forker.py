@@ -8,8 +8,8 @@ forking process in two ways:
   cannot use CUDA, and may hang at a held lock. The main process forks a forking process for replacements right after it
   has forked a loader's children. This forking process has one thread, runs no user code, and inherits the children's
   programs. The forking process exits together with the loader.
-- With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
-  a fresh interpreter that imports the program once. This interpreter serves all loaders, and exits with the main
+- With start method "forkserver", every child is forked from a single process. The main process spawns this process as a
+  fresh interpreter, which imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
   whereas the children of this engine have all signals blocked until they leave the signals to the main process.
 
@@ -77,8 +77,8 @@ class ForkingProcess:
             the process.
     """
 
-    #: The number of seconds that the process may take to start while a signal is pending. The limit doubles whenever a
-    #: start is abandoned, because the program may continue and start a loader again, although signals keep arriving.
+    #: The number of seconds that the process may take to start while a signal is pending. The limit doubles after each
+    #: abandoned start, so that a program that keeps receiving signals can eventually start a loader.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
@@ -86,13 +86,13 @@ class ForkingProcess:
         self.inherits = inherits
         #: Whether the forking process has ended, so that it forks no more processes.
         self.is_over = False
-        #: Whether the forking process ended during its start, without a request (a new one would also fail).
+        #: Whether the forking process ended during its start, without a request, so that a new process would also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
         # No thread of a forked child acquires this lock, so the lock may stay locked in the child. The lock is
-        # reentrant, because a signal handler may acquire it while the interrupted thread holds it.
+        # reentrant, because a signal handler may acquire the lock while the interrupted thread holds it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -319,7 +319,7 @@ class RemoteChild(ChildProcess):
     """A child that a forking process forks.
 
     Args:
-        find: a function that returns the forking process, or a new one if the last forking process has exited.
+        find: a function that returns the forking process, or a new process if the last forking process has exited.
         name: the name of the child in messages.
         process_name: the name of the child's process.
         target: the function that the child runs, which is looked up by name where it is unpickled.
@@ -380,8 +380,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process no longer exists. If the main process is process 1 of a container, it is now the
-            # parent of the forking process's children, and can reap them.
+            # The forking process no longer exists. As process 1 of a container, the main process is now the parent of
+            # these children, and can reap them.
             try:
                 code = reap(pid)
             except ChildProcessError:

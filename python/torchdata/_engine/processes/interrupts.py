@@ -36,7 +36,7 @@ LATER = 0.001
 #: The methods in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: The signals that can be deferred. The other signals cannot be handled, or report that an instruction has failed.
+#: The signals that can be deferred. The excluded signals cannot be handled, or report that an instruction has failed.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -173,7 +173,8 @@ def interrupt_waits() -> bool:
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Blocks signals in this thread, and in the processes and threads that it starts, until they unblock the signals.
+    """Blocks signals in this thread. The processes and threads that this thread starts inherit the blocked signals,
+    until they unblock the signals.
 
     The blocked signals are the signals that children ignore (`MainSignals`). SIGCHLD is not blocked.
     """
@@ -190,8 +191,8 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def block_all_but_own_sigterm() -> None:
-    """Blocks all signals that can be deferred, in this thread and in the processes that it forks, which unblock the
-    signals later.
+    """Blocks all signals that can be deferred, in this thread and in the processes that it forks. These processes
+    unblock the signals later.
 
     SIGTERM stays unblocked, because code in this process may raise it to end the process. A SIGTERM from another
     process has no effect in this process and in the processes that it forks.
@@ -261,7 +262,7 @@ _deaf: list[int] = []
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
     """The handler in a child for a signal that the main process handles. Python calls this handler only after user code
-    has restored it; the handler then reinstalls the native handler, which can determine the sender of a signal.
+    has restored this handler. The native handler, which can determine the sender of a signal, is then reinstalled.
     """
     take_no_notice(number)
 

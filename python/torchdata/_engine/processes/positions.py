@@ -4,10 +4,10 @@ Role: runs in the main process, for start method "fork". If a file is open when 
 and all children share one position in this file. If one process reads the file, the position moves for all processes,
 and the other processes read wrong bytes without an error.
 
-To avoid false warnings, a warning requires three conditions: the position of a file that is open for reading has
-changed, no thread of the main process has read anything since, and at least two children have read something. The
-kernel counts the reads of each process (`/proc/PID/io`). Reads of reaped children count as reads of the main process.
-If the system does not count reads, no warning is given.
+To avoid false warnings, a warning is given only if the position of a file that is open for reading has changed, at
+least two children have read something, and no thread of the main process has read anything since the beginning of the
+epoch. The kernel counts the reads of each process (`/proc/PID/io`). Reads of reaped children count as reads of the main
+process. If the system does not count reads, no warning is given.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Role: the base class for the children of each start method. `Popen` of multiprocessing creates each process, so that the
 process starts and exits like other processes of multiprocessing. After the start, this module owns the process. The
-list of children in multiprocessing does not contain the process, because multiprocessing's exit handler would send
-SIGTERM to it and wait, although the engine's children ignore SIGTERM. The kernel reports whether a process has exited,
-through a descriptor for the process if the system supports it.
+process is not in multiprocessing's list of children, because multiprocessing's exit handler sends SIGTERM, which the
+engine's children ignore, to all processes in this list, and waits for the processes. The kernel reports whether a
+process has exited, through a descriptor for the process if the system supports it.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class ChildProcess(ABC):
         """Returns how many seconds the threads of the process have run or waited for a processor; None if unknown.
 
         Args:
-            page: the counters of the process. For a process on another machine, the result is read from these counters.
+            page: the counters of the process. For a process on another machine, the result is read from `page`.
         """
         from torchdata._observe.stats.processor import working_time
 

@@ -4,8 +4,8 @@ Role: runs in the main process. `Shutdown` stops all children, in the thread tha
 called any number of times, and continues after an interruption. `OwnsChildren` calls `Shutdown` when the owner of the
 children is deleted, or when the program exits.
 
-A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal,
-which clusters send to all processes of a program (`interrupts.py`).
+A child that does not stop on request is killed. Children ignore SIGTERM, because clusters send SIGTERM to all processes
+of a program (`interrupts.py`).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Shutdown:
         #: The forking process, which forks replacements for exited children, and ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
-        #: A function that runs before the children are asked to stop, and that ends the epoch, so that no child still
-        #: waits for the main process.
+        #: A function that ends the epoch before the children are asked to stop, so that no child waits for the main
+        #: process.
         self.beforehand: Callable[[], None] | None = None
         #: A function that runs after the children have exited.
         self.afterwards: Callable[[], None] | None = None
-        #: The links over which the children are asked to stop. The list is empty until all children can be asked.
+        #: The links over which the children are asked to stop. The list is empty while a child cannot be asked yet.
         self.commanders: list[Sender] = []
         _to_end.add(self)  # This step is last, because Ctrl-C may interrupt the earlier steps.
 
@@ -154,7 +154,7 @@ def _end_all() -> None:
 
 
 def end_before_others() -> None:
-    """Makes the program's exit stop the children before libraries that were imported later are finalized."""
+    """Makes the exit handler stop the children before libraries that were imported after this module are finalized."""
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 
@@ -169,7 +169,7 @@ class OwnsChildren(Finalized):
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
-        """Becomes the owner of children that are not started yet. The arguments are those of `Shutdown`."""
+        """Becomes the owner of children that are not started yet. The arguments are the same as for `Shutdown`."""
         self._shutdown = Shutdown(children, controls, bells)
 
     def shutdown(self) -> None:

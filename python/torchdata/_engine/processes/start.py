@@ -74,7 +74,7 @@ def start_all(
 
     Args:
         started: a function that is called with the number of each started child. If this function raises an exception,
-            `start_all` raises it.
+            `start_all` raises the same exception.
 
     Raises:
         OSError: the system cannot start another process; the message names the child and the remedy.

@@ -53,8 +53,8 @@ class Attached:
         pid: the id of the loader's main process.
         command: the command line of the main process, without secrets.
         board: the counters of the loader.
-        numbers: a mapping from process ids in the loader's container to process ids here; None if these ids are the
-            same.
+        numbers: a mapping from process ids in the loader's container to process ids in this container; None if the ids
+            are equal.
     """
 
     pid: int
@@ -73,7 +73,7 @@ class Attached:
         return kernel_state(self.pid) not in ("ended", "dead")
 
     def stacks(self) -> list[tuple[str, str]]:
-        """Returns the stack of each process, as a line with name, id and state, and the Python stack."""
+        """Returns two texts for each process: a line with name, id and state, and the Python stack."""
         reading = self.reading()
         stats = summarise(reading)
         pages = {name_of_process(page): page for page in reading.pages.values()}
@@ -126,7 +126,7 @@ def _command(pid: int) -> str:
 
 
 def _numbers(pid: int) -> dict[int, int] | None:
-    """Returns a mapping from the process ids in the container of a process to the process ids here.
+    """Returns a mapping from the process ids in the container of a process to the process ids in this container.
 
     Returns None if the process is outside of containers, or in the same container as this process.
     """

@@ -53,7 +53,7 @@ LOOK = 0.005
 _HEAD = "Stack (most recent call first):"
 #: The mark after the stacks of other threads, and the number of seconds to wait for these stacks.
 _END, OTHERS = "\0", 0.5
-#: A page stores both signals in one number: the second signal is in the bits above the first signal.
+#: A page stores both signals in one number: the first signal in the lower 8 bits, and the second signal above them.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
 #: A part of the paths of this package's own frames in the stack of a worker.
@@ -115,8 +115,8 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Makes this process answer, and records the signals and the descriptor on its page. If the system does not allow
-    answers, the page stays empty."""
+    """Makes this process answer, and records the signals and the descriptor on its page. If the system does not support
+    such answers, nothing is recorded on the page."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
@@ -215,8 +215,8 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # The handler runs in the main thread. Another thread cannot determine whether the main thread is handling a
-        # late signal.
+        # The handler runs in the main thread. Only the main thread can be sure that it is not handling a late signal at
+        # this moment.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(now.signal) != signal.SIG_IGN:  # the program has installed its own handler and keeps it
@@ -238,8 +238,8 @@ def tidy() -> None:
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
     """Returns the Python stacks of another process, innermost call first; None if the process does not answer.
 
-    The stack of the main thread is first. The stacks of the other threads follow if the process is a worker and its
-    main thread can run Python code.
+    The stack of the main thread is first. For a worker, the stacks of the other threads follow if the main thread can
+    run Python code.
 
     Args:
         number: the signals, as stored on the page of the process.
@@ -296,7 +296,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Returns whether a process has a handler for the real-time signal, so that it survives the signal."""
+    """Returns whether a process has a handler for the real-time signal, so that the process survives the signal."""
     if not signal.SIGRTMIN < number < signal.SIGRTMAX:
         return False
     try:

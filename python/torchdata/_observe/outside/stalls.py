@@ -3,8 +3,8 @@ doing.
 
 Role: the functions run in threads that hold the GIL. The main process's collector calls this module in the thread that
 waits for workers. If the main process itself hangs, the extension's thread that monitors calls of `next` calls this
-module. The extension's thread ends before each fork, because Python warns if a process with threads is forked, and
-restarts with the next item.
+module. The extension stops this thread before each fork, because Python warns if a process with threads is forked. The
+thread restarts with the next item.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 #: Default number of seconds without an item before the main process warns. The signature of `DataLoader2` repeats this
 #: value.
 STALL = 60.0
-#: Modules of debuggers. A debugger pauses the program while it waits for its user.
+#: Modules of debuggers. A debugger pauses the program while the debugger waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
 #: The recorders of monitored loaders, by their numbers in the monitor.
@@ -209,8 +209,8 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns the text of a warning about the main process; None if the main process waits for another process, because
-    the collector warns about such waits."""
+    """Returns a warning about the main process, or None if the main process waits for another process. The collector
+    itself warns about such a wait."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise

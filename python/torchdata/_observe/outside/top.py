@@ -49,7 +49,7 @@ class _View:
         self._past: deque[tuple[float, LoaderStats]] = deque()
 
     def look(self) -> LoaderStats:
-        """Returns the loader's statistics for the last seconds, or since the loader's start if it is more recent."""
+        """Returns the statistics for the last seconds, or since the loader's start if the start is more recent."""
         now = time.monotonic()
         whole = self.attached.stats()
         while self._past and now - self._past[0][0] > WINDOW:

@@ -1,7 +1,7 @@
 """Statistics that display themselves: as a text table, as a picture, and in notebooks.
 
-Role: the result of `DataLoader2.stats`. The module `reading` creates the object. `table`, `graph` and `html` create the
-displays.
+Role: the result of `DataLoader2.stats`. The module `reading` creates the statistics. `table`, `graph` and `html` create
+the displays.
 """
 
 from __future__ import annotations

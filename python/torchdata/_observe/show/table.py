@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["amount", "as_table", "duration", "network_line", "percent", "pipe_rows", "process_rows", "size"]
 
 
-#: A number of at least this fraction of a unit is shown in this unit, because three digits round it up to one unit.
+#: A value of at least this fraction of a unit is shown in this unit, because rounding would yield one whole unit.
 _ROUNDS_UP = 0.9995
 
 

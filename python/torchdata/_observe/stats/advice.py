@@ -1,6 +1,6 @@
 """The texts of advice, which name the arguments of the user's own loader.
 
-Role: data for the diagnoses of `diagnosis`.
+Role: contains the texts that the module `diagnosis` uses.
 """
 
 from __future__ import annotations

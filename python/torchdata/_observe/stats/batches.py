@@ -1,9 +1,9 @@
 """The counters of a `StatefulDataLoader`: the times for reading the samples of batches and for collating them.
 
-Role: `bind_reading` registers the times of reading and collating on the page of the reading process (a worker or the
-main process). `BatchClock` times some of the batches. `BatchRecorder` belongs to the loader, in the main process. With
-`persistent_workers=False`, each epoch has new workers with a new board, so the statistics cover the current or last
-epoch.
+Role: `bind_reading` adds rows for the times of reading and collating to the counters of the process that reads (a
+worker or the main process). `BatchClock` times some of the batches. `BatchRecorder` belongs to the loader, in the main
+process. With `persistent_workers=False`, each epoch has new workers with a new board, so the statistics cover the
+current or last epoch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BatchClock:
         return type(None), ()  # a copy of the timed object is timed from its own beginning
 
     def note(self, samples: int, reading: int, collating: int) -> int:
-        """Records a timed batch; returns the number of batches after which to time the next one.
+        """Records a timed batch; returns the number of batches after which to time another batch.
 
         Args:
             reading: the nanoseconds for reading the samples.
@@ -154,7 +154,7 @@ class BatchRecorder(Recorder):
 
     def __init__(self, level: StatsLevel | None, wait_warning: float | None) -> None:
         super().__init__(level, None, wait_warning)
-        #: The number of epochs that have begun, and the number of epochs that began before the current board.
+        #: `_epochs` counts all epochs that have begun, and `_before` counts those before the current board.
         self._epochs = self._before = 0
         #: The counters that were read when the workers of the last epoch were stopped.
         self._final: Reading | None = None

@@ -1,7 +1,7 @@
 """Declares each field of statistics in one place: its meaning, its exported measurement, and how the field is summed.
 
-Role: independent of particular statistics. The model declares its fields with this module. Docstrings, sums and
-measurements are derived from the declarations.
+Role: independent of particular statistics. The module `model` uses this module to declare its fields. Docstrings, sums
+and measurements are derived from the declarations.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ __all__ = ["RULES", "Verdict", "diagnose"]
 FEWEST = 10
 #: Minimum number of items for a diagnosis that depends on times of at most a millisecond.
 MANY = 1000
-#: If a program spends less than this fraction of its time in the loader, the program limits itself.
+#: If a program spends less than this fraction of its time in the loader, the loader does not limit the program.
 LITTLE = 0.10
 #: A single wait of this many seconds counts as a stall.
 STALL = 5.0
@@ -40,7 +40,7 @@ _LITTLE = frozenset(
 )
 #: Maximum number of workers to suggest.
 MOST_WORKERS = 64
-#: Advice never suggests less than this fraction of a pipe's current time, because less is not realistic.
+#: Advice never suggests a pipe's time below this fraction of its current time, because a larger speedup is unrealistic.
 WITHIN_REACH = 0.1
 #: Workers are suggested only if an item takes at least this number of seconds. Receiving an item from a worker takes at
 #: least half a microsecond.
@@ -506,7 +506,7 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
 
 
 def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
-    """Suggests the number of workers, or the speed of the pipe, with which the training step would be the limit."""
+    """Suggests the number of workers, or the speed of the pipe, that would make the training step the limit."""
     step = stats.step_seconds
     busy = sum(one.busy_seconds for one in stats.workers)
     items = sum(one.items for one in stats.workers)

@@ -93,7 +93,7 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Returns whether a pipe is counted: a map-style pipe only if another pipe times it and it runs user code."""
+    """Returns whether a pipe is counted. A map-style pipe must run user code and be timed by another pipe."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)

@@ -1,6 +1,6 @@
 """Reads the processor time of a process from the system.
 
-Role: runs in any process, for processes that it may inspect.
+Role: runs in any process, and reads only processes that this process may inspect.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _NS = 1e-9
 
 def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> Reading:
     """Reads the counters on a board, and, from the system, the processor times of its processes. `numbers` maps the
-    process ids on the board to the process ids in this container; None if both ids are equal."""
+    process ids on the board to process ids in this container, or is None if the ids are equal."""
     pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))
     cpu = {index: _cpu(pages[index]) for index in alive}

@@ -155,7 +155,7 @@ pub struct Arena {
     allocator: Mutex<Allocator>,
     /// Whether blocks are allocated, or free pages may still be returned. If false, `tidy` has nothing to do.
     untidy: AtomicBool,
-    /// The process that allocates and frees blocks. A forked child of this process must do neither.
+    /// The process that allocates and frees blocks. A forked child must neither allocate nor free blocks.
     generation: u64,
 }
 

@@ -40,8 +40,8 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// The size of a unit's fields in the head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// Sealed control words for the carrier on the other machine. The order and the epoch in which the producer starves
-/// come from the inbound link. The grant and the number of acknowledged messages come from the outbound link.
+/// Sealed control words for the carrier on the other machine. The words `order` and `starving` are read from the
+/// inbound link. The words `granted` and `acknowledged` are read from the outbound link.
 pub type Words = [u64; 4];
 
 /// Several units that are transferred together.
@@ -234,8 +234,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. In this case, the caller
-    /// retries with the same frame after [`Carrier::has_room`] returns true.
+    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. After a partial write,
+    /// the caller retries with the same frame once [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], beside: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (left, besides) = (&head[self.progress.head..], &beside[self.progress.beside..]);

@@ -132,7 +132,7 @@ impl Announcer {
         self.peer.ring();
     }
 
-    /// Reports that the producer does not starve.
+    /// Reports that the producer no longer starves.
     pub fn go_on(&self) {
         self.layout.header().starving.store(seal(0), Ordering::Relaxed);
     }

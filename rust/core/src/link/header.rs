@@ -111,7 +111,8 @@ pub(crate) struct Header {
     pub order: Word,
     /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// Whether items wake up the consumer, or the consumer waits for another link. Written only by the consumer.
+    /// Whether items wake up the consumer; false while the consumer waits for another link. Written only by the
+    /// consumer.
     pub items_wanted: CachePadded<Wanted>,
     /// The maximum size of the blocks in flight (see `protocol::Ahead` and `seal`). Written by the consumer.
     pub ahead: Word,

@@ -23,7 +23,8 @@ use crate::stats::{FlowRef, add};
 /// The number of items after which a sleeping consumer is woken up.
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between calls of `tidy`. The number grows if calls are within `TIDY_NEAR`.
+/// The minimum and maximum number of items between calls of `tidy`. The number grows while calls of `tidy` are less
+/// than `TIDY_NEAR` apart.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -75,12 +76,12 @@ pub struct Producer {
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
-    /// Counts the items of the current shard that were sent in this stream, including those of earlier runs.
+    /// Counts the items of the current shard that were sent in this stream, including items of earlier runs.
     account: Account,
     /// The shard that the pushed units belong to.
     current: u16,
-    /// For each shard except the current shard, the account and the number of items to recompute. `account` and
-    /// `sending` contain these values of the current shard.
+    /// For each shard except the current shard, the account and the number of items to recompute. For the current
+    /// shard, the fields `account` and `sending` are used instead.
     shards: Vec<Strand>,
     /// Whether fragments of the next unit were pushed.
     streaming: bool,
@@ -167,7 +168,7 @@ impl Producer {
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Resumes a shard after the items in `account`. The next `again` items are recomputed and dropped.
+    /// Resumes a shard after the items that `account` counts. The next `again` items are recomputed and dropped.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
@@ -358,7 +359,7 @@ impl Producer {
     /// Pushes an item, which uses up one item of the grant. The consumer may be woken up later. Every push method
     /// panics if the unit does not fit (see [`Producer::fits`]), or if a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // A producer that never waits also needs to return unused memory.
+        // Unused memory is also returned here, because a producer may never wait.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {

@@ -10,7 +10,7 @@ use crate::integrity::{Checksum, sample};
 
 /// The kind of a unit that is a fragment of a buffer.
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of the first fragment of a unit. Fragments before the first fragment belong to an abandoned unit.
+/// The kind of the first fragment of a unit. Fragments that precede a first fragment belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
 /// A flag in the kind of an item: equal items may have different bytes in different runs, for example in a pickle.
@@ -33,7 +33,7 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
     sampled & ((1 << LEN_BITS) - 1)
 }
 
-/// The start of every unit in the ring, in the machine's byte order, because both processes run on the same machine.
+/// The start of every unit in the ring. The byte order is that of the machine on which both processes run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
     /// The number of bytes from this header to the next header.

@@ -16,7 +16,7 @@ use crate::process::board::BellRef;
 /// The maximum delay of the consumer's wake-up. A producer with a longer interval between items counts as slow.
 const PATIENCE: Duration = Duration::from_micros(50);
 
-/// The wake-up decisions of one producer.
+/// Decides when one producer wakes up its consumer.
 #[derive(Debug)]
 pub struct WakePolicy {
     /// How many items were published since the consumer was last awake.

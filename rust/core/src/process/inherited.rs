@@ -2,8 +2,8 @@
 //!
 //! A worker that is started by `fork` inherits all mappings of the main process, such as links of other workers and
 //! loaders. While a worker keeps an inherited mapping, the memory is not freed, even if all other processes have
-//! unmapped it. Therefore this module registers every link. Before a child starts threads, the child drops the links
-//! that it does not need.
+//! unmapped it. This module therefore registers the mapping of every link. Before a child starts threads, the child
+//! drops the links that it does not need.
 //!
 //! The list of mappings has no lock, because a child that is forked while another thread registers an entry would
 //! inherit a locked lock. A child ignores each incomplete entry and keeps the mapping of that entry.
@@ -21,10 +21,10 @@ const FREE: u32 = 0;
 const OPAQUE: u32 = 1;
 /// The state of an entry whose `start` and `len` describe a mapping.
 const MAPPING: u32 = 2;
-/// The state of an entry whose `start` is a descriptor.
+/// The state of an entry that contains a descriptor in `start`.
 const DESCRIPTOR: u32 = 3;
-/// The state of an entry whose `start` and `len` describe a mapping that is replaced by zeros in every forked child,
-/// even in children that this package has not started.
+/// The state of an entry whose `start` and `len` describe a mapping that every forked child replaces by zeros, even a
+/// child that this package has not started.
 const OWN_MAPPING: u32 = 4;
 
 /// A registered mapping or descriptor. Entries are reused and never freed.
@@ -145,7 +145,7 @@ impl Descriptor {
 impl Descriptor {
     /// Closes the descriptor. Afterwards, `get` returns None. Must not be called while a result of `get` is in use.
     pub fn close(&self) {
-        // The state changes first, because a child forked in between could close a descriptor number that was reused.
+        // The state changes first, so that a child forked in between never closes a reused descriptor number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owned the descriptor, and the state shows that no code in this process has closed it.

@@ -1,10 +1,10 @@
 //! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
-//! If both processes of a link share a core, yielding lets the other process fill or empty the ring, and saves a sleep
-//! and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. Two rules limit yielding
-//! where it is harmful. If the other process of the link is slow, yielding does not help, and each yield costs two
-//! context switches. Therefore each wait that sleeps in spite of its yields halves the number of yields. If an
-//! unrelated thread shares the core, each yield leaves the core to that thread for several milliseconds. At most one
+//! If both processes of a link share a core, a process that yields lets the other process fill or empty the ring, and
+//! avoids a sleep and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. Two rules
+//! limit yielding where it is harmful. If the other process of the link is slow, yielding does not help, and each yield
+//! costs two context switches. Therefore each wait that sleeps in spite of its yields halves the number of yields. If
+//! an unrelated thread shares the core, each yield leaves the core to that thread for several milliseconds. At most one
 //! eighth of the time may be spent in yields to unrelated threads. Once yields to unrelated threads exceed this limit,
 //! threads wait without yielding for about fifty times the duration of the last yield.
 //!
@@ -41,7 +41,7 @@ pub struct Turns {
     turns: AtomicU32,
     /// The number of waits without yields since the last wait with yields.
     since_tried: AtomicU32,
-    /// A time that each yield to an unrelated thread moves forward. Waits do not yield if this time is too far ahead.
+    /// Each yield to an unrelated thread moves this time forward. Waits do not yield if this time is too far ahead.
     paid: AtomicU64,
 }
 

@@ -27,8 +27,8 @@ const ALL_INSIDE: u64 = CALL - 1;
 const LOOKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// The maximum time that a fork waits for the watching thread, which may be reporting a stall. `FORGOTTEN` limits how
-/// long the fork also waits for the kernel to remove the exited thread.
+/// The maximum time that a fork waits for the watching thread, which may be reporting a stall. After the thread has
+/// exited, the fork waits up to `FORGOTTEN` until the kernel no longer lists the thread.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
@@ -39,15 +39,15 @@ pub fn this_thread() -> u64 {
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A flag of a heartbeat: before the next call, the caller must check its own conditions, such as a pause.
+/// A flag of a heartbeat: before the next call, the caller must check whether it is paused, limited or on hold.
 pub const HELD: u8 = 1;
 /// A flag of a heartbeat: the process was forked, and the watching thread does not run.
 pub const UNWATCHED: u8 = 2;
-/// A flag of a heartbeat: an exception from outside, such as KeyboardInterrupt, has interrupted the last call.
+/// A flag of a heartbeat: an asynchronous exception, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
 
-/// The heartbeat of a caller, which counts the caller's calls. A heartbeat belongs to one caller, so only one call
-/// updates it at a time. The watching thread may read old values.
+/// The heartbeat of a caller, which counts the caller's calls. Each caller has its own heartbeat, so only one call
+/// updates a heartbeat at a time. The watching thread may read old values.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,
@@ -113,7 +113,8 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The heartbeat's word, unchanged since `since`. If the word stays unchanged for `next`, the call is reported.
+    /// The heartbeat's word, unchanged since `since`. If the word is unchanged for the time `next`, the call is
+    /// reported.
     word: u64,
     since: Instant,
     next: Duration,

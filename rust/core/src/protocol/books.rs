@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// The position of a worker in the dispatched items. The default is the beginning of an epoch.
+/// The position of a worker in the dispatched items. The default value is the beginning of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The pass, counted from 1.
@@ -114,8 +114,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates empty records. The log keeps the deliveries that the user has not received and `beyond` earlier ones, or
-    /// `unknown` deliveries if the number of received items is not known.
+    /// Creates empty records. The log keeps the deliveries that the user has not received, and `beyond` deliveries
+    /// before them. If the number of received items is not known, the log keeps `unknown` deliveries.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })

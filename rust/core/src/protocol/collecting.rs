@@ -17,13 +17,13 @@ pub enum Next {
     Over,
 }
 
-/// The order of the peers, and whether a process has exited.
+/// Selects the next peer, and records whether a process has exited.
 ///
 /// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. If a
-/// process dispatches items to the workers, this limit can cause a deadlock: the main process waits for worker A,
-/// worker A waits for the dispatching process, the dispatching process waits for worker B, and worker B has reached its
-/// limit. Therefore a worker that waits for a dispatched item informs the main process, which then receives items of
-/// other workers before their turn.
+/// process dispatches items to the workers, this limit can cause a deadlock. For example, the main process waits for
+/// worker A, worker A waits for the dispatching process, the dispatching process waits for worker B, and worker B has
+/// reached its limit. To prevent this deadlock, a worker that waits for a dispatched item informs the main process. The
+/// main process then receives items of other workers before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
@@ -42,7 +42,7 @@ impl Collecting {
         self.turn.start();
     }
 
-    /// Resumes an epoch. The next item comes from this peer.
+    /// Resumes an epoch. Makes `peer` the peer that sends the next item.
     pub fn begin_at(&mut self, peer: usize) {
         self.turn.start_at(peer);
     }

@@ -17,7 +17,7 @@ pub enum Deal {
     Nobody,
 }
 
-/// The order in which readers receive items. The number of an item, not a reader's speed, determines the reader.
+/// The order in which readers receive items. The reader of an item depends only on the number of the item.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
     turn: RoundRobin,
@@ -34,7 +34,7 @@ impl Dealing {
         self.begin_at(0);
     }
 
-    /// Resumes a pass. The given reader receives the next item.
+    /// Resumes a pass. Makes `reader` the reader that receives the next item.
     pub fn begin_at(&mut self, reader: usize) {
         self.turn.start_at(reader);
     }

@@ -34,7 +34,7 @@ pub struct Grant {
     wish: Wish,
 }
 
-/// The stream of a reader, compared with the stream of its writer.
+/// The position of a reader's stream relative to the stream of its writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reader {
     /// The reader is still in an earlier stream.

@@ -5,7 +5,7 @@
 pub enum Command {
     /// Run the epoch with this number, and abandon any other running epoch.
     Epoch(u32),
-    /// Repeat the end of this epoch to restore the state after the epoch. The main process has all items of the epoch.
+    /// Recompute the end of this epoch to restore the child's state. The main process has all items of the epoch.
     Repeat(u32),
     /// Apply a function to the graph, between two items. The running epoch continues.
     Call,
@@ -42,10 +42,10 @@ pub enum Step {
 pub enum Acknowledged {
     /// Before the first item.
     Begun,
-    /// After the last item of a repeated epoch, because the main process waits until the child has restored the state.
+    /// The child acknowledges a repeated epoch after the last item, when the child has restored the state.
     Done,
-    /// The dispatching process acknowledges a repeated epoch twice: before the first item, so that the main process can
-    /// send commands to the workers, and after the last item.
+    /// The dispatching process acknowledges a repeated epoch before the first item, so that the main process can send
+    /// commands to the workers, and again after the last item.
     Both,
 }
 

@@ -17,18 +17,18 @@ pub enum Judgement {
 /// The maximum window. The window is limited so that counters can be compared modulo 2^30.
 const WIDEST: u32 = (1 << 29) - 1;
 
-/// A reader's state of the current stream.
+/// The state of a reader in its current stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Receiving {
     stream: Stream,
     /// The number of items taken in this stream, modulo 2^30.
     taken: u32,
-    /// How many items the writer may be ahead.
+    /// How many items the writer may be ahead of this reader.
     window: u32,
 }
 
 impl Receiving {
-    /// Begins a stream. The writer may be `window` items ahead.
+    /// Begins a stream. The writer may be `window` items ahead of the reader.
     pub fn begin(&mut self, stream: Stream, window: u64) -> Grant {
         self.stream = stream;
         self.taken = 0;

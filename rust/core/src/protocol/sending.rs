@@ -20,7 +20,7 @@ pub enum Permit {
 ///
 /// A window limits the number of items, but large items may need gigabytes. An item of any size can be sent if no other
 /// item is in flight. When the reader has to wait, the limit doubles if the bytes taken since the last wait reach the
-/// limit. Otherwise the limit halves, because a higher limit would not help.
+/// limit. If fewer bytes were taken, the limit halves, because a higher limit would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -60,7 +60,7 @@ impl Ahead {
     }
 }
 
-/// A writer's state of the current stream.
+/// The state of a writer in its current stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Sending {
     stream: Stream,

@@ -146,7 +146,7 @@ impl Hub {
 
     /// Finishes the operation if all values have arrived, or fails if a missing rank can never send a value.
     fn go_on(&mut self) {
-        // If a rank has timed out, the operation fails for all ranks, even if the last value arrives now.
+        // Once a rank has timed out, the operation fails for all ranks, even if the last missing value still arrives.
         if self.verdict.is_some() || self.trial.is_some() {
             return;
         }

@@ -264,7 +264,7 @@ impl Meeting {
         Self::new(RankRole::Member(Member::new(rank)), vec![Some(RankStream::new(socket)?)], None)
     }
 
-    /// Starts the thread if it does not run.
+    /// Starts the thread, unless the thread is already running.
     pub fn serve(&self) -> std::io::Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(woken) = thread.0.take() else { return Ok(()) };

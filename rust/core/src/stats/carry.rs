@@ -25,7 +25,7 @@ const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another m
 /// Consecutive words of a page that are copied together.
 struct Span {
     words: Range<usize>,
-    /// The word with the sequence number that guards these words, if there is one.
+    /// The word with the sequence number that guards `words`, or None if no sequence number guards them.
     guard: Option<usize>,
     /// The word that contains a time, if there is one.
     moment: Option<usize>,
@@ -85,8 +85,8 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Overwrites this page with the copy of another process's page. The page now describes the other process. Fails if
-    /// the lengths are inconsistent, or if there are more pipes or flows than the capacity.
+    /// Overwrites this page with the copy of another process's page. After this call, this page describes the other
+    /// process. Fails if the lengths are inconsistent, or if there are more pipes or flows than the capacity.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();

@@ -58,7 +58,7 @@ impl BoardConfig {
         self.pages <= 1 << 16 && self.flows <= 1 << 16 && self.pipes <= 1 << 10
     }
 
-    /// Returns whether another process's board is small enough, because reading makes the kernel allocate memory.
+    /// Returns whether another process's board is small enough to read. Reading makes the kernel allocate memory.
     pub(super) fn is_readable(self) -> bool {
         self.is_sensible() && self.total() <= 512 << 20
     }
@@ -168,7 +168,7 @@ impl Wait {
     }
 }
 
-/// The counters of one end of a link. If there is no board, the counters are stored in the header of the link.
+/// The counters of one end of a link. Without a board, the counters are stored in the header of the link.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Flow {
@@ -197,7 +197,7 @@ pub struct Flow {
     pub arena_peak: AtomicU64,
     /// Size of the arena in bytes.
     pub arena_capacity: AtomicU64,
-    /// How many items the sender may be ahead.
+    /// How many items the sender may be ahead of the receiver.
     pub window: AtomicU64,
 }
 
@@ -211,7 +211,7 @@ pub fn add(counter: &AtomicU64, count: u64) {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SkippedKind {
-    /// The number of items, or 0 if this entry is not used. A new entry's name is stored before its count.
+    /// The number of items, or 0 if this entry is not used. The name of a new entry is stored before its count.
     pub count: AtomicU64,
     pub name: [AtomicU8; KIND],
 }
@@ -348,8 +348,8 @@ pub(super) struct PageHeader {
     pub idle: Wait,
     /// The main process's waits for the first item of each epoch.
     pub first: Wait,
-    /// The durations of epochs. An epoch begins with the first item in the main process, and with the command in
-    /// children.
+    /// The durations of epochs. In the main process, an epoch begins with its first item. In a child, an epoch begins
+    /// with the command.
     pub span: Wait,
     /// The size of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,

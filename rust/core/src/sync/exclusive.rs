@@ -18,7 +18,7 @@ pub struct Exclusive<T> {
 // SAFETY: only the thread that changed `holder` from 0 accesses the value, so the value moves from thread to thread.
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
-/// The value, held by this thread.
+/// A guard for the value, which the current thread holds.
 #[derive(Debug)]
 pub struct Held<'a, T> {
     owner: &'a Exclusive<T>,
@@ -33,7 +33,7 @@ fn this_thread() -> usize {
 }
 
 impl<T> Exclusive<T> {
-    /// Creates a value that is not held.
+    /// Creates a value that no thread holds.
     pub fn new(value: T) -> Self {
         Self { holder: AtomicUsize::new(0), value: UnsafeCell::new(value) }
     }

@@ -1,4 +1,4 @@
-//! Decodes items from bytes and buffers. All lengths are checked, because the bytes are private but not trusted.
+//! Decodes items from bytes and buffers. All lengths are checked, because the sender of these bytes is not trusted.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -43,7 +43,7 @@ impl ElementType {
         self.code == Self::COMPLEX
     }
 
-    /// Returns whether torch may negate elements lazily, such as the imaginary part of a conjugate.
+    /// Returns whether torch may negate elements of this type lazily, as in the imaginary part of a conjugate.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -89,8 +89,8 @@ struct ExchangeApi {
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor in this process, typically a sparse one. After a failure, the layout
-/// of each tensor is checked before torch is called, because an exception takes a millisecond.
+/// Whether torch has failed to describe a tensor in this process, typically a sparse tensor. After a failure, the
+/// layout of each tensor is checked before torch is called, because an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 /// The name of a capsule that still owns its tensor.
 const UNUSED: &CStr = c"dltensor";
@@ -166,7 +166,8 @@ pub struct Exported<'py> {
 }
 
 impl<'py> Exported<'py> {
-    /// Describes an exact tensor. Returns None if the tensor has other state, or elements outside of its storage.
+    /// Describes an exact tensor. Returns None if the tensor has state in addition to its elements, or elements outside
+    /// of its storage.
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;

@@ -1,4 +1,4 @@
-//! The dtypes whose elements are sent as their bytes in memory, and the encoding of these dtypes.
+//! The dtypes with elements that are sent as their bytes in memory, and the encoding of these dtypes.
 
 use std::ffi::c_int;
 

@@ -55,8 +55,8 @@ impl Within<'_> {
 }
 
 enum Stop {
-    /// The item must be pickled as a whole, because an object appears twice in the item, because an object may appear
-    /// twice in a pickled member, or because the nesting is too deep.
+    /// The item must be pickled as a whole, because an object appears twice in the item or may appear twice in a
+    /// pickled member, or because the nesting is too deep.
     Whole,
     Error(PyErr),
 }
@@ -74,8 +74,8 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// The addresses of this item's containers and arrays that are also referenced from outside the item.
     visited: FxHashSet<usize>,
-    /// For each long string or bytes object of this item that is also referenced from outside the item: the address,
-    /// the number, and a reference that keeps the address valid.
+    /// The long strings and bytes objects of this item that are also referenced from outside the item, by address. Each
+    /// entry contains the object's number, and a reference that keeps the address valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     /// The number of long strings and bytes objects of this item.
     announced: u64,

@@ -15,7 +15,7 @@ pub struct Helpers {
     pub loads: Py<PyAny>,
     /// () -> (function table or None, function that exports a capsule, function that imports a capsule)
     pub dlpack_ways: Py<PyAny>,
-    /// (tensor, address) -> the array of `torchdata.empty` whose only user is this tensor, or None
+    /// (tensor, address) -> the array of `torchdata.empty` if this tensor is its only user, or None
     pub room_of: Py<PyAny>,
     /// type -> whether user code defines how objects of this type are pickled
     pub has_own_reducer: Py<PyAny>,

@@ -97,7 +97,8 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and writes `Tag::Unsigned` at `place` if the ints exceed i64. Returns false if no word fits all ints.
+/// Appends ints, and writes `Tag::Unsigned` at `place` if the ints exceed i64. Returns false if a member is not an int,
+/// or if neither i64 nor u64 can represent all members.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,

@@ -8,7 +8,8 @@
 //! measured call.
 //!
 //! Each root call may require many nested calls. A guard skips this module if its last call was nested and no root call
-//! is measured ([`is_measuring`]). The guard still calls this module sometimes, because calls may no longer be nested.
+//! is measured ([`is_measuring`]). The guard still calls this module from time to time, to detect that its calls are no
+//! longer nested.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

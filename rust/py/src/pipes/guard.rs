@@ -536,7 +536,7 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
 
 /// Drops all references to break a reference cycle. Only calls C functions.
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: as in `traverse`. `id` changes first, because dropping a reference may run code, which must find an
+    // SAFETY: as in `traverse`. `id` changes first: dropping a reference may run other code, and that code must see an
     // invalid guard.
     unsafe {
         let guard = object.cast::<Guard>();

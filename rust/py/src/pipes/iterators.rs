@@ -110,7 +110,7 @@ impl FilterIterator {
     }
 
     /// Needs no `__clear__`: like the built-in `filter`, this iterator never changes its references. Therefore a
-    /// reference cycle contains another object that was changed later, and the garbage collector clears that object.
+    /// reference cycle also contains a mutable object, which the garbage collector clears.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;

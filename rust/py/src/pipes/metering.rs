@@ -1,8 +1,8 @@
 //! Measures the time that a program spends in `next` of a loader. Only some calls are measured.
 //!
 //! [`Metering`] selects the measured calls. A measured call represents itself and the unmeasured calls before it.
-//! [`Meter`] counts and measures items of iterators that are not pipes. The reading thread calls both with the GIL
-//! held.
+//! [`Meter`] counts and measures items of iterators that are not pipes. The reading thread uses `Metering` and `Meter`
+//! with the GIL held.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;

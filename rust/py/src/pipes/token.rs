@@ -96,7 +96,7 @@ impl IterationToken {
             let Some(mut place) = pending.take() else { return };
             place.pipe.record().restart(self.yielded(), true);
             let old = self.place.load(Relaxed);
-            // SAFETY: an earlier call has created the pointer with `into_raw` below. The new record owns the old one.
+            // SAFETY: an earlier call created the pointer with `into_raw` below. The new record owns the old record.
             place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
             // SYNC(slot): pairs with the load in `place`.
             self.place.store(Box::into_raw(place), Release);
@@ -168,7 +168,7 @@ impl IterationToken {
         self.armed.store(false, Relaxed);
     }
 
-    /// Whether a board measures the time of this pipe, now or after the next `begin`.
+    /// Whether the board on which this pipe counts, now or after the next `begin`, measures the time of each pipe.
     #[getter]
     fn is_timed(&self, py: Python<'_>) -> bool {
         self.pending.with(py, |pending| {

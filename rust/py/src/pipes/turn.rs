@@ -134,7 +134,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Takes the turn if no thread has it and this thread is the next one. Returns whether the turn was taken, or an
+    /// Takes the turn if no thread has the turn and this thread is next. Returns whether the turn was taken, or an
     /// error if this thread can never get the turn.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self

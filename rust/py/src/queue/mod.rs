@@ -36,7 +36,7 @@ struct Entry {
     mark: Option<Py<PyAny>>,
     /// Whether a hold may begin while a worker processes this item.
     is_plain: bool,
-    /// Whether both the item and its result count as small.
+    /// Whether the item and its result both count as small.
     is_small: bool,
 }
 
@@ -63,8 +63,8 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
     py.check_signals()
 }
 
-/// A position: the state of the source, how many items were delivered after this state, how many items were delivered
-/// in total, and the numbers of the items that were delivered out of order.
+/// A position: the state of the source, the number of items delivered after this state, the total number of delivered
+/// items, and the numbers of the items that were delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
 /// A slot: number, kind ("waiting", "running", "result" or "error"), content, and the object stored with the content.
@@ -315,7 +315,7 @@ impl ReadAheadQueue {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    /// Submits an item. A hold does not wait for a plain item, because workers cannot change such an item.
+    /// Submits an item. A hold does not wait for a worker with a plain item, because workers cannot change plain items.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
         Ok(())

@@ -1,4 +1,4 @@
-//! Takes the items of a source for threads that read ahead. Items are numbered, and some have a state of the source.
+//! Takes the items of a source for threads that read ahead. Each item has a number, and may have a state of the source.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -13,10 +13,10 @@ use super::window::is_small;
 use super::{Entry, ReadAheadQueue};
 use crate::gil_cell::GilCell;
 
-/// An item, its number, and the state of the source after the item, if one was taken.
+/// An item, its number, and the state of the source after the item, if this state was taken.
 type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 
-/// Reads a source. The thread that has reserved the source owns all fields except the numbers.
+/// Reads a source. The thread that has reserved the source owns all fields except the atomic fields.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SourceReader {
     /// The function that returns the next item. `state_of` is the function that returns the state of the source.
@@ -27,7 +27,7 @@ pub struct SourceReader {
     unsaved: Py<PyAny>,
     /// The number of items between two states, or 0 if no states are taken.
     frequency: u64,
-    /// How many items at the beginning are dropped. `ahead` contains the numbers of later items that are also dropped.
+    /// The number of items to drop at the beginning. `ahead` contains the numbers of later items that are also dropped.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
@@ -95,8 +95,8 @@ impl SourceReader {
         Ok(Some((item, index, mark)))
     }
 
-    /// Takes items and submits them for other threads until the queue is closed. Returns None if the queue is closed.
-    /// If the source raises an error, returns the slot and the error.
+    /// Takes items from the source until the queue is closed, and submits each item, so that another thread can claim
+    /// the item. Returns None if the queue is closed. If the source raises an error, returns the slot and the error.
     fn hand_over(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = queue.get();
         let mut reserved = None;

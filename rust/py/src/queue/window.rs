@@ -7,15 +7,15 @@ use pyo3::types::PyTuple;
 /// The window grows by one item whenever this many consecutive small items were delivered.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead. The size of the window depends only on which items were delivered. Therefore the
-/// position of the source after an abandoned epoch also depends only on the delivered items.
+/// The number of items to read ahead. The size of the window depends only on which items were delivered. As a result,
+/// the position of the source after an abandoned epoch depends only on the delivered items.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,
     most: usize,
     /// The number of consecutive small items delivered.
     pub row: u64,
-    /// How many items may have been taken from the source so far, at most.
+    /// The maximum number of items that may have been taken from the source so far.
     reach: u64,
 }
 

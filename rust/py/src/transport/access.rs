@@ -178,7 +178,7 @@ impl Access {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // If another thread holds the reader, that thread reads a later pass, so the sender already has a later grant.
+        // If another thread holds the reader, that thread already reads a later pass, so this pass need not be ended.
         if let Some(mut held) = self.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

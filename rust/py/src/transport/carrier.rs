@@ -96,8 +96,9 @@ impl PyCarrier {
         Ok(())
     }
 
-    /// Waits up to `seconds`, and then returns idle memory to the system. The wait ends if a control word changes, if
-    /// `ring` is called, if units are pending (with `units`), or if the rest of the last frame has room (with `lacks`).
+    /// Waits up to `seconds`, and then returns idle memory to the system. The wait ends early if a control word
+    /// changes, if `ring` is called, if `units` is true and units are pending, or if `lacks` is true and the rest of
+    /// the last frame has room.
     fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {

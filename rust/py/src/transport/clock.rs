@@ -16,7 +16,7 @@ struct Stall {
 /// The settings for calling `on_hang` instead of raising an error when a wait is too long.
 struct Hang {
     next: Duration,
-    /// Called with (peer, seconds, patience in seconds). Kills a hanging process, and returns whether one was killed.
+    /// Called with (peer, seconds, patience in seconds). Kills a hanging process, or returns false if none hangs.
     on_hang: Py<PyAny>,
 }
 

@@ -1,7 +1,7 @@
 //! The receiving side of links, for the workers' items in the main process, and for dispatched items in a worker.
 //!
 //! The collector runs in the thread that requests the next item: the main thread, or the thread of a pipe that reads
-//! ahead. This file contains the Python class, `access.rs` decides which thread may read, and `reader.rs` reads.
+//! ahead. This file contains the Python class. `access.rs` decides which thread may read, and `reader.rs` reads items.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -175,8 +175,8 @@ impl Collector {
     }
 
     /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or stops the
-    /// process. While this process waits for an item, the link `output` and the doorbell `main` inform the main
-    /// process.
+    /// process. While this process waits for an item, it reports the wait to the main process over the link `output`
+    /// and the doorbell `main`.
     fn set_interrupt(
         &self,
         control: &Bound<'_, PyLink>,
@@ -190,7 +190,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Starts an epoch with a `window` for each peer. Must be called before the peers receive the command to start. If
+    /// Starts an epoch with a `window` for each peer. Must be called before the command to start the epoch is sent. If
     /// another thread still reads for an earlier epoch, this call asks that thread to stop, and waits for the stop.
     ///
     /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the peer that
@@ -216,10 +216,10 @@ impl Collector {
         Ok(())
     }
 
-    /// Returns the positions of all peers after `delivered` items of the epoch, or now if `delivered` is None. The
-    /// result is a tuple: for each peer, the delivered items and the latest snapshot before them; the peer that sends
-    /// the next item; and the matching snapshot of the dispatching process. Returns None if the log is too short. Can
-    /// be called at any time, from any thread. `delivered` must not be counted by Python code, because a signal handler
+    /// Returns the positions of all peers after `delivered` items of the epoch, or the current positions if `delivered`
+    /// is None. The result contains each peer's delivered items and latest earlier snapshot, the peer that sends the
+    /// next item, and the matching snapshot of the dispatching process. Returns None if the log is too short. Can be
+    /// called at any time, from any thread. `delivered` must not be counted by Python code, because a signal handler
     /// could use the count before it is updated.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
@@ -236,7 +236,7 @@ impl Collector {
         })
     }
 
-    /// Waits for each peer's first unit of the epoch, usually a snapshot. The time limit is the same as for an item.
+    /// Waits for each peer's first unit of the epoch, usually a snapshot. The time limit equals the limit for an item.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }

@@ -22,7 +22,7 @@ impl Interrupt {
     }
 
     /// Returns whether the main process has ordered a stop or another epoch than `epoch`. Also returns true if the
-    /// control word is damaged. In this case, the worker finds no command.
+    /// control word is damaged. After such damage, the worker looks for a command and finds none.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> bool {
         self.control.is_superseded(epoch).unwrap_or(true)

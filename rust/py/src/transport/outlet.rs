@@ -420,8 +420,8 @@ impl Outlet {
         }
     }
 
-    /// Pushes a unit of this size once there is space. If the reader no longer wants the unit, drops the unit and also
-    /// returns `Sent::Done`.
+    /// Pushes a unit of this size once there is space. If the reader no longer wants the unit, this method drops the
+    /// unit and still returns `Sent::Done`.
     fn push_with(
         &mut self,
         py: Python<'_>,

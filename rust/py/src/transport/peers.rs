@@ -2,8 +2,8 @@
 //!
 //! This code runs in the thread that reads. A peer is a shard, and each link carries the units of all shards that one
 //! process runs. If there are n links, peer p sends over link p mod n, as shard p / n of this link. Usually, a unit is
-//! taken out of its ring when its peer is next. A unit is taken earlier if a unit of the next peer follows in the same
-//! ring, if another peer starves, or if the process that sends over the link has exited.
+//! taken out of its ring when its peer is next. A unit is taken out before the turn of its peer if a unit of the next
+//! peer follows in the same ring, if another peer starves, or if the process that sends over the link has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -74,7 +74,7 @@ pub struct Peers {
     /// How many items each peer may compute ahead of this reader.
     window: u64,
     paused: bool,
-    /// The only link whose items wake up this process, or None if items of all links wake up this process.
+    /// The only link with items that wake up this process, or None if items of all links wake up this process.
     awaited: Option<usize>,
     /// Whether a peer has waited for the dispatching process in this epoch. Once this is true, items of all peers wake
     /// up this process, because a waiting peer may depend on other peers.
@@ -198,8 +198,8 @@ impl Peers {
         }
     }
 
-    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. Items
-    /// of other workers then cause no unnecessary wake-ups.
+    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. This
+    /// avoids unnecessary wake-ups by items of other workers.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -219,7 +219,7 @@ impl Peers {
         }
     }
 
-    /// Returns the next step, but never a step that receives a unit before its turn.
+    /// Returns the next step. This step never receives a unit before the turn of its peer.
     #[inline]
     pub fn next_to_deliver(&mut self, collecting: &mut Collecting) -> Next {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
@@ -337,7 +337,7 @@ impl Peers {
 
     /// If a peer starves, lets the other peers compute more items, by receiving their finished items before their turn.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // The awaited answer may follow an item of the next peer in turn, so this item is received, too.
+        // The item of the next peer in turn is received, too, because the awaited answer may follow this item.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;

@@ -236,15 +236,15 @@ impl Reader {
     }
 
     /// Waits for the first unit of each peer in this epoch, and stores the unit if it is a snapshot. If `dealt` is
-    /// true, also waits for the snapshot of the dispatching process, which the first peer relays. This wait is not
-    /// longer than the wait for an item, because a peer sends its snapshot before its first item. The wait ends for the
-    /// same reasons as a wait for an item, and the next read reports the reason.
+    /// true, also waits for the snapshot of the dispatching process, which the first peer relays. Waiting for a
+    /// snapshot takes no longer than waiting for an item, because a peer sends its snapshot before its first item. The
+    /// wait ends for the same reasons as a wait for an item, and the next read reports the reason.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
         self.peers.await_all();
         for peer in 0..self.peers.len() {
-            // Some peers may already have a snapshot, for example all peers except a replaced process.
+            // A peer that was not replaced may already have a snapshot.
             self.keep_taken_in(py, peer)?; // arrived while another peer was awaited
             while !self.peers.has_taken_in(peer) && !self.progress.has_snapshot(py, peer, dealt) {
                 if !self.take_snapshot(py, peer)? && !self.await_first(py, signs, epoch, peer, began)? {

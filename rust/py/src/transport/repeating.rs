@@ -88,7 +88,7 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Takes a snapshot (a worker: one for each shard), and sends it if there is space. Encodes a note for `go_on`.
+    /// Takes a snapshot (in a worker: of each shard), and sends it if there is space. Encodes a note for `go_on`.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();

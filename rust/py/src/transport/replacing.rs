@@ -1,9 +1,9 @@
 //! Replaces processes that exit in the middle of a stream.
 //!
 //! This code runs in the main process, in the reading thread. First, all complete units and snapshots that the exited
-//! process has sent are received. The replacement then resumes from the latest snapshot over a new link. The memory of
-//! the old link stays mapped while received items use it. Python code decides which processes to replace, and starts
-//! the replacements.
+//! process has sent are received. The replacement resumes from the latest snapshot, and sends over a new link. The
+//! memory of the old link stays mapped while received items use it. Python code decides which processes to replace, and
+//! starts the replacements.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;

@@ -157,7 +157,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes and sends a snapshot of a shard now. If a command is pending, returns False, and the pump sends the rest.
+    /// Takes and sends a snapshot of a shard now. If a command is pending, returns False, and the pump later sends the
+    /// unsent part.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -210,7 +211,7 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The outlet stays locked while the pipe runs, because no other thread sends, and allocation needs no lock.
+            // The outlet can stay locked here, because no other thread sends, and allocation does not use this lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -345,8 +346,8 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the number of the pass, and how many of its items were computed for all readers, including items of
-    /// earlier runs, unwanted items, and the item that is being sent.
+    /// Returns the number of the pass, and the number of items computed for all readers in this pass. This number
+    /// includes items of earlier runs, unwanted items, and the item that is being sent.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
@@ -375,7 +376,7 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
-    /// Reclaims blocks, and returns memory that was unused for some seconds to the system. Only an idle sender must
+    /// Reclaims blocks, and returns memory that was unused for some seconds to the system. Only an idle sender needs to
     /// call this method, because sending also reclaims blocks. Returns whether memory may become unused later.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)

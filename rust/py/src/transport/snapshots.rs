@@ -32,9 +32,9 @@ pub const REASON: &[u8] = b"tdno";
 pub type Content = Py<PyBytes>;
 
 /// The schedule of snapshots. The pause between two snapshots is `factor` times the time of a snapshot, but at least
-/// `most_often`. The time of a snapshot is the shortest of the last three times, because the system may suspend a
-/// process during a snapshot. The pauses after the first two snapshots are shorter, because these snapshots run code
-/// for the first time and take several times as long as later snapshots.
+/// `most_often`. The schedule uses the shortest of the last three times, because the system may suspend a process
+/// during a snapshot. The pauses after the first two snapshots are shorter, because these snapshots run code for the
+/// first time and take several times as long as later snapshots.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
@@ -178,7 +178,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// Copies the content once, because a reader that waits for an item also waits for this copy.
+    /// Copies the content only once, because a second copy would further delay a reader that waits for an item.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),

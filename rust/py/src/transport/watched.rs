@@ -44,7 +44,7 @@ pub struct Replacing {
 /// process, and the main process reports the exit of other processes.
 #[derive(Default)]
 pub struct DeathWatch {
-    /// The watched processes, each with its index for the callbacks.
+    /// The watched processes, each with the index that the callbacks receive.
     processes: Vec<(usize, Mortal)>,
     /// The index of a process that was found to have exited.
     dead: Option<usize>,

@@ -55,8 +55,8 @@ impl<T> OrderedQueue<T> {
         Claim::Given(slot, given)
     }
 
-    /// Releases the source, and submits the item of the slot for another worker. Also reserves and returns the next
-    /// slot if one is free. Must be called by the worker that uses the source.
+    /// Releases the source, and submits the item of the slot, so that another worker can claim the item. Also reserves
+    /// and returns the next slot if one is free. Must be called by the worker that uses the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };

@@ -6,8 +6,8 @@ use super::OrderedQueue;
 use super::state::{Begun, sleep};
 
 impl<T> OrderedQueue<T> {
-    /// Prevents workers from starting items, until each call of `hold` was followed by a call of `release`. Workers may
-    /// still be computing an item (see [`wait_still`](Self::wait_still)).
+    /// Prevents workers from starting items, until each call of `hold` was followed by a call of `release`. After this
+    /// call, workers may still be computing items that they had started (see [`wait_still`](Self::wait_still)).
     pub fn hold(&self) {
         self.lock().holds += 1;
     }
@@ -19,8 +19,8 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Waits until no worker uses the source or processes an item that workers may change. The queue must be on hold or
-    /// closed.
+    /// Waits until no worker uses the source or processes an item that workers may change. Must be called while the
+    /// queue is on hold or closed.
     pub fn wait_still(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();

@@ -62,7 +62,7 @@ impl<T> OrderedQueue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the maximum number of slots. Restored and submitted items may use more slots.
+    /// Returns the maximum number of slots. Restored and submitted items may exceed this maximum.
     pub fn capacity(&self) -> usize {
         self.lock().capacity
     }

@@ -15,7 +15,8 @@ pub(super) enum Phase<T> {
     /// A worker computes the item.
     Making,
     Waiting(T),
-    /// A worker has claimed the item. The queue keeps a copy of the item, or the part that the worker does not need.
+    /// A worker has claimed the item. The queue keeps a copy, or only the part of the item that the worker does not
+    /// need.
     Running(T),
     Done(Outcome<T>),
 }
