@@ -47,7 +47,7 @@ def _first_version_groups() -> Iterator[str]:
 
 
 def _upwards(root: str, below: str) -> Iterator[str]:
-    """Yields the folder `below` another folder, and the folders between them."""
+    """Yields the folder `root`/`below`, and then its parents within `root`."""
     below = below.rstrip("/")
     while below:
         yield root + below

@@ -245,7 +245,7 @@ def _check_alike(states: Mapping[int, LoaderState]) -> None:
 
 
 def _moment(state: LoaderState) -> tuple[str, Any]:
-    """Describes the moment at which a state was saved, and returns the seed of the next epoch."""
+    """Returns a description of the moment at which a state was saved, and the seed of the next epoch."""
     position, randomness = state.position, state.randomness
     if position is None:
         return "between two epochs", None

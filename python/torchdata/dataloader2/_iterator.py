@@ -1,7 +1,7 @@
 """The iterator of a loader.
 
-Role: yields the items of one epoch while it is the loader's valid iterator. The code runs in the main process, in the
-threads that read the loader, one after another. The loader owns the epoch, and the iterator owns the item limit.
+Role: yields the items of one epoch while it is the loader's valid iterator. The code runs in the main process. If
+several threads read the loader, they take turns. The loader owns the epoch, and the iterator owns the item limit.
 
 `__next__` runs for every item, so the native class `DeliveryIterator` implements it. `DeliveryIterator` requests the
 next item if the iterator is valid and nothing unusual has happened. This module handles unusual cases, such as pauses.

@@ -46,7 +46,7 @@ class Adapter:
             datapipe: the last pipe of the loader's copy of the graph.
 
         Returns:
-            The last pipe of the changed graph, possibly unchanged.
+            The last pipe of the graph. An adapter may also return the given pipe.
         """
         raise NotImplementedError(f"{type(self).__name__} must define __call__(datapipe)")
 

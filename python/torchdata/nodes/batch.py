@@ -188,8 +188,8 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # The program has loaded a state within a batch, but begins a new epoch instead of reading the rest of the
-            # batch. The batch is read first, so that the source begins its next epoch after this batch.
+            # The program has loaded a state from the middle of a batch, and begins a new epoch without reading the
+            # rest. The batch is read first, so that the source begins its next epoch after this batch.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

@@ -92,7 +92,8 @@ def next_due(now: float, took: float) -> float:
     The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. If the
     workers took their snapshots at different times, the delays would add up. Workers with about equally expensive
     snapshots take these snapshots at the same times, which are multiples of a period of the shared clock. Each period
-    is the shortest period times a power of two, so each time of a long period is also a time of all shorter periods.
+    is the shortest period times a power of two, so a snapshot of a worker with a long period coincides with those of
+    shorter periods.
 
     Args:
         took: how long the last snapshot took, in seconds.

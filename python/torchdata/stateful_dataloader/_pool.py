@@ -59,7 +59,8 @@ class WorkerPool(Group):
         loader: the loader, which has the settings of the workers.
         job: the task of the workers, which run the shards of the job. If there are more shards than workers, the
             workers are kept for a single epoch.
-        owner: a weak reference to the iterator, which sends a replacement its orders.
+        owner: a weak reference to the iterator. If a worker is replaced, the iterator sends the outstanding orders
+            again.
 
     Raises:
         TypeError: the start method requires pickling, but the dataset or a function cannot be pickled.

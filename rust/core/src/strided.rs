@@ -1,7 +1,7 @@
 //! Copies elements with gaps between them, for example of a flipped or cropped image, into contiguous memory.
 //!
 //! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged. The remaining axes
-//! are copied line by line. In most images, an element of a line is a pixel of a few bytes.
+//! are copied line by line. A line of an image usually consists of pixels of a few bytes each.
 //!
 //! This module has no state, so any thread that owns both memory areas can call it.
 

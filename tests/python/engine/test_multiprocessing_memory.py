@@ -1,4 +1,4 @@
-"""The shared memory of worker processes is released, and damage or a full disk causes a clear error."""
+"""The shared memory of worker processes is released. Damaged memory or a full disk causes a clear error."""
 
 from __future__ import annotations
 

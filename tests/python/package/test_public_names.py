@@ -67,7 +67,7 @@ def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
 
     Args:
         wanted: the parameters of the release, as `name`, `name=default`, `*`, `*args` and `**kwargs`.
-        found: the parameters of this package.
+        found: the parameters of the same function in this package.
     """
     if wanted is None or found is None:
         return ""

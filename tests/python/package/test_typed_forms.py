@@ -193,7 +193,7 @@ def test_the_stub_is_what_make_stubs_would_write() -> None:
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
-    """Returns mypy's messages about the sample program, the types and the mistakes, by line number.
+    """Returns mypy's messages about the sample program, by line number.
 
     Because mypy is slow, one run checks everything.
     """

@@ -35,7 +35,7 @@ def sleeps(x):
 def counted():
     """Returns the statistics of two loaders with two workers each.
 
-    In the first loader, the function sleeps. In the second loader, the function computes.
+    The function of the first loader sleeps, whereas the function of the second loader uses the processor.
     """
 
     def of(function):

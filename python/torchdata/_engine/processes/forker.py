@@ -6,8 +6,8 @@ forking process in two ways:
 - With start method "fork", children are copies of the main process. When a child must be replaced, the main process may
   use CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads
   cannot use CUDA, and may hang at a held lock. The main process forks a forking process for replacements right after it
-  has forked a loader's children. This forking process has one thread, runs no user code, and inherits the children's
-  programs. The forking process exits together with the loader.
+  has forked a loader's children. This forking process has one thread and runs no user code. Because it is a copy of the
+  main process, it already contains the programs of the children. The forking process exits together with the loader.
 - With start method "forkserver", every child is forked from a single process. The main process spawns this process as a
   fresh interpreter, which imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,

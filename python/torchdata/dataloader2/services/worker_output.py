@@ -44,7 +44,7 @@ class WorkerOutput(IterDataPipe[Any]):
         in_order: whether the main process takes one item of each worker in turn.
         lasts_in_workers: the names of the pipes that run in workers and keep state beyond an epoch.
         lasts_dealt: the names of the pipes in the dispatching process that keep state beyond an epoch.
-        shards: the shards of the running epoch, if it began with other workers.
+        shards: the shards of the running epoch, if the epoch began with another number of workers.
         pipes: the number of pipes that each worker runs.
     """
 

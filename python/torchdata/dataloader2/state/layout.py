@@ -5,7 +5,8 @@ code.
 
 States are stored in files and downloaded from hubs. The checksums of the fields detect damage, but do not prove who
 wrote the state. Because a state may be forged, `parse` checks the type and range of each value, also in snapshots,
-before the value is used. The pipe in a state is a pickle. Values of pipes that need pickle are also stored as pickles.
+before the value is used. The pipe in a state is a pickle. If a value in the state of a pipe is not plain data, it is
+also stored as a pickle.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object, and a parent that waits for this stream to close. Further calls do nothing."""
+        """Closes the file object, and its parent if only this stream kept the parent open. Further calls do nothing."""
         if self.closed:
             return
         self.closed = True

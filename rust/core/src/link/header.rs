@@ -116,7 +116,7 @@ pub(crate) struct Header {
     pub items_wanted: CachePadded<Wanted>,
     /// The maximum size of the blocks in flight (see `protocol::Ahead` and `seal`). Written by the consumer.
     pub ahead: Word,
-    /// Statistics of the producer, unless other counters were set (see [`crate::stats::Board`]).
+    /// Statistics of the producer. Not used if the producer counts on a [`crate::stats::Board`].
     pub sent: CachePadded<Flow>,
     /// Statistics of the consumer.
     pub received: CachePadded<Flow>,

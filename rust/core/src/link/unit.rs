@@ -19,7 +19,7 @@ pub const OPAQUE: u16 = 0x200;
 /// The number of bits for a buffer's length in the block table. The upper bits contain a sample of the buffer's bytes.
 const LEN_BITS: u32 = 48;
 
-/// Returns the length of a buffer in the format of the block table, which includes a sample of its bytes.
+/// Returns an entry of the block table: the length of a buffer, combined with a sample of the bytes of the buffer.
 ///
 /// # Safety
 /// `data` must be readable for `len` bytes.

@@ -20,7 +20,7 @@ pub enum Next {
 /// Selects the next peer, and records whether a process has exited.
 ///
 /// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. If a
-/// process dispatches items to the workers, this limit can cause a deadlock. For example, the main process waits for
+/// process dispatches items to the workers, the window can cause a deadlock. For example, the main process waits for
 /// worker A, worker A waits for the dispatching process, the dispatching process waits for worker B, and worker B has
 /// reached its limit. To prevent this deadlock, a worker that waits for a dispatched item informs the main process. The
 /// main process then receives items of other workers before their turn.

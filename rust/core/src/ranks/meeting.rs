@@ -238,7 +238,8 @@ impl Meeting {
         Ok(Self { shared, thread: Mutex::new((Some(woken), None)) })
     }
 
-    /// Creates the `Meeting` of rank 0 in a job of `size` ranks. Operation 0 ends when all ranks are connected.
+    /// Creates the `Meeting` of rank 0 in a job of `size` ranks. The first operation, number 0, ends
+    /// when all ranks are connected.
     pub fn host(listener: TcpListener, size: u32, tokens: Tokens) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut hub = Hub::new(size);

@@ -125,8 +125,8 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
             Some(capsule) => {
                 let table = capsule.pointer_checked(Some(c"dlpack_exchange_api"))?.cast::<ExchangeApi>();
                 std::mem::forget(capsule);
-                // SAFETY: according to DLPack, the capsule with this name contains such a table, which exists as long
-                // as the process. The version is the first field in all versions.
+                // SAFETY: according to DLPack, a capsule with this name contains this kind of table, and the table
+                // exists until the process exits. The version is the first field in all versions.
                 unsafe { (table.cast::<u32>().read() == MAJOR).then_some(table.as_ref()) }
             }
         };

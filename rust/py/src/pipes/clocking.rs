@@ -153,7 +153,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Makes the next call a measured call after an unmeasured call was slow, because slow calls may follow each other.
+/// After a slow unmeasured call, lets the next call be measured, because slow calls may follow each other.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);

@@ -43,7 +43,7 @@ pub struct Collector {
 
 #[pymethods]
 impl Collector {
-    /// The prefix of a snapshot's content if no snapshot could be taken. The reason follows the prefix.
+    /// If no snapshot could be taken, this prefix and the reason are sent in place of the snapshot.
     #[classattr]
     const REASON: &[u8] = REASON;
 

@@ -1,7 +1,7 @@
 //! Ensures that only the process that created the end of a link uses this end, and not a forked child.
 //!
-//! A forked child of the main process that reads or sends commands gets an error. A child that user code forks inside a
-//! worker exits when the user's function returns, because it must not send units as the worker.
+//! A forked child of the main process that reads or sends commands gets an error. If user code forks a child inside a
+//! worker, the child exits when the user's function returns, because only the worker may send units.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -57,7 +57,7 @@ def twice(item: Any) -> Any:
 
 
 def skewed(item: Any) -> Any:
-    """Returns a list of no, one or many items, depending on the item."""
+    """Returns a list whose length, from 0 to 30, depends on the item."""
     count = min(30, int(random.Random(number_of(item)).lognormvariate(0.0, 1.2)))
     return [(item, number) for number in range(count)]
 

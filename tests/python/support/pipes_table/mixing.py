@@ -71,7 +71,7 @@ def bucketed(
 def tokens(
     items: list[int], limit: int, shortest: int, longest: int | None, buffer_size: int, padding: bool
 ) -> list[list[int]]:
-    """Computes the batches of items, in which the length of each item is the item itself. Items of the same length are
+    """Computes the batches of integers that are used as their own lengths. Items of the same length are
     equal, so their order does not matter.
     """
     waiting: list[int] = []

@@ -199,7 +199,7 @@ def _same(found: list[Any], expected: list[Any], what: str) -> None:
 def positions(
     graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
 ) -> list[tuple[int, int, list[int]]]:
-    """Returns at most `most` tuples (epoch, position, chain), which are arguments of `check`."""
+    """Returns up to `most` tuples (epoch, position, chain), which are arguments of `check`."""
     ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
     if len(ways) > most:
         ways = dice.sample(ways, most)

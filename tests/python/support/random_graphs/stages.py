@@ -33,7 +33,7 @@ from torchdata.datapipes.map import ArrowParts, SequenceWrapper
 Pipe = Any
 Dice = random.Random
 
-#: Text files with different numbers of lines, by number of lines.
+#: A folder with text files, each named after its number of lines.
 _FOLDER = folder("lines")
 
 

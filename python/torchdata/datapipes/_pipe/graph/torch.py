@@ -11,8 +11,7 @@ This module patches four parts of PyTorch:
 - `ABC.register` makes the classes of this package virtual subclasses of PyTorch's classes;
 - the registries of PyTorch's functional forms receive the forms of this package;
 - PyTorch's decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
-- PyTorch's function that begins a pass of a pipe reports the pass, so that a state can record the graph at the
-  beginning of the pass.
+- PyTorch's function that begins a pass of a pipe informs this package, which then records the graph for states.
 """
 
 from __future__ import annotations

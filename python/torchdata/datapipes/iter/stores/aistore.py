@@ -40,7 +40,7 @@ class _Cluster:
 
     Args:
         endpoint: the URL of the cluster's proxy.
-        timeout: the time limit in seconds for one response, and for all attempts to get a response.
+        timeout: the seconds to wait for one response. All attempts together must not take longer either.
     """
 
     pipe: str
