@@ -3,7 +3,8 @@
 //! This code runs in the producer, under the lock of the arena. A block that is allocated or freed *touches* its
 //! chunks. A chunk is *idle* if it was not touched for a whole period. Items of similar size touch the same chunks
 //! repeatedly, so the pages of these chunks are not returned. The pages of a single large item are returned a few
-//! seconds later. Only pages that were idle for at least one period are returned, so returning too many pages costs little.
+//! seconds later. Only pages that were idle for at least one period are returned, so returning too many pages costs
+//! little.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
