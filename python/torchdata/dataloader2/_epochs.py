@@ -51,7 +51,7 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, if its attributes can still be read, or None.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread in which the error was raised; 0 if the error was not raised yet. In this
+        told: the identifier of the thread in which the error was raised, or 0 before the error is raised. In this
             thread, further calls of `next` raise StopIteration.
     """
 

@@ -281,8 +281,8 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
     """Causes the fault at the planned moment, and waits until the other ranks have exited.
 
-    Returns two times, each of which may be None: the time of the fault, and the time at which the stopped victim was
-    continued.
+    Returns the time of the fault, and the time at which the stopped victim was continued. None stands for an event that
+    did not happen.
     """
     victim = ranks[plan.victim]
     due: float | None = None

@@ -229,8 +229,8 @@ def _left_by_shard(saved: list[Any], position: int) -> list[int]:
 def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: list[int], left: list[int]) -> str:
     """Describes an error in the items after resuming with a different number of ranks.
 
-    The order of the remaining items is known only if all shards have the same size. When one rank has no further items,
-    the epoch ends on all ranks, and the other ranks do not yield their remaining items.
+    The order of the remaining items is known only if all shards have the same size. After one rank has yielded its
+    last item, the epoch ends on all ranks, and the remaining items of the other ranks are dropped.
     """
     expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
         position * len(whole) :

@@ -31,8 +31,8 @@ use crate::pipes::delivery::Delivery;
 use crate::seconds::duration;
 
 /// Reads the items of several links as one sequence, in one thread at a time. Any thread can stop or pause the
-/// collector, or start another epoch. If the collector is stopped or starts an epoch, the reading thread takes no
-/// further item of its own epoch.
+/// collector, or start another epoch. After a stop or the start of another epoch, the reading thread
+/// does not take items of its previous epoch any more.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,

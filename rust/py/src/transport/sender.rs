@@ -30,7 +30,7 @@ use crate::errors;
 use crate::seconds::duration;
 use crate::shard_globals::ShardTurns;
 
-/// Returns the time at which a wait of this many seconds ends, or None if the wait has no limit.
+/// Returns the time at which a wait with this limit in seconds ends. Returns None for a wait without a limit.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }

@@ -102,8 +102,9 @@ class Run:
         phase: "whole" (runs all epochs), "torch" (runs all epochs with torch's loader), "stop" (saves a state and ends,
             unless the program has no seeds), "relay" (loads a state and saves a new one) or "resume" (loads a state and
             runs the remaining epochs).
-        batches: the number of batches in the epoch in which the run stops; 0 if this number is unknown.
-        source, target: the path from which a state is loaded, and the path to which a state is saved.
+        batches: the number of batches in the last epoch of the run, or 0 for an unknown number.
+        source: the path of the state to load.
+        target: the path to which the state is saved.
         first: the number of the first epoch.
         deaths: the seed for the exits of workers, which the loader replaces; None for no exits.
         method: the start method of the workers.
