@@ -35,7 +35,7 @@ pytestmark = pytest.mark.alone
 
 ITEMS = 26
 #: Each form of pipeline saves states with two numbers of workers, and loads each state with the other number.
-PAIRS = [(0, 2), (0, 3), (0, 5), (1, 2), (1, 3), (1, 5), (2, 3), (2, 5), (3, 5)]
+PAIRS = [(0, 1), (2, 8), (0, 2), (0, 3), (0, 5), (1, 2), (1, 3), (1, 5), (2, 3), (2, 5), (3, 5)]
 
 
 class Generated(IterDataPipe):
