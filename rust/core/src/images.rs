@@ -1,7 +1,7 @@
 //! Resizes parts of decoded images like Pillow, by a convolution that is wider for stronger reductions.
 //!
 //! The crate `fast_image_resize` implements the convolution with vector instructions. Callers provide the memory, and
-//! can call from any thread. Each thread keeps its scratch memory (`SCRATCH`) for the next image.
+//! can call from any thread.
 
 use std::cell::RefCell;
 

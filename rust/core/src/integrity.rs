@@ -1,7 +1,7 @@
 //! Detects damage in shared memory, in single words and in whole units.
 //!
-//! The checks detect accidental damage, for example by stray pointers, but not attacks. The checks protect the words
-//! and units on which the protocol depends. Blocks have no checksum, because a check would cost as much as a copy.
+//! The checks detect accidental damage, for example by stray pointers, but not attacks. Control words, cursors and
+//! units contain checks. Blocks have no checksum, because computing it would cost as much as a copy.
 
 /// An odd constant, so that every change within one byte of a value changes the check.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -90,7 +90,7 @@ impl Checksum {
     #[inline]
     pub unsafe fn copy<const PADDED: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
         let mut at = 0;
-        // SAFETY: every piece is within the first `len` bytes, except the last word, which is padded.
+        // SAFETY: every access is within the first `len` bytes, except for the last word, which is padded.
         unsafe {
             while len - at >= 16 {
                 let [a, b] = pass_on::<[u64; 2]>(from, to, at);

@@ -1,4 +1,4 @@
-//! Computes the positions of pieces in a packed row.
+//! Computes token positions and piece boundaries for a row that packs several pieces (token sequences).
 
 /// Returns the position of each token within its piece, counted from 0.
 pub fn positions(sizes: &[u32]) -> Vec<i64> {

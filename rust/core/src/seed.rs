@@ -69,12 +69,11 @@ impl SeedGenerator {
     /// Returns the generator of child `id`. The child's generator continues the shared stream of this generator, and
     /// has an independent worker stream. This generator does not change.
     ///
-    /// The child's key is drawn from a separate stream. The key of this stream combines the parent's key and position
-    /// with `id`. The parent's key is included, so that children of different parents, such as workers of two ranks,
-    /// are independent.
+    /// The child's key is computed from the parent's key, the parent's position and `id`. Therefore children of
+    /// different parents, such as workers of two ranks, are independent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
-        // Ordinary draws never use this part of the key stream, because the nonce identifies the child.
+        // The parent's own draws never use this ChaCha stream, because its stream number identifies the child.
         let position = mixer.get_word_pos() as u64;
         mixer.set_stream(id.wrapping_add(1));
         let words = std::array::from_fn(|_| mixer.next_u64());

@@ -39,7 +39,7 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // If an axis has one element, its stride has no meaning, so the axis stays next to its neighbor.
+    // The stride of an axis with one element has no meaning, so this axis uses the stride of the preceding axis.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };
@@ -110,7 +110,7 @@ impl Strided {
         };
         let part = len / outer.count;
         for index in 0..outer.count {
-            // SAFETY: each index is an element of the axis, and has a separate part of `to`.
+            // SAFETY: `index` is inside the axis, and each index has a separate part of `to`.
             unsafe { self.copy_around(inner, place(from, *outer, index), to.add(index * part), part) };
         }
     }
@@ -124,7 +124,7 @@ impl Strided {
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {
-                // SAFETY: the addresses belong to elements of this line and to their targets.
+                // SAFETY: `from` and `to` point to elements of the line and to the places of their copies.
                 unsafe {
                     let from = place(place(from, line, start), group, element);
                     let to = to.add(start * bytes + element * run);
@@ -135,8 +135,7 @@ impl Strided {
     }
 }
 
-/// # Safety
-/// `index` is an element of the axis, and all elements are parts of one object.
+/// # Safety `index` is less than `axis.count`, and all elements of the axis are parts of one object.
 #[inline(always)]
 unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
     // SAFETY: guaranteed by the caller.
@@ -145,8 +144,7 @@ unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
 
 /// Copies `run` bytes for each element of `axis`. The copies are `step` bytes apart in `to`.
 ///
-/// # Safety
-/// The runs along `axis` are readable, and their targets are writable.
+/// # Safety `run` bytes are readable at each element of `axis`, and `to` is writable for each copy.
 unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: usize) {
     /// # Safety
     /// The conditions of `copy_runs` hold.

@@ -2,7 +2,7 @@
 //!
 //! A record consists of its length (`u64`, little-endian), the masked CRC-32C of these 8 bytes, the data, and the
 //! masked CRC-32C of the data (see TensorFlow's `record_writer.h`). [`Records`] receives the file in pieces and returns
-//! the records. The reader buffers one piece, or one larger record, and never more bytes than it has received.
+//! the records. [`Records`] buffers at most one piece, or the received part of one longer record.
 
 /// The number of bytes before the data, which contain its length and the checksum of the length.
 const HEAD: usize = 12;

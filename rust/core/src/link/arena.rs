@@ -153,9 +153,9 @@ pub struct ArenaUse {
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
-    /// Whether blocks are allocated, or free pages may still be returned. If false, `tidy` has nothing to do.
+    /// Whether blocks are allocated, or free pages may still be returned. Otherwise, `tidy` has no effect.
     untidy: AtomicBool,
-    /// The process that allocates and frees blocks. A forked child must neither allocate nor free blocks.
+    /// The `fork::generation` of the only process that may allocate and free blocks.
     generation: u64,
 }
 
@@ -220,7 +220,8 @@ impl Arena {
 
     /// Reclaims blocks, and returns free pages that were unused for some seconds to the system.
     ///
-    /// Must be called regularly, and is cheap if no memory is unused. Returns whether memory may become unused later.
+    /// Must be called regularly. Returns whether a later call may have an effect, because blocks are in use or free
+    /// pages remain.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
     }
@@ -230,7 +231,7 @@ impl Arena {
             return Ok(false);
         }
         self.reclaim()?;
-        // The lock prevents other threads from allocating these pages during the loop.
+        // The lock prevents other threads from allocating idle pages while these pages are returned to the system.
         let mut allocator = self.lock();
         if allocator.punches {
             for part in allocator.take_idle(now) {

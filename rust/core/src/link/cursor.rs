@@ -3,7 +3,7 @@
 //! Positions count from the creation of the ring. Positions never overflow, because a `u64` is sufficient for
 //! centuries. The index in the ring is the position modulo the capacity. Each side keeps its own cursor privately and
 //! publishes it in shared memory. A side reads the other side's cursor only if the cached copy of this cursor shows too
-//! few slots. Therefore cache misses only occur if the ring is empty or full.
+//! few slots, so cache misses only occur if the ring is empty or full.
 //!
 //! In shared memory, a cursor is sealed (see `seal`), so that a stray write does not look like a valid position.
 

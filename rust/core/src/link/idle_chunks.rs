@@ -1,17 +1,16 @@
 //! Finds chunks of an arena that were unused for a while, so that their free pages can be returned to the system.
 //!
-//! This code runs in the producer, under the lock of the arena. A block that is allocated or freed *touches* its
-//! chunks. A chunk is *idle* if it was not touched for a whole period. Items of similar size touch the same chunks
+//! The producer calls this module while it holds the lock of the arena. A block that is allocated or freed *touches*
+//! its chunks. A chunk is *idle* if it was not touched for a whole period. Items of similar size touch the same chunks
 //! repeatedly, so the pages of these chunks are not returned. The pages of a single large item are returned a few
-//! seconds later. Only pages that were idle for at least one period are returned, so returning too many pages costs
-//! little.
+//! seconds after its block was freed.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// The size of a chunk in bytes, which is the size of a huge page.
 const CHUNK: u64 = 2 << 20;
-/// The minimum idle time of a chunk. Pages are returned after one to two periods.
+/// The minimum idle time of a chunk. The pages of an idle chunk are returned to the system after one to two periods.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
 /// Records when each chunk was last touched.
@@ -54,7 +53,7 @@ impl IdleChunks {
         if self.is_empty() || now.saturating_duration_since(self.began) < PERIOD {
             return Vec::new();
         }
-        // If several periods have passed since the last call, no chunk was touched during these periods.
+        // All periods since the last call count as one.
         self.began = now;
         self.period += 1;
         let mut parts: Vec<Range<u64>> = Vec::new();

@@ -20,15 +20,15 @@ pub(super) struct Returns {
     /// The total size of all leases in bytes. `leases` is the number of leases.
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The process that owns the leases. A forked child must not return the blocks of these leases.
+    /// The `fork::generation` of the process that owns the leases. A forked child must not return their blocks.
     generation: u64,
 }
 
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// Blocks that did not fit into the return ring. The ring has an entry for each possible block, so the ring is full
-    /// only if a producer sends one block many times.
+    /// Blocks that did not fit into the return ring. The return ring has an entry for each possible block, so it is
+    /// full only if a producer sends one block many times.
     overflow: Vec<u64>,
 }
 

@@ -23,8 +23,8 @@ use crate::stats::{FlowRef, add};
 /// The number of items after which a sleeping consumer is woken up.
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between calls of `tidy`. The number grows while calls of `tidy` are less
-/// than `TIDY_NEAR` apart.
+/// The minimum and maximum number of items between calls of `tidy`, which grows while the calls are less than
+/// `TIDY_NEAR` apart.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -80,7 +80,7 @@ pub struct Producer {
     account: Account,
     /// The shard that the pushed units belong to.
     current: u16,
-    /// For each shard except the current shard, the account and the number of items to recompute. For the current
+    /// For each shard except the current shard, its sent items and the number of items to recompute. For the current
     /// shard, the fields `account` and `sending` are used instead.
     shards: Vec<Strand>,
     /// Whether fragments of the next unit were pushed.
@@ -168,18 +168,18 @@ impl Producer {
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Resumes a shard after the items that `account` counts. The next `again` items are recomputed and dropped.
+    /// Continues after the sent items that `account` counts. The next `again` items are recomputed and dropped.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
     }
 
-    /// Counts the items that the current shard has sent, including items sent in earlier runs of the stream.
+    /// Returns the number and checksum of the items that the current shard has sent, including items of earlier runs.
     pub fn account(&self) -> Account {
         self.account
     }
 
-    /// Returns the accounts of all shards.
+    /// Returns the number and checksum of the items that each shard has sent.
     pub fn accounts(&self) -> impl ExactSizeIterator<Item = Account> + '_ {
         self.all_shards().map(|shard| shard.account)
     }
@@ -266,8 +266,8 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Records that `bytes` bytes of blocks are in flight. Small items form groups, so that the list does not grow with
-    /// the number of items. All blocks of a group count as taken once the last item of the group was taken.
+    /// Records that `bytes` bytes of blocks are in flight. Small items share an entry of `ahead`, so that `ahead` does
+    /// not grow with the number of items. The blocks of an entry count as taken once its last item was taken.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -383,7 +383,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Counts, for the statistics only, a unit that was pushed and contains an item.
+    /// Counts the last pushed unit as an item, in the statistics only.
     pub fn count_item(&mut self) {
         self.items += 1;
         self.flow.items.store(self.items, Ordering::Relaxed);

@@ -134,7 +134,7 @@ impl UnitHeader {
         Ok(Self { total, payload: payload as u32, shard, kind, blocks, epoch })
     }
 
-    /// Starts the checksum of a unit at `position`. The caller adds the block table and the payload.
+    /// Starts the checksum of a unit at `position`. The caller adds the block table and the payload to this checksum.
     #[inline]
     pub fn checksum(self, position: u64) -> Checksum {
         let [_, sizes, epoch] = self.words(0);

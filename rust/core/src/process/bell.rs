@@ -2,7 +2,7 @@
 //!
 //! Wake-ups are never lost. A sleeper (1) reads the word, (2) increments the count of sleepers, (3) executes a fence,
 //! (4) checks again for work, and then sleeps while the word is unchanged. A ringing thread (1) publishes its change,
-//! (2) executes a fence, (3) reads the count of sleepers. The two fences are totally ordered. If the sleeper's fence is
+//! (2) executes a fence, (3) reads the count of sleepers. One of the two fences is first. If the sleeper's fence is
 //! first, the ringing thread sees the count and changes the word. If the ringing thread's fence is first, the sleeper's
 //! check sees the change. Ringing the bell between check and sleep changes the word, so the sleep returns immediately.
 //!

@@ -2,10 +2,10 @@
 //!
 //! On Linux, a region is a memfd, which is not limited by the size of a mount, unlike `/dev/shm`. The portable fallback
 //! is an unlinked temporary file. Pages are allocated when they are touched, so a large region costs little while few
-//! pages are used. `punch` frees pages. Each process owns its mapping. The memory is freed together with the last
-//! mapping and descriptor, even if processes are killed.
+//! pages are used. Each process owns its mapping. The memory is freed together with the last mapping and descriptor,
+//! even if processes are killed.
 //!
-//! If the file system is full when a new page is touched, the process gets SIGBUS. Therefore the fallback reserves
+//! If the file system is full when a new page is touched, the process gets SIGBUS. The fallback therefore reserves
 //! space in advance, and reports an ordinary error if there is no space. A memfd counts toward the memory of the
 //! machine and of the cgroup. If the machine or the cgroup runs out of memory, the kernel kills a process.
 

@@ -30,7 +30,7 @@ pub(super) trait System: Sync {
     /// The range is a shared mapping of a memory file, and its contents are not needed.
     unsafe fn punch(&self, start: *mut u8, len: usize) -> io::Result<()> {
         #[cfg(target_os = "linux")]
-        // SAFETY: guaranteed by the caller. The range reads as zeros afterwards.
+        // SAFETY: guaranteed by the caller.
         return match unsafe { libc::madvise(start.cast(), len, libc::MADV_REMOVE) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -42,10 +42,9 @@ pub(super) trait System: Sync {
         }
     }
 
-    /// Sleeps while `word` equals `seen`, for at most `timeout`. Other processes may change the word. May return early.
+    /// Implements `Parker::park` for a word that other processes may change.
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
 
-    /// Wakes up all threads that sleep on the word.
     fn unpark(&self, word: &AtomicU32);
 
     /// Returns a descriptor that becomes readable when the process exits, or None if the system does not support this.

@@ -1,12 +1,11 @@
 //! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
 //! If both processes of a link share a core, a process that yields lets the other process fill or empty the ring, and
-//! avoids a sleep and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. Two rules
-//! limit yielding where it is harmful. If the other process of the link is slow, yielding does not help, and each yield
-//! costs two context switches. Therefore each wait that sleeps in spite of its yields halves the number of yields. If
-//! an unrelated thread shares the core, each yield leaves the core to that thread for several milliseconds. At most one
-//! eighth of the time may be spent in yields to unrelated threads. Once yields to unrelated threads exceed this limit,
-//! threads wait without yielding for about fifty times the duration of the last yield.
+//! avoids a sleep and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. If the
+//! other process of the link is slow, yielding does not help, and each yield costs two context switches. A wait that
+//! yields and still sleeps halves the number of yields of the next wait. If an unrelated thread shares the core, each
+//! yield leaves the core to that thread for several milliseconds. Once yields to unrelated threads have taken more than
+//! one eighth of the time, threads wait without yielding for about fifty times the duration of the last yield.
 //!
 //! All threads of a process share one `Turns`. The fields of `Turns` only collect statistics, so they are accessed
 //! without synchronization. Callers pass the current time in nanoseconds.
@@ -24,8 +23,8 @@ const NEAR: u64 = 50_000;
 /// If a yield takes at least this time, in nanoseconds, an unrelated thread is assumed to run. With up to 64 workers on
 /// 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
 const STRANGE: u64 = 1_500_000;
-/// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, yields to
-/// these processes take as long as yields to an unrelated thread, which gets only a small part of the time.
+/// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, a yield
+/// to processes of the loader takes as long as a yield to an unrelated thread, so the two cannot be distinguished.
 const FEW: usize = 32;
 /// A yield to an unrelated thread moves `Turns::paid` forward by this multiple of the yield's duration.
 const PRICE: u64 = 8;
@@ -41,7 +40,8 @@ pub struct Turns {
     turns: AtomicU32,
     /// The number of waits without yields since the last wait with yields.
     since_tried: AtomicU32,
-    /// Each yield to an unrelated thread moves this time forward. Waits do not yield if this time is too far ahead.
+    /// Each yield to an unrelated thread moves this time forward. Waits do not yield if this time is more than `CREDIT`
+    /// in the future.
     paid: AtomicU64,
 }
 

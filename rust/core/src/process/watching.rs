@@ -18,12 +18,12 @@ use crossbeam_utils::sync::{Parker, Unparker};
 use super::fork;
 use super::signals::without_signals;
 
-/// Each call adds these numbers to a heartbeat. The upper bits count all calls, and the lower bits count running calls.
+/// The upper bits of a heartbeat's word count all calls in steps of `CALL`, and the lower bits count running calls.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
 
-/// How often the thread checks a call per patience interval, with pauses between `SHORTEST` and `LONGEST`.
+/// How often the watching thread checks a call until its patience ends, with pauses between `SHORTEST` and `LONGEST`.
 const LOOKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ pub const UNWATCHED: u8 = 2;
 pub const CUT: u8 = 4;
 
 /// The heartbeat of a caller, which counts the caller's calls. Each caller has its own heartbeat, so only one call
-/// updates a heartbeat at a time. The watching thread may read old values.
+/// updates a heartbeat at a time. The watching thread may read old values of a heartbeat.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,

@@ -1,9 +1,9 @@
 //! The reader's records of an epoch: the items received from each peer, and the snapshots for resuming a later run.
 //!
-//! A writer sends snapshots of its graph between items. The reader keeps the encoded snapshots that a later run may
-//! need. The user may have received fewer items than the reader has delivered, because pipes in the main process read
-//! ahead. Therefore the reader keeps a log of the latest deliveries, and determines earlier positions from this log. A
-//! snapshot is kept until the user has received all items that precede the next snapshot.
+//! A writer sends snapshots of its graph between items. The reader keeps each encoded snapshot until the user has
+//! received all items that precede the next snapshot. The user may have received fewer items than the reader has
+//! delivered, because pipes in the main process read ahead. Therefore the reader keeps a log of the latest deliveries,
+//! from which it determines earlier positions.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use super::account::Account;
 pub struct Share {
     /// The pass, counted from 1.
     pub pass: u32,
-    /// The account of the items that were read in this pass.
+    /// The number and checksum of the items that were read in this pass.
     pub account: Account,
 }
 
@@ -27,7 +27,7 @@ impl Default for Share {
 /// A snapshot of a writer's graph.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Snapshot<S> {
-    /// The account of the items that the writer had sent before the snapshot.
+    /// The number and checksum of the items that the writer had sent before the snapshot.
     pub sent: Account,
     /// The dispatched items that the writer had read before the snapshot.
     pub share: Share,
@@ -40,7 +40,7 @@ pub struct Snapshot<S> {
 pub struct Dealt<S> {
     /// The pass.
     pub pass: u32,
-    /// For each worker, the account of the items that were dispatched to it in this pass.
+    /// For each worker, the number and checksum of the items that were dispatched to it in this pass.
     pub accounts: Vec<Account>,
     /// The serialized graph.
     pub content: S,
@@ -72,7 +72,7 @@ struct Peer<S> {
 /// The position of a peer after a certain number of delivered items.
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
-    /// The account of this peer's delivered items.
+    /// The number and checksum of this peer's delivered items.
     pub given: Account,
     /// The latest snapshot at or before this position, or None if the peer must start at the beginning of the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
@@ -95,7 +95,7 @@ struct KeptDeliveries {
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// The latest deliveries. Each entry contains the peer, and the account of the peer before the delivery.
+    /// The latest deliveries. Each entry contains the peer, and the number and checksum of its earlier items.
     log: VecDeque<(u32, Account)>,
     total: u64,
     /// Snapshots of the dispatching process, from oldest to newest.
@@ -115,7 +115,7 @@ impl<S> Books<S> {
     }
 
     /// Creates empty records. The log keeps the deliveries that the user has not received, and `beyond` deliveries
-    /// before them. If the number of received items is not known, the log keeps `unknown` deliveries.
+    /// before them. If it is unknown how many items the user has received, the log keeps `unknown` deliveries.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -132,8 +132,8 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch in which each peer starts at its account in `starts`, or at item 0 if `starts` does not contain
-    /// the peer. Returns the old snapshots, which the caller must drop, because dropping may run arbitrary code.
+    /// Begins an epoch in which each peer starts after the items that `starts` counts, or at item 0 by default. Returns
+    /// the old snapshots, which the caller must drop, because dropping may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -169,7 +169,7 @@ impl<S> Books<S> {
         self.total
     }
 
-    /// Returns the account of all items received from a peer.
+    /// Returns the number and checksum of all items received from a peer.
     pub fn taken(&self, peer: usize) -> Account {
         self.peers[peer].taken
     }
@@ -195,7 +195,7 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns the account of each peer before the last `back` deliveries, and the peer of the next delivery, or None
+    /// Returns the `Account` of each peer before the last `back` deliveries, and the peer of the next delivery, or None
     /// if the log is too short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
@@ -214,7 +214,7 @@ impl<S> Books<S> {
         Some((self.positions_at(accounts), turn))
     }
 
-    /// Returns the positions of all peers at the given accounts. The accounts may include undelivered items.
+    /// Returns the position of each peer after the items that `accounts` counts, which may include undelivered items.
     pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
         let positions = self.peers.iter().zip(accounts);
         positions.map(|(peer, given)| PeerPosition { given, snapshot: newest(&peer.snapshots, given) }).collect()

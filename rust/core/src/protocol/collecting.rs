@@ -1,4 +1,4 @@
-//! Selects the peer of the next item for a reader of several links, and the reader's actions until this item arrives.
+//! Selects the peer of a reader's next item, and decides what the reader does until this item arrives.
 
 use crate::round_robin::RoundRobin;
 
@@ -22,8 +22,8 @@ pub enum Next {
 /// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. If a
 /// process dispatches items to the workers, the window can cause a deadlock. For example, the main process waits for
 /// worker A, worker A waits for the dispatching process, the dispatching process waits for worker B, and worker B has
-/// reached its limit. To prevent this deadlock, a worker that waits for a dispatched item informs the main process. The
-/// main process then receives items of other workers before their turn.
+/// reached its limit. To prevent this deadlock, a worker that waits for a dispatched item informs the main process,
+/// which then receives items of other workers before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,

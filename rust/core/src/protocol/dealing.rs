@@ -57,7 +57,7 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step for a worker's shards. All shards have the same reader, so its grant is read once.
+    /// Returns the next step of a worker that takes turns between its shards, which all have the same reader and grant.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)

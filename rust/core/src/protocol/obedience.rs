@@ -89,8 +89,8 @@ impl Obedience {
         self.runs
     }
 
-    /// Returns whether the child must stop waiting during an item of `epoch`, because the main process has ordered a
-    /// later epoch or a stop. A function call does not end the wait, because functions are called between two items.
+    /// Returns whether the child must stop computing or waiting for an item of `epoch`, because the main process has
+    /// ordered a later epoch or a stop. Call commands are executed between two items.
     #[inline]
     pub fn is_superseded(epoch: u32, order: u64) -> bool {
         order > u64::from(epoch)

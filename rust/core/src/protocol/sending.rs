@@ -35,7 +35,7 @@ impl Default for Ahead {
 }
 
 impl Ahead {
-    /// The lowest value of the limit.
+    /// The lowest limit, in bytes.
     pub const LEAST: u64 = 64 << 20;
     const MOST: u64 = 1 << 40;
 

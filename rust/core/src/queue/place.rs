@@ -1,9 +1,9 @@
 //! The consumer's position in a source that is read ahead: a snapshot, and the items delivered after the snapshot.
 //!
 //! Items are numbered in the order in which they are taken from the source. After some items, a snapshot of the source
-//! is taken, and this snapshot is called a mark. The consumer records each result that it receives, even out of order.
-//! Therefore items that are still being computed do not affect the position. To resume, the source is restored from the
-//! mark, and results that the consumer has already received are dropped.
+//! is taken, and this snapshot is called a mark. The consumer records each result that it receives, even out of order,
+//! so items that are still being computed do not affect the position. To resume, the source is restored from the mark,
+//! and results that the consumer has already received are dropped.
 //!
 //! Marks that are no longer needed are collected in [`QueuePosition::spent`]. Dropping a mark may run arbitrary Python
 //! code, which must not happen while the position is locked.

@@ -282,7 +282,7 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins epoch number `epoch`, or the next epoch. In the main process, the time is measured from the first item.
+    /// Begins epoch number `epoch`, or the next epoch.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);

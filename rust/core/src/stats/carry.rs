@@ -1,8 +1,8 @@
 //! Copies the counters of a process on another machine to the main process.
 //!
 //! A process on another machine counts on a board on its own machine. The main process copies the page of this process
-//! to its own board, where the copy looks like the page of a local process. If the process is replaced, the replacement
-//! receives the copied counts and continues from them.
+//! to its own board, where the copy looks like the page of a local process. If the process is replaced, its replacement
+//! receives the counts from the board of the main process and continues from them.
 //!
 //! All values keep their meaning, except times, which were measured with the clock of the other machine. When a page
 //! arrives, its times are shifted by the difference between the two clocks, so these times are too late by the transfer
@@ -66,7 +66,7 @@ fn moved(moment: u64, by: u64) -> u64 {
 
 impl PageRef {
     fn sequence_at(&self, word: usize) -> &Sequence {
-        // SAFETY: there is a sequence number at this offset. The number is inside the page, aligned and atomic.
+        // SAFETY: there is an aligned, atomic sequence number at this offset, inside the page.
         unsafe { &*self.at::<Sequence>(word * WORD) }
     }
 

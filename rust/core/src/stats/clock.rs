@@ -13,7 +13,7 @@ pub fn nanoseconds() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// Returns the time of the same clock as `nanoseconds`. This function is much faster, but off by some milliseconds.
+/// Returns the time of the same clock as `nanoseconds` much faster, but with an error of some milliseconds.
 #[inline]
 pub fn coarse_nanoseconds() -> u64 {
     #[cfg(target_os = "linux")]

@@ -7,7 +7,7 @@
 //! …
 //! ```
 //!
-//! All fields have a fixed width, and zero is valid. Only the process that owns a page writes to it.
+//! Every field has a fixed width, and zero is a valid value. Only the process that owns a page writes to it.
 
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
@@ -23,7 +23,7 @@ pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
 /// The maximum number of bytes for the location of a pipe's function.
 pub(super) const LOCATION: usize = 192;
-/// The number of exception types that are counted separately for a pipe. Other exception types only count in the total.
+/// The number of exception types that a pipe counts separately. Other types are only counted in `PipeRecord::skipped`.
 pub(super) const KINDS: usize = 4;
 /// The maximum number of bytes for the name of an exception type.
 pub(super) const KIND: usize = 56;
@@ -229,7 +229,7 @@ pub struct PipeRecord {
     pub(super) reader: AtomicU32,
     /// Properties of the pipe, which Python defines in `datapipes`.
     pub(super) flags: AtomicU32,
-    /// Network requests that were repeated after an error.
+    /// The number of network requests that were repeated after an error.
     pub retries: AtomicU32,
     /// The maximum number of items that the pipe buffers, or 0 if the pipe does not buffer.
     pub(super) capacity: AtomicU64,

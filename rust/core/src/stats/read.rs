@@ -109,7 +109,7 @@ impl PageRef {
         Ok(Some(pipes as usize))
     }
 
-    /// Reads the page. `shown` is the page number in the result.
+    /// Reads the page. The result contains `shown` as the page number.
     fn read_as(&self, shown: usize) -> Result<Option<Value>, Unreadable> {
         let Some(pipes) = self.counted_pipes()? else { return Ok(None) };
         let header = self.header();
@@ -160,7 +160,7 @@ fn pipe(record: &PipeRecord) -> Value {
     )
 }
 
-/// Returns the exception types of skipped items with their counts. Types beyond the capacity are not included.
+/// Returns the exception types of skipped items with their counts.
 fn skipped_kinds(record: &PipeRecord) -> Vec<Value> {
     record.skipped_kinds().into_iter().map(|(kind, count)| Value::List(vec![kind.into(), count.into()])).collect()
 }

@@ -27,7 +27,7 @@ pub struct Access {
 }
 
 pub struct Start {
-    /// For each peer, the account of the items received in an earlier run.
+    /// For each peer, the number and checksum of the items received in an earlier run.
     pub accounts: Vec<Account>,
     pub turn: Option<usize>,
     /// How many passes over the dispatched items were read.

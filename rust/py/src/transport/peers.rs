@@ -362,7 +362,7 @@ impl Peers {
         }
     }
 
-    /// Returns the account of all items received from a peer, including items that were not delivered yet.
+    /// Returns the number and checksum of all items received from a peer, including items that were not delivered yet.
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
         items.for_each(|taken| delivered.count(taken.unit.digest));

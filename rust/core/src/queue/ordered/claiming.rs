@@ -33,7 +33,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Claims the first submitted item that is not claimed, for a worker. `copy` copies the item, and returns whether
-    /// the worker may change the item, so that a hold must wait for this worker.
+    /// the worker may change the item, so that `wait_still` must wait for this worker.
     pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
         let mut state = self.lock();
         if state.closed {
@@ -112,9 +112,9 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores the outcomes of claimed items. `complete` creates an outcome from the slot's part and the new part.
-    /// `complete` runs under the lock and must not call this queue. Returns the new parts of drained slots, which the
-    /// caller drops.
+    /// Stores the outcomes of claimed items. `complete` creates an outcome from the rest of the item and the part that
+    /// the worker has processed. `complete` runs under the lock and must not call this queue. Returns the new parts of
+    /// drained slots, which the caller drops.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -133,8 +133,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Returns claimed items to the queue. Returned items are claimed before all other items. `restore` combines the
-    /// removed part of an item with the part in the slot. Returns the parts of drained slots, which the caller drops.
+    /// Returns claimed items to the queue. Returned items are claimed before all other items. `restore` puts the part
+    /// that `take` has removed back into the item. Returns the parts of drained slots, which the caller drops.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();

@@ -12,7 +12,7 @@ impl<T> OrderedQueue<T> {
         self.lock().holds += 1;
     }
 
-    /// Ends a hold. The owner of a hold must call `release` exactly once.
+    /// Ends a hold. Must be called exactly once for each call of `hold`.
     pub fn release(&self) {
         let mut state = self.lock();
         state.holds -= 1;

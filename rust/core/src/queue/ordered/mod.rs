@@ -7,7 +7,7 @@
 //!   source until it calls [`OrderedQueue::leave_source`] or stores the result.
 //! - [`OrderedQueue::try_claim`] returns an item that the consumer has submitted.
 //!
-//! Alternatively, one worker reserves slots and submits the items of the source ([`OrderedQueue::hand_over`]). Other
+//! If one worker reads the source for all workers, it submits the items ([`OrderedQueue::hand_over`]). The other
 //! workers claim several submitted items at once ([`OrderedQueue::claim_some`]).
 //!
 //! After computing the item, the worker stores the outcome in its slot. Results are returned in the order of the slots,
@@ -136,7 +136,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
-    /// timeout. Does not reserve the source, because a worker that waited for the GIL would block other workers.
+    /// timeout. Does not reserve the source itself, because a worker that owned the source while it waited for the GIL
+    /// would block other workers.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -201,7 +202,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Records that the worker of a slot no longer uses the source, and will store the outcome later. The slot stays
-    /// reserved, but a hold does not wait for the worker.
+    /// reserved, but `wait_still` does not wait for the worker.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {

@@ -25,7 +25,7 @@ pub(super) enum Phase<T> {
 pub(super) struct Pending<T> {
     pub number: Slot,
     pub phase: Phase<T>,
-    /// Whether a hold must wait for the worker of this slot.
+    /// Whether `wait_still` must wait for the worker of this slot.
     pub busy: bool,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct State<T> {
     pub next: Slot,
     /// The number of holds. A worker starts an item only if this number is 0.
     pub holds: usize,
-    /// The number of workers for which a hold waits: the user of the source, and workers that may change their items.
+    /// The number of workers for which `wait_still` waits: the user of the source and workers that may change items.
     pub busy: usize,
     /// Whether a worker uses the source.
     pub source_taken: bool,
@@ -161,7 +161,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Records that holds no longer wait for the worker of a slot.
+    /// Records that `wait_still` no longer has to wait for the worker of a slot.
     pub fn settle(&mut self, at: usize) {
         if std::mem::take(&mut self.pending[at].busy) {
             self.busy -= 1;
