@@ -169,7 +169,7 @@ fn lay_out(rows: &[u8], channels: usize, target: Target, out: &mut [u8]) {
     let axes = if target.planar { [plane, row, pixel] } else { [row, pixel, plane] };
     if let Some(strided) = Strided::new(1, axes) {
         debug_assert_eq!(strided.len(), out.len());
-        // SAFETY: the axes cover each byte of `rows` once. `out` is another object of the same length.
+        // SAFETY: the axes cover each byte of `rows` once. `out` has the same length and does not overlap `rows`.
         unsafe { strided.copy(rows[first..].as_ptr(), out.as_mut_ptr()) };
     }
 }

@@ -135,7 +135,8 @@ impl Strided {
     }
 }
 
-/// # Safety `index` is less than `axis.count`, and all elements of the axis are parts of one object.
+/// # Safety
+/// `index` is less than `axis.count`, and all elements of the axis are parts of one object.
 #[inline(always)]
 unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
     // SAFETY: guaranteed by the caller.
@@ -144,7 +145,8 @@ unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
 
 /// Copies `run` bytes for each element of `axis`. The copies are `step` bytes apart in `to`.
 ///
-/// # Safety `run` bytes are readable at each element of `axis`, and `to` is writable for each copy.
+/// # Safety
+/// `run` bytes are readable at each element of `axis`, and `to` is writable for each copy.
 unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: usize) {
     /// # Safety
     /// The conditions of `copy_runs` hold.

@@ -26,8 +26,8 @@ pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
     Ok(copy)
 }
 
-/// A descriptor that is closed when its last reference is dropped, without running Python code. In a `__del__` method,
-/// an exception from a signal handler would leak the descriptor and get lost.
+/// A descriptor that is closed when its last reference is dropped, without running Python code. With a `__del__`
+/// method, an exception of a signal handler could leak the descriptor.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
 

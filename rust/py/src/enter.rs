@@ -1,8 +1,7 @@
 //! Waits for events without the GIL. A wait consists of slices, and Python's signals are handled between two slices.
 //!
-//! The waiting thread itself runs this code. An exception that a signal handler raises ends the wait and is returned.
-//! No event is lost, because an event during a slice ends the wait before signals are handled, and a later event ends
-//! the next wait.
+//! An exception that a signal handler raises ends the wait and is returned. No event is lost, because an event during a
+//! slice ends the wait before signals are handled, and a later event ends the next wait.
 
 use std::thread;
 use std::time::{Duration, Instant};

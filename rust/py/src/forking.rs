@@ -1,9 +1,9 @@
-//! Delays a fork until the lock of PyTorch's global generator is free. Only Python code can take this lock.
+//! Delays a fork until the lock of PyTorch's global generator, which only a Python function can take, is free.
 //!
 //! The hook of the C library is used because it runs after Python's own hooks, which may release the GIL. The GIL is
-//! not released between this hook and the fork. Therefore a thread that has drawn a random number must wait for the GIL
-//! before it draws another number. The forking thread takes and releases the lock repeatedly, so that a thread that
-//! waits for the lock without the GIL can take it.
+//! not released between this hook and the fork, so a thread that has drawn a random number must wait for the GIL before
+//! it draws another number. The forking thread takes and releases the lock repeatedly, so that a thread that waits for
+//! the lock without the GIL can take it.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// If taking the lock takes longer than this, another thread held the lock. Without a wait, `take` copies 5 KB in 3 µs.
+/// A call of `take` that lasts longer than this had to wait for the lock. Otherwise, the call lasts about 3 µs.
 const FREE: Duration = Duration::from_micros(30);
-/// If an attempt finds that the lock is not free, the lock must be free in this many further attempts. Other threads
-/// can take the lock during `PAUSE` between two attempts.
+/// If a call of `take` had to wait, this many further calls must find the lock free before the process forks. Other
+/// threads can take the lock during `PAUSE` between two calls.
 const QUIET: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
-/// The maximum total time of the wait. All other threads that need the GIL are blocked during this time.
+/// The maximum time by which a fork is delayed. All other threads that need the GIL are blocked during this time.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
@@ -28,7 +28,7 @@ thread_local! {
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Makes forks of this thread wait until a lock is free. `take` takes and releases the lock. None disables the wait.
+/// Makes forks of this thread wait until the lock that `take` takes and releases is free. None disables the wait.
 #[pyfunction]
 pub fn fork_waits_for(take: Option<Py<PyAny>>) {
     let before = (TAKE.replace(take), RETURNED.take());

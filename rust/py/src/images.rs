@@ -64,8 +64,8 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// Returns the filter if its results differ from Pillow's by at most one level. Other filters would differ more, so the
-/// package uses Pillow for them.
+/// Returns the filter if its results differ from Pillow's by at most one level. The package uses Pillow for all other
+/// filters.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

@@ -1,10 +1,10 @@
 //! NumPy's C API, looked up at the first use of an array or scalar, so that this extension does not import NumPy.
 //!
 //! NumPy's C API is a table of pointers in a capsule. This module looks up the table itself and uses only type
-//! definitions of the `numpy` crate. The crate would panic if the lookup fails, for example because a signal handler
-//! raises. The crate also stores the table under a lock, which a forked child may inherit in locked state. In this
-//! module, a failed lookup raises an exception, and the next call tries again. One store publishes the table. If two
-//! threads look up the table at the same time, both get the same table.
+//! definitions of the `numpy` crate. The crate's own lookup panics if it fails, for example because a signal handler
+//! raises. It also stores the table under a lock, which a forked child may inherit in locked state. In this module, a
+//! failed lookup raises an exception, and the next call tries again. One store publishes the table. If two threads look
+//! up the table at the same time, both get the same table.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;

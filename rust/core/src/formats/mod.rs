@@ -1,4 +1,4 @@
-//! Converts the bytes of files to records. This code does not depend on links or processes.
+//! Converts the bytes of files to records.
 
 pub mod example;
 pub mod pickle;

@@ -220,8 +220,7 @@ impl Arena {
 
     /// Reclaims blocks, and returns free pages that were unused for some seconds to the system.
     ///
-    /// Must be called regularly. Returns whether a later call may have an effect, because blocks are in use or free
-    /// pages remain.
+    /// Must be called regularly. Returns whether a later call may have an effect.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
     }

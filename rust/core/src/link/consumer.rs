@@ -86,7 +86,7 @@ pub struct Consumer {
     unrung_blocks: u64,
     /// Limits the size of the producer's blocks in flight.
     ahead: Ahead,
-    /// The number of items taken in earlier streams. `flow` contains the counters for statistics.
+    /// The number of items taken in earlier streams.
     before: u64,
     flow: FlowRef,
 }

@@ -17,7 +17,7 @@ pub(super) struct Returns {
     layout: Arc<Layout>,
     queue: Mutex<Queue>,
     peer: BellRef,
-    /// The total size of all leases in bytes. `leases` is the number of leases.
+    /// The total size of all leases in bytes.
     leased: AtomicU64,
     leases: AtomicU64,
     /// The `fork::generation` of the process that owns the leases. A forked child must not return their blocks.

@@ -359,7 +359,7 @@ impl Producer {
     /// Pushes an item, which uses up one item of the grant. The consumer may be woken up later. Every push method
     /// panics if the unit does not fit (see [`Producer::fits`]), or if a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // Unused memory is also returned here, because a producer may never wait.
+        // A busy producer may never wait, so it must return idle memory to the system before an item.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {

@@ -140,8 +140,8 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
 /// notice the exit.
 ///
 /// The kernel also sends the signal when the thread that created this process exits, which may happen long before the
-/// parent exits. SIGCONT has no effect on a running process, so it is used instead of SIGKILL. Systems other than Linux
-/// cannot send this signal.
+/// parent exits. SIGCONT is used rather than SIGKILL, because it has no effect on a running process. Systems other than
+/// Linux cannot send this signal.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
     // SAFETY: the call sets an attribute of this thread, and reads no memory.

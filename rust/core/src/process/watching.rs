@@ -23,7 +23,7 @@ const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
 
-/// How often the watching thread checks a call until its patience ends, with pauses between `SHORTEST` and `LONGEST`.
+/// The number of checks within the shortest patience of all callers, with pauses between `SHORTEST` and `LONGEST`.
 const LOOKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ pub fn this_thread() -> u64 {
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A flag of a heartbeat: before the next call, the caller must check whether it is paused, limited or on hold.
+/// A flag of a heartbeat: before the next call, the caller must check whether the loader is paused, limited or on hold.
 pub const HELD: u8 = 1;
 /// A flag of a heartbeat: the process was forked, and the watching thread does not run.
 pub const UNWATCHED: u8 = 2;
@@ -142,7 +142,7 @@ impl Watched {
 struct WatchState {
     watched: Vec<Watched>,
     thread: Option<Watcher>,
-    /// Whether the thread should exit. `running` is true while the thread runs.
+    /// Whether the thread should exit.
     stop: bool,
     running: bool,
     stoppers: Vec<Unparker>,

@@ -103,7 +103,7 @@ pub struct Books<S> {
     memory: KeptDeliveries,
     /// The length at which the log is shortened.
     longest: usize,
-    /// The peer of the first delivery. `latest` is the peer of the latest delivery.
+    /// The peer of the first delivery.
     first: usize,
     latest: Option<usize>,
 }

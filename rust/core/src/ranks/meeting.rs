@@ -89,7 +89,7 @@ pub struct Tokens {
     pub welcome: Token,
 }
 
-/// A descriptor to poll, and whether to poll the descriptor for writing, too.
+/// A descriptor to poll for reading, and whether to poll it also for writing.
 type Source = (Arc<dyn AsFd + Send + Sync>, bool);
 
 /// The role of this rank, and its connections to other ranks.

@@ -153,7 +153,7 @@ impl PageRef {
     }
 }
 
-/// Ensures that words and fields have the same layout.
+/// Ensures that a counter fills one word, and a sequence number half a word.
 const _: () = assert!(size_of::<AtomicU64>() == WORD && size_of::<Sequence>() == WORD / 2);
 
 #[cfg(test)]

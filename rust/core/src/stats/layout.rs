@@ -90,7 +90,7 @@ pub(super) struct BoardHeader {
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. If a killed writer has left the number odd, the number is repaired, too.
+    /// Changes the guarded data. Also repairs the sequence number if a killed writer has left it odd.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -180,7 +180,7 @@ pub struct Flow {
     pub fragments: AtomicU64,
     /// How often the process at the other end was woken up.
     pub wakes: AtomicU64,
-    /// The number of buffers that were copied because too many were leased.
+    /// The number of buffers that were copied because too many other buffers were leased.
     pub copies: AtomicU64,
     /// The total size of the copied buffers in bytes.
     pub copied: AtomicU64,

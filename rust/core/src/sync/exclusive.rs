@@ -6,8 +6,9 @@ use std::ops::{Deref, DerefMut};
 
 use crate::sync::primitive::{AtomicUsize, Ordering};
 
-/// A value that one thread at a time can hold. An `Exclusive` is cheaper than a mutex, which checks for waiting threads
-/// when it is released. If the process forks while another thread holds the value, the child can never hold the value.
+/// A value that only one thread at a time can access. An `Exclusive` is cheaper than a mutex, which checks for waiting
+/// threads when it is released. If the process forks while another thread holds the value, the child can never hold the
+/// value.
 #[derive(Debug)]
 pub struct Exclusive<T> {
     /// The thread that holds the value (see `this_thread`), or 0.

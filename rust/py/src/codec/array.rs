@@ -28,7 +28,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// Returns whether the axes in memory have the same order as the indices.
+    /// Returns whether the first axis is outermost in memory, as in C.
     pub fn is_by_index(&self) -> bool {
         matches!(self, Order::C)
     }

@@ -1,8 +1,8 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
 //! If torch has the function table `__dlpack_c_exchange_api__` of DLPack 1.2, tensors are described without an
-//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. Both the
-//! function table and `torch.utils.dlpack` are public, and produce the same results.
+//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. Both
+//! interfaces are public, and produce equal results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -234,7 +234,7 @@ impl<'py> Exported<'py> {
         })
     }
 
-    /// Returns torch's strides, in elements. DLPack may report other strides for dimensions with one element.
+    /// Returns torch's strides, in elements, which differ from DLPack's for some dimensions with one element.
     pub fn strides(&self) -> PyResult<Vec<i64>> {
         call(&self.item, &torch(self.item.py())?.stride)?.extract()
     }
@@ -260,7 +260,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Returns the number of bytes from the start of the first element to the end of the last, or None if it is too large.
+/// Returns the number of bytes from the start of the first element to the end of the last, or None if it overflows.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -343,8 +343,8 @@ struct Home<M> {
 }
 
 impl<M> Home<M> {
-    /// # Safety `managed` points to the first field of a `Home` that `leave` has created. The memory of `managed` is
-    /// not used after this call.
+    /// # Safety
+    /// `managed` points to the first field of a `Home` that `leave` has created, and is not used after this call.
     unsafe extern "C" fn free(managed: *mut M) {
         // SAFETY: guaranteed by the caller. `managed` is at offset 0 of `Home`.
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });

@@ -49,7 +49,7 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Appends a sequence of `len` members as a block, or returns false without a change if this is impossible.
+/// Appends a sequence of `len` members as a block. Returns false without a change if a block cannot contain them.
 ///
 /// # Safety
 /// The GIL is held. For each index below `len`, `member` runs no Python code and returns a borrowed member or NULL.

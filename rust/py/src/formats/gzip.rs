@@ -26,7 +26,7 @@ pub struct GzipReader {
     /// which a forked child could inherit in its locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
-    /// An error after the bytes that were already returned.
+    /// An error that occurred after the bytes that were already returned.
     failed: Option<Error>,
 }
 
@@ -99,7 +99,7 @@ impl GzipReader {
     }
 }
 
-/// Skips zeros before the next member. Returns false at the end, or if other data follows, which gzip(1) ignores, too.
+/// Skips zeros before the next member. Returns false at the end, or before other data, which gzip(1) also ignores.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;

@@ -3,9 +3,8 @@
 //! Guards that measure time call their iterator through `next_timed`. A call that is not nested in another call is a
 //! root call. About one root call per `interval` is measured, together with all calls nested in it. The own time of a
 //! pipe is the time of its calls minus the time of the pipes from which it reads in the same thread. The interval
-//! depends on the duration of root calls. The interval varies at random, so that measured calls do not coincide with a
-//! periodic pattern of the pipeline. A measured call never represents more time than has passed since the previous
-//! measured call.
+//! depends on the duration of root calls, and varies at random so that measured calls do not coincide with a periodic
+//! pattern of the pipeline. A measured call never represents more time than has passed since the previous measurement.
 //!
 //! Each root call may require many nested calls. A guard skips this module if its last call was nested and no root call
 //! is measured ([`is_measuring`]). The guard still calls this module from time to time, to detect that its calls are no

@@ -92,7 +92,7 @@ impl Delivery {
         }
     }
 
-    /// Drops the item or the error of a read if the epoch has ended, but raises exceptions such as KeyboardInterrupt.
+    /// After the end of the epoch: drops the result of a read, but raises exceptions such as KeyboardInterrupt.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {

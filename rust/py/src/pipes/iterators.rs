@@ -109,8 +109,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Needs no `__clear__`: like the built-in `filter`, this iterator never changes its references. Therefore a
-    /// reference cycle also contains a mutable object, which the garbage collector clears.
+    /// Needs no `__clear__`: like the built-in `filter`, this iterator never changes its references, so each cycle that
+    /// contains it also contains a mutable object, which the garbage collector clears.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;

@@ -42,8 +42,8 @@ pub struct IterationToken {
     /// The number of items that the valid iterator has yielded or skipped, including items from before a resume. States
     /// contain this number.
     own: AtomicU64,
-    /// The pipe's record on a board of counters, which counts items for display: a boxed `BoardSlot`, or null. If a
-    /// loader has replaced the pipe by a copy, the tokens of the pipe and of its copy may count in the same record.
+    /// The pipe's record on a board of counters, which counts items for display: a boxed `BoardSlot`, or null. A pipe
+    /// and the copy by which a loader has replaced this pipe may share a record.
     place: AtomicPtr<BoardSlot>,
     /// The record that the next `begin` activates. Only changed together with `place`, in one call of `with`.
     pending: GilCell<Option<Box<BoardSlot>>>,

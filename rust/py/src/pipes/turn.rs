@@ -35,7 +35,7 @@ fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// The threads that wait for the turn, and the message of the error that these threads get once the turn is closed.
+/// The threads that wait for the turn, and the message of the error that they raise after `close` was called.
 #[derive(Default)]
 struct Crowd {
     waiting: VecDeque<(u64, Thread)>,
@@ -47,7 +47,7 @@ struct Crowd {
 pub struct Turn {
     /// The reading thread, or 0.
     reader: GilNumber,
-    /// 1 if threads wait for the turn or the turn is closed, which is rare. Otherwise 0. Changes together with `crowd`.
+    /// 1 if threads wait for the turn or `close` was called, which is rare. Otherwise 0. Changes together with `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -99,8 +99,7 @@ impl Turn {
         })
     }
 
-    /// Waits for, and takes, the turn to read. If `reads` is true, the thread will read, so a closed turn raises an
-    /// error.
+    /// Waits for, and takes, the turn to read. If `reads` is true, raises an error after `close` was called.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {
@@ -184,7 +183,7 @@ impl Turn {
         function.call0()
     }
 
-    /// Closes the turn. After this call, each request for an item raises a RuntimeError with the text `why`.
+    /// Makes each request for an item raise a RuntimeError with the text `why` from now on.
     #[pyo3(signature = (why = "this program is exiting, and one of its threads requests another item from a loader"))]
     fn close(&self, py: Python<'_>, why: &str) {
         let all: Vec<Thread> = self.change(py, |crowd| {

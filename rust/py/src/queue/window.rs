@@ -7,8 +7,8 @@ use pyo3::types::PyTuple;
 /// The window grows by one item whenever this many consecutive small items were delivered.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead. The size of the window depends only on which items were delivered. As a result,
-/// the position of the source after an abandoned epoch depends only on the delivered items.
+/// The number of items to read ahead. This number depends only on the delivered items, and so does the position of the
+/// source after an abandoned epoch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,

@@ -138,7 +138,7 @@ impl Collector {
     }
 
     /// Counts the received units on a page of the board from now on. Consecutive links use consecutive sets of counters
-    /// (flows), starting with number `first`. `peers` contains the pages of the peers. In the main process,
+    /// (flows), starting with number `first`. `peers` contains the page number of each peer. In the main process,
     /// `IteratorGuard` counts the wait for the first item of an epoch instead.
     fn count_into(
         &self,
@@ -167,7 +167,7 @@ impl Collector {
 
     /// Sets `on_hang(peer, seconds, patience)`, which is called regularly during a wait and replaces the error after
     /// the timeout. `patience` is the timeout, doubled for each process that was killed while the same item was
-    /// awaited. A process that takes longer than `patience` hangs. The callback kills the hanging process, and returns
+    /// awaited. A process hangs if it takes longer than `patience`. The callback kills the hanging process, and returns
     /// whether a process was killed. Afterwards, the killed process is replaced (see `watch_and_replace`).
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_hang_to(on_hang);
@@ -289,9 +289,9 @@ impl Collector {
         self.access.stop();
     }
 
-    /// Lets peers compute more items, by receiving their finished items before their turn. Without these calls, a peer
-    /// could wait forever for the dispatching process, which may wait for other peers. Must be called repeatedly while
-    /// the main process waits until all children have executed a command. `done` is true in the last call.
+    /// Lets peers compute more items, by receiving their finished items before their turn. Otherwise, a peer could wait
+    /// forever for the dispatching process, which may wait for other peers. Must be called repeatedly while the main
+    /// process waits until all children have executed a command. `done` is true in the last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {

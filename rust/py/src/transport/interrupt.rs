@@ -21,8 +21,8 @@ impl Interrupt {
         self.control.pending()
     }
 
-    /// Returns whether the main process has ordered a stop or another epoch than `epoch`. Also returns true if the
-    /// control word is damaged. After such damage, the worker looks for a command and finds none.
+    /// Returns whether the main process has ordered a stop or another epoch than `epoch`. A damaged control word counts
+    /// as an order, because the worker then looks for a command and finds none.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> bool {
         self.control.is_superseded(epoch).unwrap_or(true)

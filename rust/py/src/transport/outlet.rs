@@ -101,7 +101,7 @@ fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut P
     &mut producers[0]
 }
 
-/// Returns unused shared memory to the system. The result is true if more memory may become unused later.
+/// Gives unused shared memory back to the system. Returns whether a later call may have an effect.
 pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     let mut untidy = false;
     for arena in arenas.iter().filter(|arena| arena.is_untidy()) {

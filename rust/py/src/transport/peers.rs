@@ -1,6 +1,6 @@
 //! The processes that send to a reader, and the units that the reader took out of their rings before their turn.
 //!
-//! This code runs in the thread that reads. A peer is a shard, and each link carries the units of all shards that one
+//! The reading thread calls these functions. A peer is a shard, and each link carries the units of all shards that one
 //! process runs. If there are n links, peer p sends over link p mod n, as shard p / n of this link. Usually, a unit is
 //! taken out of its ring when its peer is next. A unit is taken out before the turn of its peer if a unit of the next
 //! peer follows in the same ring, if another peer starves, or if the process that sends over the link has exited.
@@ -56,7 +56,7 @@ fn count_copies(consumer: &Consumer, unit: &Unit) {
     add(&flow.copied, leased.map(Buffer::len).sum::<usize>() as u64);
 }
 
-/// The memory of units that were received before the turn of their peer.
+/// The memory use of units that were received before the turn of their peer.
 struct Surplus {
     bytes: u64,
     /// The number of bytes above which the user is warned.
@@ -198,8 +198,7 @@ impl Peers {
         }
     }
 
-    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. This
-    /// avoids unnecessary wake-ups by items of other workers.
+    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -219,7 +218,7 @@ impl Peers {
         }
     }
 
-    /// Returns the next step. This step never receives a unit before the turn of its peer.
+    /// Returns the next step. Units are never received before the turn of their peer.
     #[inline]
     pub fn next_to_deliver(&mut self, collecting: &mut Collecting) -> Next {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
@@ -337,7 +336,7 @@ impl Peers {
 
     /// If a peer starves, lets the other peers compute more items, by receiving their finished items before their turn.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // The item of the next peer in turn is received, too, because the awaited answer may follow this item.
+        // Items of the next peer in turn are received, too, because its answer to a command may follow its items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;

@@ -86,7 +86,7 @@ impl StreamProgress {
 pub enum Given {
     /// All delivered items.
     All,
-    /// The number of items in this counter.
+    /// The value of this counter.
     Counted(Arc<GilNumber>),
     /// Unknown.
     Unknown,

@@ -91,7 +91,7 @@ impl Sender {
     }
 
     /// Counts the sent units on a page of the board from now on. Consecutive links use consecutive sets of counters
-    /// (flows), starting with number `first`. `peers` contains the pages of the peers.
+    /// (flows), starting with number `first`. `peers` contains the page number of each peer.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -179,8 +179,8 @@ impl Sender {
     }
 
     /// Sends the items of `iterator` that the readers request, until the iterator ends or fails, or a command is
-    /// pending. A tuple contains the iterators of several shards, which yield items in turn. `turns` exchanges the
-    /// shards before an item is requested from another shard than the previous item.
+    /// pending. If `iterator` is a tuple, its members are the iterators of several shards, from which items are
+    /// requested in turn. `turns` switches the process to the shard of the next item.
     ///
     /// Returns False if a command is pending. The caller must execute the command and call this method again with the
     /// iterators. Returns True once all requested items of this pass were sent. Raises the errors of the iterators.
@@ -377,7 +377,7 @@ impl Sender {
     }
 
     /// Reclaims blocks, and returns memory that was unused for some seconds to the system. Only an idle sender needs to
-    /// call this method, because sending also reclaims blocks. Returns whether memory may become unused later.
+    /// call this method, because sending also reclaims blocks. Returns whether a later call may have an effect.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }

@@ -44,7 +44,7 @@ pub struct Cadence {
     clock: SampledClock,
 }
 
-/// The maximum number of items between clock readings. The number grows while readings are closer than `NEAR`.
+/// The maximum number of items between clock readings, to which the number grows while readings are closer than `NEAR`.
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 

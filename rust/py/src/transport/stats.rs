@@ -45,7 +45,7 @@ impl PyStatsBoard {
         ))
     }
 
-    /// Returns a pipe that `bind` has named on a page, or an error if this process may not write to the page.
+    /// Returns the record of a pipe that `bind` has named, or an error if this process may not write to the page.
     pub fn pipe(&self, page: usize, index: usize) -> PyResult<PipeRef> {
         self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no room for more pipes"))
     }

@@ -136,8 +136,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
-    /// timeout. Does not reserve the source itself, because a worker that owned the source while it waited for the GIL
-    /// would block other workers.
+    /// timeout. Does not reserve the source, because a worker with the source would block other workers while it waits
+    /// for the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();

@@ -171,7 +171,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Moves outcomes to `ready` if it is their turn.
+    /// Moves completed slots from the front of `pending` to `ready`.
     pub fn advance(&mut self) {
         while self.pending.front().is_some_and(|one| matches!(one.phase, Phase::Done(_))) {
             if let Some(Pending { number, phase: Phase::Done(outcome), .. }) = self.pending.pop_front() {
