@@ -14,7 +14,7 @@ use crate::strided::Strided;
 pub use fast_image_resize::FilterType as Filter;
 
 /// The maximum scratch memory that a thread keeps between two images, in bytes.
-const KEPT: usize = 16 << 20;
+const MOST_KEPT: usize = 16 << 20;
 
 /// The reason why an image cannot be resized.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -111,7 +111,7 @@ pub fn resize(
             convolve(resizer, source, region, filter, target, rows)?;
             lay_out(rows, source.channels, target, out);
         }
-        if resizer.size_of_internal_buffers() + rows.capacity() > KEPT {
+        if resizer.size_of_internal_buffers() + rows.capacity() > MOST_KEPT {
             *scratch = Scratch::default();
         }
         Ok(())

@@ -10,8 +10,8 @@
 //!
 //! A carrier does not decode units, and preserves the stream and the kind of each unit. It joins fragments. The control
 //! words in the header of a link are transferred separately from units (see [`Words`]). A control word may be late,
-//! because readers only need its most recent value. A control word may overtake older units, because a reader on the
-//! same machine may also read the word first. A control word never waits for units, because the space for a unit may
+//! because readers only need its most recent value. It may also overtake older units, as on a single machine, where a
+//! reader may read the word before the units. A control word never waits for units, because the space for a unit may
 //! only become free after a control word was read. The caller must write each frame to the outbound link once. Frames
 //! and words must be written in the order in which `take` returned them.
 //!
@@ -34,7 +34,7 @@ use crate::protocol::Stream;
 pub const OUT_OF_BAND: usize = 32 << 10;
 
 /// A flag in the length of a buffer, which is set if the buffer is separate from the head.
-const BESIDE: u64 = 1 << 63;
+const SEPARATE: u64 = 1 << 63;
 /// The minimum time between two searches for idle memory.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// The size of a unit's fields in the head: stream, length of the payload, kind, number of buffers.
@@ -51,7 +51,7 @@ pub struct Frame {
     pub head: Vec<u8>,
     /// The large buffers, in order.
     pub buffers: Vec<Buffer>,
-    /// The length of the head and of the separate buffers, in bytes.
+    /// The total length of the head and the separate buffers, in bytes.
     pub len: usize,
 }
 
@@ -64,7 +64,7 @@ impl Frame {
         self.head.extend(count.to_le_bytes());
         for buffer in &unit.buffers {
             let len = buffer.len() as u64;
-            let place = if buffer.len() < OUT_OF_BAND { 0 } else { BESIDE };
+            let place = if buffer.len() < OUT_OF_BAND { 0 } else { SEPARATE };
             self.head.extend((len | place).to_le_bytes());
         }
         self.head.extend(&unit.payload);
@@ -97,9 +97,9 @@ struct Carried<'a> {
     kind: u16,
     buffers: Vec<&'a [u8]>,
     payload: &'a [u8],
-    /// The bytes of the head after this unit. `besides` is the number of separate buffers of this unit.
+    /// The bytes of the head after this unit.
     rest: &'a [u8],
-    besides: usize,
+    separate_buffers: usize,
 }
 
 const CONTRADICTS: Corrupted = Corrupted("a frame of units is inconsistent");
@@ -115,7 +115,7 @@ fn number<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], Corrupted> {
 }
 
 impl<'a> Carried<'a> {
-    fn read(mut head: &'a [u8], beside: &[&'a [u8]]) -> Result<Self, Corrupted> {
+    fn read(mut head: &'a [u8], separate: &[&'a [u8]]) -> Result<Self, Corrupted> {
         let stream = Stream::from_raw(u64::from_le_bytes(number(&mut head)?));
         let len = u32::from_le_bytes(number(&mut head)?);
         let kind = u16::from_le_bytes(number(&mut head)?);
@@ -123,27 +123,26 @@ impl<'a> Carried<'a> {
         let lens: Vec<u64> =
             (0..count).map(|_| number(&mut head).map(u64::from_le_bytes)).collect::<Result<_, Corrupted>>()?;
         let payload = cut(&mut head, len as usize)?;
-        let mut beside = beside.iter();
-        let before = beside.len();
+        let mut remaining = separate.iter();
         let mut buffers = Vec::with_capacity(lens.len());
         for len in lens {
-            let bare = usize::try_from(len & !BESIDE).map_err(|_| CONTRADICTS)?;
-            buffers.push(if len & BESIDE == 0 {
+            let bare = usize::try_from(len & !SEPARATE).map_err(|_| CONTRADICTS)?;
+            buffers.push(if len & SEPARATE == 0 {
                 cut(&mut head, bare)?
             } else {
-                beside.next().copied().filter(|buffer| buffer.len() == bare).ok_or(CONTRADICTS)?
+                remaining.next().copied().filter(|buffer| buffer.len() == bare).ok_or(CONTRADICTS)?
             });
         }
-        Ok(Self { stream, kind, buffers, payload, rest: head, besides: before - beside.len() })
+        let separate_buffers = separate.len() - remaining.len();
+        Ok(Self { stream, kind, buffers, payload, rest: head, separate_buffers })
     }
 }
 
 /// The parts of a frame that were already written to the outbound link.
 #[derive(Debug, Default)]
 struct FrameProgress {
-    /// The number of finished bytes of the head. `beside` is the number of finished separate buffers.
-    head: usize,
-    beside: usize,
+    head_bytes: usize,
+    separate_buffers: usize,
     /// The written buffers of the current unit. `streamed` bytes of the next buffer were already sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
@@ -168,7 +167,7 @@ pub struct Carrier {
     unit: Unit,
     progress: FrameProgress,
     lack: Lack,
-    /// The words that the last call of `take` returned.
+    /// The control words at the last call of `take`.
     given: Words,
     tidied: Instant,
 }
@@ -202,9 +201,9 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a word has changed since the last call of `take`, or a unit is pending if `units` is true.
+    /// Returns whether a control word has changed since the last `take`, or, if `units` is true, a unit is pending.
     pub fn has_news(&mut self, units: bool) -> bool {
-        // Returns true after an error, because the next call of `take` reports the error.
+        // An error counts as a pending unit, so that the caller calls `take`, which reports the error.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
@@ -220,7 +219,7 @@ impl Carrier {
         Ok(have_changed.then_some(words))
     }
 
-    /// Stores the words of the other machine in the links, where processes on this machine read them.
+    /// Stores the control words of the other machine in the headers of the links, where local processes read them.
     pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Probe::is_superseded.
@@ -236,22 +235,23 @@ impl Carrier {
 
     /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. After a partial write,
     /// the caller retries with the same frame once [`Carrier::has_room`] returns true.
-    pub fn put(&mut self, head: &[u8], beside: &[&[u8]]) -> Result<bool, Corrupted> {
+    pub fn put(&mut self, head: &[u8], separate: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
-            let (left, besides) = (&head[self.progress.head..], &beside[self.progress.beside..]);
-            if left.is_empty() {
+            let (head_left, separate_left) =
+                (&head[self.progress.head_bytes..], &separate[self.progress.separate_buffers..]);
+            if head_left.is_empty() {
                 self.progress = FrameProgress::default();
                 self.outbound.flush();
-                return if besides.is_empty() { Ok(true) } else { Err(CONTRADICTS) };
+                return if separate_left.is_empty() { Ok(true) } else { Err(CONTRADICTS) };
             }
-            let unit = Carried::read(left, besides)?;
+            let unit = Carried::read(head_left, separate_left)?;
             self.lack = self.put_unit(&unit)?;
             if self.lack != Lack::Nothing {
                 self.outbound.flush();
                 return Ok(false);
             }
-            self.progress.head = head.len() - unit.rest.len();
-            self.progress.beside += unit.besides;
+            self.progress.head_bytes = head.len() - unit.rest.len();
+            self.progress.separate_buffers += unit.separate_buffers;
             self.progress.parts.clear();
         }
     }

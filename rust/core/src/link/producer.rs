@@ -56,7 +56,7 @@ pub enum Push {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Strand {
+struct ShardProgress {
     account: Account,
     owed: u64,
 }
@@ -82,7 +82,7 @@ pub struct Producer {
     current: u16,
     /// For each shard except the current shard, its sent items and the number of items to recompute. For the current
     /// shard, the fields `account` and `sending` are used instead.
-    shards: Vec<Strand>,
+    shards: Vec<ShardProgress>,
     /// Whether fragments of the next unit were pushed.
     streaming: bool,
     /// Determines how often the arena is checked for idle pages.
@@ -104,7 +104,7 @@ impl Producer {
             sending: Sending::default(),
             account: Account::default(),
             current: 0,
-            shards: vec![Strand::default()],
+            shards: vec![ShardProgress::default()],
             streaming: false,
             clock: SampledClock::new(TIDY_EACH.0, TIDY_EACH.1, TIDY_NEAR),
             items: 0,
@@ -142,7 +142,7 @@ impl Producer {
 
     /// Changes the number of shards. New units belong to the current shard.
     pub fn divide(&mut self, shards: u16) {
-        self.shards = vec![Strand::default(); usize::from(shards)];
+        self.shards = vec![ShardProgress::default(); usize::from(shards)];
         self.current = 0;
     }
 
@@ -150,8 +150,8 @@ impl Producer {
     #[inline]
     pub fn turn_to(&mut self, shard: u16) {
         if shard != self.current {
-            self.shards[usize::from(self.current)] = self.in_hand();
-            let Strand { account, owed } = self.shards[usize::from(shard)];
+            self.shards[usize::from(self.current)] = self.current_shard();
+            let ShardProgress { account, owed } = self.shards[usize::from(shard)];
             (self.current, self.account) = (shard, account);
             self.sending.repeat(owed);
         }
@@ -161,7 +161,7 @@ impl Producer {
     pub fn begin(&mut self, stream: Stream) {
         self.sending.begin(stream);
         self.account = Account::default();
-        self.shards.fill(Strand::default());
+        self.shards.fill(ShardProgress::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // blocks of earlier streams do not count
         self.give_up();
         // If a command interrupted a wait for blocks, `blocks_wanted` may still be raised.
@@ -189,13 +189,16 @@ impl Producer {
         self.all_shards().position(|shard| shard.owed > 0).map(|shard| shard as u16)
     }
 
-    fn in_hand(&self) -> Strand {
-        Strand { account: self.account, owed: self.sending.owed() }
+    fn current_shard(&self) -> ShardProgress {
+        ShardProgress { account: self.account, owed: self.sending.owed() }
     }
 
-    fn all_shards(&self) -> impl ExactSizeIterator<Item = Strand> + '_ {
+    fn all_shards(&self) -> impl ExactSizeIterator<Item = ShardProgress> + '_ {
         let current = usize::from(self.current);
-        self.shards.iter().enumerate().map(move |(shard, &kept)| if shard == current { self.in_hand() } else { kept })
+        self.shards
+            .iter()
+            .enumerate()
+            .map(move |(shard, &kept)| if shard == current { self.current_shard() } else { kept })
     }
 
     /// Returns how many items the current shard must still recompute.

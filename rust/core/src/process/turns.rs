@@ -22,10 +22,10 @@ const NEAR: u64 = 50_000;
 
 /// If a yield takes at least this time, in nanoseconds, an unrelated thread is assumed to run. With up to 64 workers on
 /// 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
-const STRANGE: u64 = 1_500_000;
+const UNRELATED_YIELD: u64 = 1_500_000;
 /// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, a yield
 /// to processes of the loader takes as long as a yield to an unrelated thread, so the two cannot be distinguished.
-const FEW: usize = 32;
+const MOST_PROCESSES: usize = 32;
 /// A yield to an unrelated thread moves `Turns::paid` forward by this multiple of the yield's duration.
 const PRICE: u64 = 8;
 /// If `Turns::paid` is more than this many nanoseconds in the future, waits do not yield.
@@ -74,7 +74,7 @@ impl Turns {
     /// Records a yield from `began` to `now` in a loader with `processes` processes. Returns whether to yield again.
     pub fn given(&self, began: u64, now: u64, processes: usize) -> bool {
         let took = now.saturating_sub(began);
-        if took < STRANGE || processes > FEW {
+        if took < UNRELATED_YIELD || processes > MOST_PROCESSES {
             return true;
         }
         let paid = self.paid.load(Relaxed).max(now) + took * PRICE;

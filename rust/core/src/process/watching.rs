@@ -24,7 +24,7 @@ const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
 
 /// The number of checks within the shortest patience of all callers, with pauses between `SHORTEST` and `LONGEST`.
-const LOOKS: u32 = 8;
+const CHECKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
 /// The maximum time that a fork waits for the watching thread, which may be reporting a stall. After the thread has
@@ -298,7 +298,7 @@ impl Watch {
                 continue;
             }
             let patience = state.watched.iter().map(|one| one.patience).min().unwrap_or(LONGEST);
-            let pause = (patience / LOOKS).clamp(SHORTEST, LONGEST);
+            let pause = (patience / CHECKS).clamp(SHORTEST, LONGEST);
             drop(state);
             parker.park_timeout(pause);
             state = self.state();

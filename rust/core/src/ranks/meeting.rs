@@ -30,7 +30,7 @@ pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 const HELLO: Duration = Duration::from_secs(5);
 
 /// The maximum number of unidentified connections, which use descriptors, in addition to one per rank.
-const STRANGERS: usize = 16;
+const MOST_UNIDENTIFIED: usize = 16;
 
 #[derive(Debug)]
 enum RankRole {
@@ -61,7 +61,7 @@ impl Door {
     /// Accepts connections, and closes the oldest of more than `most` unidentified connections. A rank sends its first
     /// message immediately after connecting, and this message is read before further connections are accepted.
     fn open(&mut self, most: usize, now: Instant) {
-        for _ in 0..STRANGERS {
+        for _ in 0..MOST_UNIDENTIFIED {
             match self.listener.accept() {
                 Ok((socket, _)) => self.callers.extend(RankStream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -139,7 +139,7 @@ impl Table {
         if hub.answer(0).is_some() {
             self.door = None;
         } else {
-            door.open(self.streams.len() + STRANGERS, now);
+            door.open(self.streams.len() + MOST_UNIDENTIFIED, now);
         }
     }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::message::{HELLO_LEN, Message};
 
 /// The maximum number of bytes buffered for a rank that does not read. Beyond it, heartbeats are dropped.
-const FULL: usize = 4096;
+const MOST_BUFFERED: usize = 4096;
 
 /// The maximum number of bytes that are read from one rank before other ranks are served.
-const TURN: usize = 64 << 10;
+const MOST_READ: usize = 64 << 10;
 
 /// One end of a connection between two ranks.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl RankStream {
 
     /// Sends the part of a message that the peer accepts now, and buffers the rest.
     pub fn send(&mut self, message: &Message) {
-        if *message != Message::Beat || self.goes.len() < FULL {
+        if *message != Message::Beat || self.goes.len() < MOST_BUFFERED {
             message.encode(&mut self.goes);
         }
         self.flush();
@@ -90,7 +90,7 @@ impl RankStream {
     pub fn read(&mut self) -> Vec<Message> {
         let mut messages = Vec::new();
         let (mut piece, mut total) = ([0; 1024], 0);
-        while !self.broken && total < TURN {
+        while !self.broken && total < MOST_READ {
             match (&*self.socket).read(&mut piece) {
                 Ok(0) => self.broken = true,
                 Ok(count) => {

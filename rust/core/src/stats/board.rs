@@ -20,7 +20,7 @@ use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
 /// The `generation` of a board that is only read. No process has this generation, so no process may write to the board.
-const NOBODYS: u64 = u64::MAX;
+const NO_PROCESS: u64 = u64::MAX;
 
 /// The role of a process in its loader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +90,7 @@ impl Board {
         // The path may refer to a named pipe, which could block the call until another process opens it for writing.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let region = Region::observe(&file.map_err(error::system("cannot open the counters"))?)?;
-        let board = Self::checked(region, NOBODYS)?;
+        let board = Self::checked(region, NO_PROCESS)?;
         if board.config.is_readable() { Ok(board) } else { Err(OpenError::Invalid("it is larger than any board")) }
     }
 
