@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 
 /// A call of `take` that lasts longer than this had to wait for the lock. Otherwise, the call lasts about 3 µs.
-const FREE: Duration = Duration::from_micros(30);
+const UNCONTENDED: Duration = Duration::from_micros(30);
 /// If a call of `take` had to wait, this many further calls must find the lock free before the process forks. Other
 /// threads can take the lock during `PAUSE` between two calls.
-const QUIET: u32 = 3;
+const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
 /// The maximum time by which a fork is delayed. All other threads that need the GIL are blocked during this time.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -47,7 +47,7 @@ fn wait(py: Python<'_>) {
     while wanted > 0 && began.elapsed() < PATIENCE {
         let asked = Instant::now();
         let Ok(returned) = take.call0(py) else { return }; // the child reports the error when it needs the lock
-        wanted = if asked.elapsed() > FREE { QUIET } else { wanted - 1 };
+        wanted = if asked.elapsed() > UNCONTENDED { FREE_CALLS } else { wanted - 1 };
         RETURNED.with_borrow_mut(|all| all.push(returned));
         if wanted > 0 {
             sleep(PAUSE); // with the GIL held, so that threads that have drawn a number wait for it

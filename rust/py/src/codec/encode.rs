@@ -380,7 +380,7 @@ impl Encoder {
         self.tag(Tag::Tensor);
         let strides = match &layout {
             Layout::Contiguous => None,
-            Layout::AsTheyLie(strides) | Layout::Apart(_, strides) => Some(&strides[..]),
+            Layout::MemoryOrder(strides) | Layout::WithGaps(_, strides) => Some(&strides[..]),
         };
         self.opaque |= strides.is_some();
         tensor::write(&mut self.payload, tensor.element(), tensor.shape(), strides);
@@ -395,8 +395,8 @@ impl Encoder {
                 }
                 self.dense(item, data, len)?;
             }
-            Layout::AsTheyLie(_) => self.dense(item, data, reach)?,
-            Layout::Apart(strided, _) => self.bulk(item.py(), Source::strided(data, strided, Owner::of(item)))?,
+            Layout::MemoryOrder(_) => self.dense(item, data, reach)?,
+            Layout::WithGaps(strided, _) => self.bulk(item.py(), Source::strided(data, strided, Owner::of(item)))?,
         }
         Ok(())
     }

@@ -10,9 +10,9 @@ pub enum Layout {
     /// The elements are contiguous, in the order of their indices.
     Contiguous,
     /// The elements are encoded in memory order, and have no gaps. The decoded tensor has these strides, in elements.
-    AsTheyLie(Vec<i64>),
+    MemoryOrder(Vec<i64>),
     /// The elements have gaps, so the encoder copies the elements. The decoded tensor has these strides.
-    Apart(Strided, Vec<i64>),
+    WithGaps(Strided, Vec<i64>),
 }
 
 impl Layout {
@@ -23,10 +23,10 @@ impl Layout {
         }
         let strides = tensor.strides()?;
         if tensor.reach() <= tensor.len() {
-            return Ok(Some(Layout::AsTheyLie(strides)));
+            return Ok(Some(Layout::MemoryOrder(strides)));
         }
         Ok(without_gaps(tensor.size(), tensor.shape(), &strides)
-            .map(|(strided, strides)| Layout::Apart(strided, strides)))
+            .map(|(strided, strides)| Layout::WithGaps(strided, strides)))
     }
 }
 

@@ -33,16 +33,16 @@ pub struct SourceReader {
     index: AtomicU64,
     /// Whether the source has ended, or has raised an error and was not read since then.
     ended: AtomicBool,
-    /// An exception that `state_of` raised after the last item. This exception is raised instead of the next item.
-    untold: GilCell<Option<Py<PyAny>>>,
+    /// An exception of `state_of` after the last item, which is raised instead of the next item.
+    state_error: GilCell<Option<Py<PyAny>>>,
 }
 
 impl SourceReader {
     /// Returns the next item. If `next` raises an exception, the recorded position of the source has not changed.
     fn next(&self, py: Python<'_>) -> PyResult<Taken> {
         self.ended.store(false, Relaxed);
-        if let Some(untold) = self.untold.with(py, Option::take) {
-            return Err(PyErr::from_value(untold.into_bound(py)));
+        if let Some(state_error) = self.state_error.with(py, Option::take) {
+            return Err(PyErr::from_value(state_error.into_bound(py)));
         }
         let item = self.advance.call0(py)?;
         let index = self.index.fetch_add(1, Relaxed);
@@ -58,8 +58,8 @@ impl SourceReader {
                 self.unsaved.call1(py, (error.into_value(py),)).map(Some)
             }
             Err(error) => {
-                let untold = error.into_value(py).into_any();
-                self.untold.with(py, |cell| cell.replace(untold));
+                let state_error = error.into_value(py).into_any();
+                self.state_error.with(py, |cell| cell.replace(state_error));
                 Ok(None)
             }
         }
@@ -81,8 +81,8 @@ impl SourceReader {
         dropped: Index,
         ahead: HashSet<Index>,
     ) -> Self {
-        let (index, ended, untold) = (AtomicU64::new(0), AtomicBool::new(false), GilCell::new(None));
-        Self { advance, state_of, unsaved, frequency, dropped, ahead, index, ended, untold }
+        let (index, ended, state_error) = (AtomicU64::new(0), AtomicBool::new(false), GilCell::new(None));
+        Self { advance, state_of, unsaved, frequency, dropped, ahead, index, ended, state_error }
     }
 
     /// Takes the next item for a slot. If the item must be dropped, returns None. Raises the errors of the source.
@@ -139,6 +139,6 @@ impl SourceReader {
         [&self.advance, &self.state_of, &self.unsaved].into_iter().try_for_each(|it| visit.call(it))?;
         // SAFETY: the garbage collector holds the GIL, but passes no token.
         let py = unsafe { Python::assume_attached() };
-        self.untold.with(py, |untold| visit.call(&*untold))
+        self.state_error.with(py, |state_error| visit.call(&*state_error))
     }
 }

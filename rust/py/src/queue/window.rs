@@ -48,7 +48,7 @@ impl Window {
 /// Strings of at most this length count as small.
 const SHORT: ffi::Py_ssize_t = 256;
 /// Tuples of at most this many small members count as small.
-const FEW: usize = 16;
+const MOST_MEMBERS: usize = 16;
 
 /// Returns whether an object is immutable and so small that many such objects can be read ahead and processed together.
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
@@ -69,7 +69,7 @@ pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
         }
     };
     match object.cast_exact::<PyTuple>() {
-        Ok(tuple) => tuple.len() <= FEW && tuple.iter_borrowed().all(|member| is_member(&member)),
+        Ok(tuple) => tuple.len() <= MOST_MEMBERS && tuple.iter_borrowed().all(|member| is_member(&member)),
         Err(_) => is_member(object),
     }
 }

@@ -21,7 +21,7 @@ struct Hang {
 }
 
 /// How many times `on_hang` is called during each time limit, to check whether the awaited processes make progress.
-const LOOKS: u32 = 4;
+const CHECKS: u32 = 4;
 /// The maximum number of times that the limit is doubled for one item.
 const MOST_TRIES: u32 = 8;
 
@@ -84,7 +84,7 @@ impl Clock {
             stall.next = stall.patience;
         }
         if let (Some(hang), Some(limit)) = (&mut self.hang, self.limit) {
-            hang.next = limit / LOOKS;
+            hang.next = limit / CHECKS;
         }
     }
 
@@ -132,7 +132,7 @@ impl Clock {
             let ended = hang.on_hang.call1(py, (peer, waited.as_secs_f64(), patience.as_secs_f64()))?;
             self.tries += u32::from(ended.extract::<bool>(py)?);
         }
-        hang.next = waited.saturating_add(limit / LOOKS);
+        hang.next = waited.saturating_add(limit / CHECKS);
         Ok(())
     }
 

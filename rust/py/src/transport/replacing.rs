@@ -1,9 +1,8 @@
 //! Replaces processes that exit in the middle of a stream.
 //!
-//! This code runs in the main process, in the reading thread. First, all complete units and snapshots that the exited
-//! process has sent are received. The replacement resumes from the latest snapshot, and sends over a new link. The
-//! memory of the old link stays mapped while received items use it. Python code decides which processes to replace, and
-//! starts the replacements.
+//! The reading thread of the main process first receives all complete units and snapshots that the exited process has
+//! sent. The replacement resumes from the latest snapshot, and sends over a new link. The memory of the old link stays
+//! mapped while received items use it. Python code decides which processes to replace, and starts the replacements.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;
@@ -16,7 +15,7 @@ use crate::errors;
 
 /// A replacement: (index of the replaced process, link from the replacement to this process or None, process id or
 /// descriptor of the replacement).
-type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
+type Replacement<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {
     /// Replaces the processes in `also`, and all other processes that have exited.
@@ -30,9 +29,9 @@ impl Reader {
         let replaced: Vec<usize> = asked.extract(py)?;
         if !replaced.is_empty() {
             self.drain(py, &replaced)?; // `on_death` may have stopped further processes
-            let heirs = on_replace.call1(py, (replaced, self.positions_received(py), self.have_ended()))?;
-            for heir in heirs.bind(py).try_iter()? {
-                self.inherit(heir?.extract()?)?;
+            let replacements = on_replace.call1(py, (replaced, self.positions_received(py), self.have_ended()))?;
+            for replacement in replacements.bind(py).try_iter()? {
+                self.inherit(replacement?.extract()?)?;
             }
         }
         self.watch.forget(&dead);
@@ -41,7 +40,7 @@ impl Reader {
         Ok(())
     }
 
-    fn inherit(&mut self, (index, link, sign): Heir<'_>) -> PyResult<()> {
+    fn inherit(&mut self, (index, link, sign): Replacement<'_>) -> PyResult<()> {
         if let (Some(consumer), Some(link)) = (self.peers.links_mut().get_mut(index), link) {
             *consumer = link.get().0.consumer_after(consumer).map_err(errors::open)?;
         }

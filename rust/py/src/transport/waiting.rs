@@ -14,7 +14,7 @@ use crate::enter::{self, Slices};
 const SPINS: u32 = 40;
 /// The interval at which a waiting thread checks whether other processes still run, because a process that exits does
 /// not ring the bell. A check consists of two system calls without the GIL, so the checks use less than 1 % of a core.
-const GLANCE: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// This process's statistics about how often yielding before the first sleep has helped.
 static TURNS: Turns = Turns::new();
@@ -34,13 +34,13 @@ pub fn wait_until(
     wait_among(py, bell, meter, None, ready, asleep, tick)
 }
 
-/// Waits like `wait_until`, but for an event that depends on other processes. `bereft` is called every few milliseconds
-/// without the GIL. If `bereft` returns true, the slice ends early and `tick` is called.
+/// Waits like `wait_until`, but for an event that depends on other processes. `any_exited` is called every few
+/// milliseconds without the GIL. If it returns true, the slice ends early and `tick` is called.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,
     meter: Option<&WaitRef>,
-    bereft: Option<&(dyn Fn() -> bool + Sync)>,
+    any_exited: Option<&(dyn Fn() -> bool + Sync)>,
     mut ready: impl FnMut() -> bool + Send,
     asleep: impl FnOnce(),
     mut tick: impl FnMut(Python<'_>) -> PyResult<()>,
@@ -67,7 +67,7 @@ pub fn wait_among(
         }
     }
     asleep();
-    let until_ready = |slice| sleep(bell, slice, bereft, &mut ready);
+    let until_ready = |slice| sleep(bell, slice, any_exited, &mut ready);
     enter::wait(py, None, Slices::GROWING, until_ready, |py| tick(py).map(|()| false))?;
     TURNS.slept(turns, nanoseconds() - now);
     Ok(())
@@ -78,14 +78,14 @@ pub fn wait_among(
 fn sleep(
     bell: &BellRef,
     slice: Duration,
-    bereft: Option<&(dyn Fn() -> bool + Sync)>,
+    any_exited: Option<&(dyn Fn() -> bool + Sync)>,
     ready: &mut impl FnMut() -> bool,
 ) -> bool {
     let mut now = Instant::now();
     let end = now + slice;
-    let mut look = now + GLANCE;
+    let mut look = now + CHECK_INTERVAL;
     loop {
-        let until = if bereft.is_some() { look.min(end) } else { end };
+        let until = if any_exited.is_some() { look.min(end) } else { end };
         if bell.wait(until - now, &mut *ready) {
             return true;
         }
@@ -94,10 +94,10 @@ fn sleep(
             return false;
         }
         if now >= look {
-            if bereft.is_some_and(|bereft| bereft()) {
+            if any_exited.is_some_and(|any_exited| any_exited()) {
                 return false;
             }
-            look = now + GLANCE;
+            look = now + CHECK_INTERVAL;
         }
     }
 }

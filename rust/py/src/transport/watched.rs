@@ -28,9 +28,9 @@ impl Sign<'_> {
 }
 
 /// A watched process, or None if the process had already exited when watching began.
-type Mortal = Option<Watch>;
+type WatchedProcess = Option<Watch>;
 
-fn has_died(process: &Mortal) -> bool {
+fn has_died(process: &WatchedProcess) -> bool {
     process.as_ref().is_none_or(Watch::exited)
 }
 
@@ -45,7 +45,7 @@ pub struct Replacing {
 #[derive(Default)]
 pub struct DeathWatch {
     /// The watched processes, each with the index that the callbacks receive.
-    processes: Vec<(usize, Mortal)>,
+    processes: Vec<(usize, WatchedProcess)>,
     /// The index of a process that was found to have exited.
     dead: Option<usize>,
     /// The callback for an exit. Called with the index of the exited process, and must raise.
