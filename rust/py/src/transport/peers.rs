@@ -2,8 +2,8 @@
 //!
 //! The reading thread calls these functions. A peer is a shard, and each link carries the units of all shards that one
 //! process runs. If there are n links, peer p sends over link p mod n, as shard p / n of this link. Usually, a unit is
-//! taken out of its ring when its peer is next. A unit is taken out before the turn of its peer if a unit of the next
-//! peer follows in the same ring, if another peer starves, or if the process that sends over the link has exited.
+//! taken out of its ring when its peer is next. A unit is taken out earlier if a unit of the next peer follows in the
+//! same ring, if another peer starves, or if the process that sends over the link has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

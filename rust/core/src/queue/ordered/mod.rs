@@ -14,8 +14,8 @@
 //! or in the order in which they become ready. A thread that holds the queue (see [`OrderedQueue::hold`]) can inspect
 //! every item. Any number of threads can hold the queue independently.
 //!
-//! The channels and the `ArrayQueue` of crossbeam are not sufficient, because states and Python's garbage collector
-//! must visit the buffered items, a slot must be reserved before its item exists, and the capacity can change.
+//! Crossbeam's channels and `ArrayQueue` cannot reserve a slot before its item exists, change their capacity, or let
+//! saved states and Python's garbage collector visit the buffered items.
 //!
 //! One lock protects all state. The lock is held for a few instructions only, and never during waits or while the
 //! caller's code runs. Contents that are removed from the queue are dropped after the lock is released. The memory use
