@@ -423,9 +423,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def sample_multiplex(
         self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None, weight: float = 1.0,
     ) -> torchdata.datapipes.iter.SampleMultiplexer:
-        """Yields items of randomly chosen pipes, by weight, until this pipe and the other pipes have
-        ended.
-        """
+        """Yields items of pipes that are chosen at random by their weights, until all pipes have ended."""
 
     def save_by_fsspec(
         self, mode: str = "w", filepath_fn: Callable[[Any], str] | None = None, *,

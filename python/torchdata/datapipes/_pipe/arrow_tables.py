@@ -30,8 +30,8 @@ def tables_of(
         row: the first row to read in the first part.
         size: the number of rows per table, except for the last table. A table may span several parts. If `size` is
             None, each part becomes one table.
-        copy: whether each table owns its memory. A slice keeps the memory of its whole part alive, and its pickle
-            contains the whole part.
+        copy: whether each table owns its memory. Without a copy, a table keeps the memory of its whole part alive, and
+            its pickle contains the whole part.
     """
     if size is None:
         for part in parts:

@@ -19,11 +19,11 @@ is_replica = False
 def draw_seed(last: int | None = None, follows: bool = False) -> int:
     """Returns a new 63-bit seed from the global random generator of torch, or of Python if torch is not loaded.
 
-    `torch.manual_seed` (or, without torch, `random.seed`) therefore makes a run reproducible. The global generators of
-    replicas differ. If the replicas of a pipe before a `sharding_filter` drew different seeds, items would be lost or
-    duplicated. A loader therefore seeds the pipes. If a pipe is read more than once per epoch (`cycle`), each further
-    seed is derived from the pipe's previous seed. The order of the items is thus the same for any number of workers,
-    including none, and for any number of ranks.
+    Because of the global generator, `torch.manual_seed` (or, without torch, `random.seed`) makes a run reproducible. A
+    loader seeds the replicas of its pipes, because replicas that drew different seeds before a `sharding_filter` would
+    lose or duplicate items. If a pipe is read more than once per epoch (`cycle`), each further seed is derived from the
+    pipe's previous seed. The order of the items is thus the same for any number of workers, including none, and for any
+    number of ranks.
 
     Args:
         last: the seed of the pipe's previous iteration.

@@ -1,10 +1,10 @@
 """Distributes items by index before they are loaded.
 
 Role: if items are loaded by index, the pipes before a `sharding_filter` pass on indices instead of items, and the
-filter loads only the items of its own share. A pipe can pass on indices if it inspects items only in a function of each
-item. The filter calls this function after the filter has loaded the item. The indices are in the order that the items
-would have, so positions, seeds and states are the same as for an iteration over items. This module's code runs in the
-process that iterates the pipeline. The module keeps no state.
+filter loads only the items of its own share. A pipe can pass on indices if it inspects items only in a function of one
+item, as `map` does. The filter loads an item, and then calls the functions of these pipes. The indices are in the order
+that the items would have, so positions, seeds and states are the same as for an iteration over items. This module's
+code runs in the process that iterates the pipeline. The module keeps no state.
 
 Each iteration decides, for one path through the graph, whether to pass on indices. Pipes outside this path of the graph
 receive items instead of indices. Passing on indices does not change the graph.

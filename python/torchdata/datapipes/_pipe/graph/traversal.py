@@ -159,7 +159,7 @@ def sources_of(datapipe: Any) -> list[Any]:
 
 def walk(datapipe: Any, known: dict[int, list[Any]] | None = None) -> list[Any]:
     """Returns all pipes of the graph that ends in `datapipe` without duplicates, sources before their readers. `known`
-    maps the ids of searched pipes to their sources. This function adds the other pipes of the graph to `known`."""
+    maps the ids of pipes that were already searched to their sources. Newly searched pipes are added to `known`."""
     known = {} if known is None else known
     done: dict[int, Any] = {}
     opened: set[int] = set()

@@ -50,7 +50,7 @@ def await_beginning(queue: ReadAheadQueue) -> None:
 
 
 class Lead(NamedTuple):
-    """The position up to which a thread had read ahead.
+    """The position that a thread had reached by reading ahead when a state was saved.
 
     Args:
         passes: the number of passes that the pipe had begun since the position where a replay starts.
@@ -86,8 +86,8 @@ class Halt:
         return self._may_go_on.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Records that the pass begins. The queue may have been larger when the state was saved. Until the thread may
-        continue, the capacity is therefore raised to fit all items that the thread must read.
+        """Records that the pass begins. Until the thread may continue, the queue has room for all items that the thread
+        must read, because the queue may have been larger when the state was saved.
         """
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)

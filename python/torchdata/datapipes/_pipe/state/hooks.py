@@ -58,8 +58,7 @@ class PipeHooks:
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
-        """Returns the number of shards that yield the items. For a pipe that represents workers, the result is the
-        number of workers."""
+        """Returns the number of workers for the pipe that yields the workers' items, and 1 for all other pipes."""
         return 1
 
     # -- threads -----------------------------------------------------------------------------------
@@ -77,7 +76,8 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read in the passes after the first `passes`; None without a thread."""
+        """Returns how far the thread has read since `passes` passes had begun; None without a thread or a further
+        pass."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:

@@ -335,7 +335,7 @@ def pending_seed(datapipe: Any) -> Any:
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """Sets the seeds of the pipes that were changed after the beginning of the pass that has just been replayed."""
+    """After a replay, sets the seeds that the pipes had received after the beginning of the replayed pass."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:

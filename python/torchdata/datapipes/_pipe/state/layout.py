@@ -65,7 +65,7 @@ class PipeEntry(NamedTuple):
             random generators have the same states as before the replay.
         ahead: how far the pipe's thread reads before the replay restores the random generators (see `Lead`).
         left: the entry for the next pass, in case the reader abandons the current pass.
-        given: the seed that was pending when the entry was loaded. A different pending seed was set after loading.
+        given: the seed that was pending when the entry was loaded, to recognize a seed that was set after loading.
     """
 
     type: str

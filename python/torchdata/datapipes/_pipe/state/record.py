@@ -34,7 +34,7 @@ class Beginning:
     generators: dict[str, Any]
     #: The number of items that the pass drops at its beginning because of the loaded state.
     dropped: int = 0
-    #: The initial count of the pass's yielded items, before the pass drops any item.
+    #: The number of items that were yielded before the point where the pass began, without the dropped items.
     yielded: int = 0
     #: Whether the loaded state already requires a replay of the whole graph.
     whole: bool = False

@@ -130,7 +130,7 @@ def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
     data keeps its type.
 
     The error is returned, not raised, because a frame that raises an error and refers to it forms a reference cycle.
-    The cycle would keep the files of all frames in the traceback open until garbage collection.
+    Such a reference cycle would keep open files alive until garbage collection.
     """
     if isinstance(error, Refused):
         refusal = kind(f"will not read {what}: {error}")

@@ -96,7 +96,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """Describes how to open and read a compressed stream. `source` is a placeholder for this stream, or None."""
+    """Describes how to read a compressed stream. `source` is a placeholder for the compressed stream, or None."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 

@@ -115,7 +115,7 @@ class _HeaderBytes:
         self.failed = False
 
     def count(self) -> None:
-        """Counts another header of the member, because `tarfile` recurses once per header."""
+        """Counts a header of the member, and refuses too many headers, because `tarfile` recurses once per header."""
         self._headers += 1
         if self._headers > MOST_HEADERS + 1:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
@@ -512,8 +512,8 @@ class TarArchiveLoader(ArchiveLoader):
     Streams that cannot seek are read only forward. If the next member of a stream or of a compressed archive is
     requested before a member was read, the unread member is kept in memory.
 
-    A saved state resumes at the next member. If the archive is not compressed, and its stream can start anywhere (a
-    file, an object in a store, a URL if the server supports ranges), nothing before that member is read.
+    A saved state resumes at the next member, and earlier bytes are not read if the archive is not compressed and its
+    stream can start anywhere (a file, an object in a store, a URL if the server supports ranges).
 
     Args:
         datapipe: yields pairs of path and binary stream.

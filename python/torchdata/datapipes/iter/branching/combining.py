@@ -61,7 +61,7 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first input begins now, so that a state that was loaded into the input affects no later iteration.
+        # Begin the first input now, because a state that was loaded into this input must not affect a later iteration.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:
@@ -312,7 +312,7 @@ def _sample_multiplex(
     seed: int | None = None,
     weight: float = 1.0,
 ) -> SampleMultiplexer:
-    """Yields items of randomly chosen pipes, by weight, until this pipe and the other pipes have ended.
+    """Yields items of pipes that are chosen at random by their weights, until all pipes have ended.
 
     Args:
         source_datapipe: the first pipe to read.

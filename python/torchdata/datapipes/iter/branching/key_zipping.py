@@ -99,7 +99,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
                 result = (item, match) if merge is None else merge(item, match)
                 yield (key, result) if self.keep_key else result
         except BaseException:
-            # The iteration was abandoned or failed. The waiting items stay in the state, but their files are closed.
+            # The waiting items of an abandoned or failed iteration stay in the state, but their files are closed.
             for key, match in waiting.items():
                 waiting[key] = with_detached_streams(match)
             raise

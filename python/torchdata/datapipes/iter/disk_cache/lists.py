@@ -1,9 +1,8 @@
 """The list of files that were created for one item, if their paths differ from the item's path.
 
-Role: this module writes and reads the list, and determines which files the list may contain. Archives and servers
-determine the names, and other users may be able to write into the folder. The list is therefore checked: it must be a
-regular file, is read through its descriptor, and may contain only regular files under the section's folder. This
-module's code runs in the process that runs the cache section.
+Role: this module writes and reads these lists, and checks them, because archives and servers determine the file names,
+and other users may be able to write into the folder. A list must be a regular file, is read through its descriptor, and
+may contain only regular files under the section's folder. The module's code runs in the process of the cache section.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.

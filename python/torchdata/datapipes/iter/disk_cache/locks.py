@@ -108,7 +108,7 @@ def pause(section: int, release: Callable[[], None]) -> None:
     """Lets a thread call `release` after `PAUSE` seconds, and repeatedly afterwards, until `resume` is called.
 
     A consumer may wait for another process while a section still holds locks of items that its pipes have read ahead.
-    If the other process needs one of these locks, neither process can continue.
+    If the other process needed such a lock, the two processes would wait for each other forever.
     """
     global _watcher
     with _mutex:

@@ -39,10 +39,10 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
     If the files of an item exist, the item skips the section, and the end of the section yields the paths. All other
     items pass through the section, and the end of the section writes their files. Any number of processes may share the
-    cached files. Each file is computed by one process, which holds the file's lock. Meanwhile, all other processes
-    compute further files, and then wait for the locked file. No process sees an incomplete file. If a process is
-    killed, another process computes its file. If the consumer requests no path for one second, it may be waiting for
-    another process. The process therefore releases the locks of items that the section has read ahead.
+    cached files. Each file is computed by one process, which holds the file's lock. All other processes first compute
+    further files, and then wait for the locked file. No process sees an incomplete file. If a process is killed,
+    another process computes its file. If the consumer requests no path for one second, the process releases the locks
+    of items that were read ahead, because the consumer may be waiting for another process.
 
     Args:
         source_datapipe: the pipe to read.
@@ -248,7 +248,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # Because of this attribute, the state includes the branches for cached files and for missing files.
+        # Because of this attribute, the graph also contains the direct path of cached items, which skips the section.
         self.cache_holder = holder
         holder._end_caching_flag = True
 

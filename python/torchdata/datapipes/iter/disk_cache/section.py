@@ -27,7 +27,7 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 
 __all__ = ["Section"]
 
-#: Maximum number of items that were read and not yielded. The limit applies only while another process creates a file.
+#: Maximum number of items that are read and not yet yielded while another process creates a file.
 _AHEAD = 1000
 
 #: Maximum number of locked items in the pipes, because each lock is an open file. Further items have no lock.
@@ -147,8 +147,8 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files exist. If all files exist, the record becomes ready, except for a record that has
-        additional files and is not the first in the queue."""
+        """Returns whether all files exist. If so, makes the record ready, unless the record has additional files and is
+        not the first in the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -268,7 +268,7 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._flying[0]) is not record:
-                # A dropped item yields nothing. An item counts as dropped once a later item has a result.
+                # An item without a result was probably dropped by a pipe if a later item has a result.
                 self._forgetful |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)

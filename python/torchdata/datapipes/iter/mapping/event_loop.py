@@ -1,8 +1,8 @@
 """The event loop of an iteration of `async_map_batches`: runs one coroutine function over the items of a batch.
 
 The loop is created with the first batch, and closed when the iterator ends or is dropped, or at interpreter exit. The
-loop runs in the thread that requests a batch. If this thread is already running an event loop, the new loop runs in a
-separate thread for each batch. This module imports asyncio, so it is imported only where it is used.
+loop runs in the thread that requests a batch. If the requesting thread is already running an event loop, the new loop
+runs in a separate thread for each batch. This module imports asyncio, so it is imported only where it is used.
 """
 
 from __future__ import annotations

@@ -104,10 +104,11 @@ class IterableWrapper(IterDataPipe[T_co]):
     between two epochs is saved, too.
 
     Other iterables are reread up to the position. If the iterable draws from the global random generators, rereading
-    begins with the states that the generators had at the first reading. A sample of the reread items is compared with
-    the original items. Different items, as in an unseeded random order, raise `RuntimeError` unless the loader's state
-    is loaded with `strict=False`. If the iterable draws from the global generators for each item, resuming issues a
-    `RuntimeWarning` instead of an error, because code that draws between two items changes the following items.
+    begins with the states that the generators had at the first reading. Some of the reread items are compared with the
+    original items. If the items differ, for example because of an unseeded random order, resuming raises `RuntimeError`
+    unless the loader's state is loaded with `strict=False`. If the iterable draws from the global generators for each
+    item, resuming only issues a `RuntimeWarning`, because other code that draws numbers between two items changes the
+    items.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
@@ -137,8 +138,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     #: next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: `_was_read`: whether the current pass reads the iterable itself, which is an iterator. `_is_used_up`: whether the
-    #: previous pass read this iterator, too.
+    #: `_was_read`: whether the current epoch reads the user's iterator itself instead of a copy. `_is_used_up`: whether
+    #: the previous epoch also read the user's iterator.
     _was_read = _is_used_up = False
     _is_told = False  # whether a warning was issued
     #: Whether items that are reread after a resume are compared with the original items.
@@ -200,7 +201,7 @@ class IterableWrapper(IterDataPipe[T_co]):
     def _tell_empty(self) -> None:
         """Warns that the stream is empty, which usually means that it was already read.
 
-        Does nothing in worker processes, where a share may be empty.
+        Does nothing in worker processes, because a worker's share of the items may be empty.
         """
         is_worker = random.is_replica or multiprocessing.parent_process() is not None
         if self._is_told or is_worker or isinstance(self.iterable, Sized):

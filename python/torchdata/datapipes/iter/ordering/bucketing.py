@@ -33,7 +33,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
 
     Items are first shuffled in pools of `batch_size * batch_num * bucket_num` items, unless there is a `sort_key` and
     only one bucket. With a `sort_key`, each bucket of `batch_size * batch_num` items is sorted before it is divided
-    into batches, and the batches are shuffled. The length is known only if the items are shuffled by a buffer.
+    into batches, and the batches are shuffled. The length is known only if `sort_key` is None and
+    `use_in_batch_shuffle` is False.
 
     Args:
         datapipe: the pipe to read.

@@ -106,8 +106,8 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # zip_longest collects a batch in C. zip_longest cannot reuse its tuple, because `chunk` holds a reference to
-        # the tuple. A reused tuple would keep the last batch alive.
+        # zip_longest collects a batch in C. `chunk` holds a reference to the result tuple of zip_longest, because
+        # zip_longest would otherwise reuse the tuple and keep the last batch alive.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)

@@ -51,14 +51,14 @@ class Packer(IterDataPipe[dict[str, Any]]):
         sequences of different lengths requires. Rows contain different numbers of sequences, so leave `cu_seqlens` out
         of `add` if you stack rows into batches.
 
-    Both added columns treat the padding of a row as its last sequence.
+    In both added columns, the padding at the end of a row counts as a further sequence.
 
     The `method` determines the row that a sequence is placed in:
 
     - `"first_fit"`: the first open row that has room for the sequence. If no row has room, a new row is begun. If more
-      than `buffer_size` rows are then open, the row with the most tokens is yielded. This method changes the order of
-      the sequences, but rows need little padding.
-    - `"in_order"`: the last row. If the sequence does not fit, the row is yielded and a new row is begun.
+      than `buffer_size` rows are open, the row with the most tokens is yielded. `"first_fit"` changes the order of the
+      sequences, but rows need little padding.
+    - `"in_order"`: the last row. If the sequence does not fit, the last row is yielded and a new row is begun.
     - `"cut"`: the last row until it is full, and the next rows for the remaining tokens. Sequences are cut at the end
       of a row, so all rows except the last are full.
 

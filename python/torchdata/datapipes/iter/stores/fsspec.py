@@ -78,7 +78,7 @@ class FSSpecFileLister(ListsFolders):
 def _naming(root: str, path: str) -> Callable[[str], str]:
     """Returns a function that converts names in a listing of `root` to URLs with the same protocol and chain."""
     links = root.split("::")
-    # The listing concerns the first link that has a path. Caching protocols before this link do not have a path.
+    # The listed names belong to the first link that has a path; a caching protocol such as `simplecache` has none.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -158,8 +158,8 @@ class _FSSpecRecipe:
 class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
-    A stream closes its file when the stream is deleted. A stream can be pickled with its options. The copy is reopened
-    by the URL, at the old position if the file system can seek. A RuntimeError is raised if the file has changed.
+    A stream closes its file when the stream is deleted. A stream can be pickled with its options; it then reopens the
+    URL, at the saved position if the file system can seek. A RuntimeError is raised if the file has changed by then.
 
     Args:
         source_datapipe: yields URLs or local paths.

@@ -84,7 +84,7 @@ def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, roo
     If names before the last name were added or removed, the names after the last name are still yielded.
 
     Raises:
-        RuntimeError: the last name has disappeared.
+        RuntimeError: the name in `last` no longer exists.
     """
     start = 0
     if last is not None:
@@ -114,8 +114,8 @@ class ListsFolders(ListsRoots):
         self.masks = check_masks(type(self).__name__, masks)
 
     def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
-        """Returns the names in a folder (None: the root is a file), whether it is local, and a function that converts
-        names.
+        """Returns the names in the folder `root` (None if `root` is a file), whether `root` is local, and a function
+        from such a name to the path or URL to yield.
         """
         raise NotImplementedError
 

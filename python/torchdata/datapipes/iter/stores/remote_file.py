@@ -2,8 +2,8 @@
 
 Role: the module defines the file object under the streams that the pipes yield. The file object sends its requests in
 the process that reads the file. The request that opens an object returns a response, which is kept for the first read.
-If the next file is opened before this response is read, the response is dropped and its connection is released. A later
-read sends a new request. A buffer full of unread streams therefore holds no connections.
+If the next object is opened before the first read, the response is dropped, and the first read sends a new request. A
+buffer full of unread streams therefore holds no connections.
 """
 
 from __future__ import annotations

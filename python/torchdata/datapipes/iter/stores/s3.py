@@ -123,8 +123,8 @@ class S3FileLister(GivenLength, ListsRoots):
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
         """Yields the keys that begin with the prefix, page by page.
 
-        obstore lists only whole folders, sorted by key. This method therefore lists the prefix's folder from the first
-        key that can match, up to the last matching key.
+        Because obstore lists only whole folders, sorted by key, this method lists the prefix's folder from the first
+        key that can match up to the last matching key.
         """
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)

@@ -263,8 +263,8 @@ class LanceReader(ArrowReader):
 
 
 def _table_of(pipe: Any) -> ArrowSource:
-    """Returns the table that is listed in a graph. The reader keeps the table itself, because the lister may run in a
-    dispatching process. Raises TypeError if the graph lists no table, or several."""
+    """Returns the table that the `ArrowParts` of a graph lists. `ArrowReader` stores this table, because `ArrowParts`
+    may run in the dispatching process. Raises TypeError if the graph lists no table, or several."""
     if isinstance(pipe, ArrowSource):
         return pipe
     found = [source for each in Graph(pipe) if isinstance(source := getattr(each, "source", None), ArrowSource)]

@@ -191,7 +191,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
 class FileOpener(GivenLength, ItemByItem[tuple[str, StreamWrapper]]):
     """Opens files: yields pairs of path and stream.
 
-    A stream closes its file when the stream is deleted. The reader of a stream may close it earlier.
+    A stream closes its file when the stream is closed or deleted.
 
     Args:
         datapipe: yields paths.

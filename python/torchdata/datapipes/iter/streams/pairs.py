@@ -77,7 +77,7 @@ class HoldsStream(IterDataPipe[T_co]):
 
     #: The current pair.
     _held: Any = state(saved=False)
-    #: The position in the held pair where `_read` begins.
+    #: The position in the current stream where `_read` begins.
     _place: Any = state(saved=False)
     #: Whether an iterator is reading the pair. If `_reading` is False, `_held` and `_place` are the current position.
     _reading: bool = state(False, saved=False)
@@ -145,7 +145,7 @@ class HoldsStream(IterDataPipe[T_co]):
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """Drops a stream after reading it has raised an exception. The generator has already closed the stream."""
+        """Drops the current stream after an exception. The iterator that failed has already closed the stream."""
         self._held = self._place = None
         self._reading = False
 

@@ -35,9 +35,9 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     Args:
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
         strict: whether a wrongly packed archive is an error (the default): a field that appears twice in a sample, or a
-            sample with files that are not adjacent (within tens of thousands of samples). A complete sample may appear
-            several times. If `strict` is False, as in torchdata 0.9, the second file of a field replaces the first
-            file, and files that are not adjacent become separate samples.
+            sample with files that are not adjacent (within tens of thousands of samples). A later copy of a sample is
+            accepted if it has the same fields. If `strict` is False, as in torchdata 0.9, the second file of a field
+            replaces the first file, and files that are not adjacent become separate samples.
 
     Returns:
         Dicts of the data by field, with the key under `"__key__"`.

@@ -73,7 +73,7 @@ class Pool:
 
     Args:
         function: the function that is called with each item.
-        max_workers: the maximum number of threads. Until this number is reached, each submitted item starts a thread.
+        max_workers: the maximum number of threads. Each submitted item starts a thread until this maximum is reached.
         **options: `thread_name_prefix`, `initializer` and `initargs`, as for `concurrent.futures.ThreadPoolExecutor`.
     """
 
@@ -144,7 +144,7 @@ class Pool:
         submits items.
 
         If the function may change its items, this method waits for running calls, and delays further calls until the
-        consumer continues. Therefore, no call modifies the items of a state while the state is being saved.
+        consumer continues. Otherwise, a call could modify items while the state that contains them is being saved.
 
         Raises:
             TimeoutError: a call took longer than `patience` seconds.

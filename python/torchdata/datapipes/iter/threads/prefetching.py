@@ -208,7 +208,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the thread has read in the passes after the first `passes`; None if no thread reads.
+        """Returns how far the thread has read since `passes` passes had begun; None if no further pass has begun.
 
         The thread is paused during this call.
         """

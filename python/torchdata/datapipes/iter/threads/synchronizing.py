@@ -79,7 +79,7 @@ class _StepData(_PrefetchData):
         self.failure: BaseException | None = None
         #: The error of other ranks that the consumer has not raised yet.
         self.untold: BaseException | None = None
-        #: Whether to count the items that this rank leaves out. `rest` contains the count, and whether it is exact.
+        #: Whether to count left-out items. `rest` contains the number of left-out items, and whether this is exact.
         self.counts_rest = False
         self.rest = (0, True)
 
@@ -192,8 +192,8 @@ class _Hold:
 class _StepReader(Iterator[Any]):
     """The consumer's end of the queue.
 
-    If this iterator is dropped, the other ranks are not notified immediately. Only the next use of the pipe shows
-    whether this rank's loop was interrupted, or left for the next epoch.
+    If this iterator is dropped, the other ranks are not notified immediately. The loop was either interrupted, or left
+    for the next epoch, and only the next use of the pipe distinguishes the two cases.
     """
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
@@ -354,8 +354,8 @@ class FullSync(_PrefetchBase[T_co]):
     def make_again(self, count: int) -> None:
         """Makes the next iteration either reread items without votes, or repeat votes without items.
 
-        The number of reread items differs between ranks, because each rank resumes from its own latest snapshot. The
-        ranks do not vote on reread items. After rereading, all ranks therefore take part in the same vote.
+        The number of reread items differs between ranks, because each rank resumes from its own latest snapshot.
+        Because the ranks do not vote on reread items, all ranks take part in the same vote after rereading.
 
         Args:
             count: the number of items to reread. If negative, `-count` is the number of votes to repeat without items.
@@ -385,7 +385,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration. This rank's vote in the current step notifies the other ranks."""
+        """Ends the iteration, and notifies the other ranks by this rank's vote in the current step."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:

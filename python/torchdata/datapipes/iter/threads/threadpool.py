@@ -59,8 +59,8 @@ class _Results(Iterator[Any]):
             if not len(pool):
                 self._end()
         pool.wait()
-        # The pool reads ahead only after the wait, so that an interrupted wait loses no item. The threads then work
-        # while the consumer uses the result.
+        # Submit further items, which the threads process while the consumer uses the result. This follows the wait for
+        # the result, because an interruption of the wait must not lose an item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, and would keep them alive
@@ -118,7 +118,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         input_col: the parts of an item that `fn` receives, as for `map`.
         output_col: where the result is stored, as for `map`.
         scheduled_tasks: maximum number of items that are in the pool while the reader uses a result, including finished
-            results; 128 by default. To keep all threads busy, this number must exceed `max_workers`.
+            results; 128 by default. To keep all threads busy, `scheduled_tasks` must exceed `max_workers`.
         max_workers: maximum number of threads; by default 4 more than the number of processors, and at most 32.
         **threadpool_kwargs: further arguments of `concurrent.futures.ThreadPoolExecutor`: `thread_name_prefix`,
             `initializer` and `initargs`.
