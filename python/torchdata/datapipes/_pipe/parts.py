@@ -1,8 +1,8 @@
 """Tracks results that are yielded member by member, so that a state can contain the remaining members.
 
-Role: this module is needed because a function may return other members when it is called again, for example if it draws
-random numbers. A state therefore contains the remaining members of a result that is in memory. If the result is a
-generator, resuming calls the function again. This module's code runs in the process that iterates the pipe.
+Role: a state contains the remaining members of a result that is in memory, because the function may return other
+members when it is called again, for example if it draws random numbers. If the result is a generator, resuming calls
+the function again. This module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations

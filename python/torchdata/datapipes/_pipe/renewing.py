@@ -1,10 +1,10 @@
 """Recreates iterators of this package's pipes after a skipped exception.
 
-Role: this module is needed because a generator cannot continue after it has raised an exception. A new call of the
-pipe's `__iter__` can resume from the state that its class declares, as it does from a loaded state. A pass with skipped
-exceptions is therefore a chain of several iterators of the same pipe. Each new iterator continues at the position of
-the exception, and reads the running iterators of the sources. `skipping` uses this module, in the process that iterates
-the pipe. This chain of iterators owns the `Renewal`, which owns the iterators of the sources.
+Role: a generator cannot continue after it has raised an exception, but a new call of the pipe's `__iter__` can resume
+from the state that its class declares, as from a loaded state. A pass with skipped exceptions is a chain of several
+iterators of one pipe. Each new iterator continues at the position of the exception, and reads the running iterators of
+the sources. The chain owns the `Renewal`, which owns the iterators of the sources. `skipping` uses this module, in the
+process that iterates the pipe.
 """
 
 from __future__ import annotations

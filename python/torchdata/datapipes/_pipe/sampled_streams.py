@@ -8,9 +8,9 @@ runs where the source of a pipeline is read.
 A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws random numbers
 for its first or second item, its state contains the states of the generators before the first draw. A resumed run
 rereads the items with these states, and restores the current states afterwards. If other code draws random numbers
-between two items, augmentation after a resume differs from the original run, although the items have the same order. A
-resumed run therefore issues only a warning if the stream drew numbers for its second item, or if only floating-point
-numbers and arrays differ. All other differences are errors.
+between two items, augmentation after a resume differs from the original run, although the items have the same order. If
+items differ, a resumed run raises an error, but only warns if the stream drew numbers for its second item, or if only
+floating-point numbers and arrays differ.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Role: when a pass begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and itself.
 If a claimed pipe raises an exception because of an item, the item is skipped. If an exception reaches the guard around
 a claimed pipe's iterator, the guard calls `explain`, and `explain` calls this module. If the pipe's pass can continue,
-the exception is counted in the pipe's record, and the guard requests the next item. The counts of skipped items are
-part of the pipe's entry in a state. A resumed pass therefore continues the counts, whereas a repeated pass starts from
-zero. The code in this module runs in the process that iterates the pipes.
+the exception is counted in the pipe's record, and the guard requests the next item. Because the pipe's entry in a state
+contains the counts of skipped items, a resumed pass continues these counts, whereas a repeated pass starts from zero.
+The code in this module runs in the process that iterates the pipes.
 
 A pass can continue if its iterator survives an exception. The built-in `map`, the iterator of `filter`, and pipes that
 turn one item or stream into several (`_drop_broken`) survive exceptions. A generator ends when it raises an exception.

@@ -3,11 +3,11 @@
 All loaders sample a stream without a state (`SampleDigest`), to check that a resumed run reads the same items.
 
 Role: each worker reads the whole source and keeps the items at the positions of its share. If the workers read the
-items in different orders, shares overlap and items are lost. The filter therefore records checksums of some items with
-their positions, and the loader compares the checksums of its workers. This module's code runs in workers, in the thread
-that reads the filter. All workers sample the same positions. At first, every position is sampled. Later, the gaps
-between samples grow as the square root of the position. Two workers that read n items in different orders therefore
-share about 36 sampled items.
+items in different orders, shares overlap and items are lost. To detect this, the filter records checksums of some items
+with their positions, and the loader compares the checksums of its workers. This module's code runs in workers, in the
+thread that reads the filter. All workers sample the same positions: at first, every position, and later with gaps that
+grow as the square root of the position. If two workers read n items in different orders, about 36 of the items that
+they sample are common to both.
 """
 
 from __future__ import annotations

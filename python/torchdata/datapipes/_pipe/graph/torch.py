@@ -2,9 +2,9 @@
 
 Role: in torchdata 0.9, all pipes derived from two base classes of PyTorch. This package defines its own base classes,
 because it never imports torch. Once other code has imported torch, before or after this package, the classes of both
-packages are registered as virtual subclasses of each other. From then on, a functional form or method that was added to
-the pipes of one package is also available on the other package's pipes. `Dataset` is not an ABC, so it becomes a real
-base class of this package's pipes. This module's code runs in every process that imports both torch and torchdata.
+packages are registered as virtual subclasses of each other. A functional form or method that is added to the pipes of
+one package is then also available on the pipes of the other package. `Dataset` is not an ABC, so it becomes a real base
+class of this package's pipes. This module's code runs in every process that imports both torch and torchdata.
 
 This module patches four parts of PyTorch:
 

@@ -1,8 +1,8 @@
 """The global generators of random numbers of this process, as plain data.
 
-Role: user functions may draw numbers from `random`, NumPy and torch, which their pipe cannot detect. A saved state of a
-graph therefore includes the states of these generators. This module's code runs in the process that owns the
-generators.
+Role: a saved state of a graph includes the states of the generators of `random`, NumPy and torch, because user
+functions may draw numbers from these generators, which their pipe cannot detect. This module's code runs in the process
+that owns the generators.
 """
 
 from __future__ import annotations

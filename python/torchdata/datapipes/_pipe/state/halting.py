@@ -2,8 +2,8 @@
 then pauses.
 
 Role: this module is needed if the replay of a whole graph draws numbers from the global random generators. If a pipe
-reads ahead in a thread, functions before this pipe draw random numbers for items before the reader receives these
-items. In a replay, each thread must therefore read exactly the items that the thread had read when the state was saved.
+reads ahead in a thread, the functions of earlier pipes draw random numbers for items that the reader has not received
+yet. For this reason, each thread must read exactly as many items in a replay as it had read when the state was saved.
 After the replay, the random generators are set to their saved states.
 """
 

@@ -199,8 +199,8 @@ def perhaps_over(datapipe: Any) -> TypeError:
 def may_be_over(datapipe: Any) -> bool:
     """Returns whether the running pass of a PyTorch pipe may have ended.
 
-    PyTorch does not report the end of a pass, and reports the next pass only with its first item. A pass that
-    `iterate` did not begin may therefore be over once a source is exhausted, or once all items were yielded.
+    PyTorch does not report the end of a pass, and reports the next pass only with its first item. If `iterate` did not
+    begin a pass, the pass may be over once a source is exhausted, or once all items were yielded.
     """
     if record_of(datapipe).tells_end:
         return False

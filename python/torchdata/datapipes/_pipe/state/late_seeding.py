@@ -1,9 +1,9 @@
 """Seeds libraries that are imported in the middle of an epoch.
 
 Role: a child process seeds the global generators of the loaded libraries when an epoch begins. A user's function may
-import a library later, as often happens with the start method spawn. Without this module, the library would seed its
-generator from the system's entropy, so the run could not be reproduced. Each library is therefore seeded right after
-its import, before the importing code continues. This module's code runs in workers and in the dispatching process.
+import a library later, as often happens with the start method spawn. Such a library would seed its generator from the
+system's entropy, so the run could not be reproduced. To prevent this, each library is seeded right after its import,
+before the importing code continues. This module's code runs in workers and in the dispatching process.
 `process_reset_fn` provides the seeds of each epoch. States contain the pending seeds. A process that resumes at the
 beginning of an epoch needs these seeds for libraries that it has already imported, although the original run imported
 the libraries later.

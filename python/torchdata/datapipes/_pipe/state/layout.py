@@ -1,6 +1,6 @@
 """Defines the layout of graph states, and validates states.
 
-Role: this module has only pure functions. A state may be damaged or malicious. Each number in a state is therefore
+Role: this module has only pure functions. Because a state may be damaged or malicious, each number in a state is
 checked before the number is used to count items. Each pipe checks its own part of the state, which is stored under
 `state`.
 """

@@ -1,9 +1,8 @@
 """Reads a stream forward by offset, as required by archive readers: `Forwards`.
 
 Role: this class connects an archive reader with a stream that cannot seek or that is compressed. The archive reader
-requests bytes by offset as from a file. This module's code runs in the iterating process. The reader borrows the
-stream, and keeps the last piece of bytes. Short backward seeks and small members therefore need no access to the
-stream.
+requests bytes by offset as from a file. This module's code runs in the iterating process. `Forwards` borrows the
+stream, and keeps the last piece of bytes, from which short backward seeks and small members are served.
 """
 
 from __future__ import annotations

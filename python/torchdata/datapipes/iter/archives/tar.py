@@ -1,9 +1,9 @@
 """The pipe that reads tar archives: TarArchiveLoader.
 
-Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process. A
-member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
-until its last member is closed or dropped. Archive objects also serve as recipes to reopen members (see
-`utils/_streams.py`), so members that were saved together share one archive, which is opened only once.
+Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process.
+Because a member is read on demand, the archive's stream, which the archive object owns, stays open until the last
+member is closed or dropped. Archive objects also serve as recipes to reopen members (see `utils/_streams.py`), so
+members that were saved together share one archive, which is opened only once.
 """
 
 from __future__ import annotations
@@ -247,8 +247,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # `tarfile` reads a header when it opens an archive. Therefore, this code opens an empty archive and then
-        # replaces its stream.
+        # Open an empty archive and then replace its stream, because `tarfile` reads a header when it opens an archive.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
             # if the stream is buffered, reading this byte now avoids a later request for the byte

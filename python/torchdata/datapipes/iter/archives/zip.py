@@ -1,8 +1,8 @@
 """The pipe that reads zip archives: ZipArchiveLoader.
 
-Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process. A
-member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
-until its last member is closed or dropped.
+Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process.
+Because a member is read on demand, the archive's stream, which the archive object owns, stays open until the last
+member is closed or dropped.
 """
 
 from __future__ import annotations

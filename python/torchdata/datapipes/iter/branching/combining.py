@@ -270,7 +270,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
         return self
 
     def reset(self) -> None:
-        """Uses all inputs again, and seeds the random generator, unless the constructor received a seed."""
+        """Restarts all inputs. Seeds the random generator, unless the constructor received a seed."""
         self._left = list(range(len(self.pipes_and_weights)))
         if self.seed is None:
             self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed

@@ -1,8 +1,8 @@
 """Locks on files that are about to be written, which exclude other threads, processes and machines.
 
 Role: a process that creates a cached file holds the file's lock while creating the file. A lock is `flock` on an empty
-file in the same folder, with a name derived from the file's name. The holder removes the lock file before it releases
-the lock. After acquiring a lock, a process therefore checks that the path still leads to the open lock file. The kernel
+file in the same folder, with a name derived from the file's name. Because the holder removes the lock file before it
+releases the lock, a process that has acquired a lock checks that the path still leads to the open lock file. The kernel
 releases the locks of a process that is killed. This module's code runs in any thread of any process. The table of held
 locks belongs to one process, and a forked child begins with an empty table.
 """

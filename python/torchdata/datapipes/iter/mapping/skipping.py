@@ -29,9 +29,9 @@ class OnError(IterDataPipe[T_co]):
     functions (of `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and
     archives, which leave out the end of a broken stream, and in pipes that cannot use an item.
 
-    A generator ends when it raises an exception. Exceptions from your own generators and iterables are therefore not
-    skipped, and a note in the exception explains this. `on_error` never skips errors of store listings, `on_disk_cache`
-    and `fullsync`, nor `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
+    Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
+    exception. A note in such an exception explains the reason. `on_error` never skips errors of store listings,
+    `on_disk_cache` and `fullsync`, nor `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
 
     Skipped items are part of a saved state: a resumed run skips the same items and continues to count. At the end of an
     epoch, a `RuntimeWarning` reports the counts of the process, or, with a `DataLoader2`, of all workers.
@@ -41,16 +41,16 @@ class OnError(IterDataPipe[T_co]):
         datapipe: the pipe to read.
         how: "skip", the only value.
         limit: maximum number of items that are skipped in an epoch, in each process. A float limits the fraction of
-            each pipe's items that may be skipped. This fraction is checked from the pipe's 100th item on, and at the
-            end. If `limit` is None (the default), any number of items may be skipped.
+            each pipe's items that may be skipped. The fraction of skipped items is checked from the pipe's 100th item
+            on, and at the end. If `limit` is None (the default), any number of items may be skipped.
         log: the path of a file; each process appends a line of JSON for each skipped item; None (the default) for no
             file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
             `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
             `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file,
             URL or archive member that a reader of this package was reading. If a function raised an exception, the key
             describes the function's first argument: by a path or key, its first member, its `__key__`, or the scalar
-            columns of a row. Later epochs and runs append to this file, so the set of keys lists each broken sample
-            once.
+            columns of a row. Later epochs and runs append to the log, so a broken sample can have several lines with
+            the same key.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a share over 1.

@@ -31,7 +31,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
     The first complete epoch fills the cache, and later epochs yield the same objects. If the items need more memory
     than `size`, the first items are dropped: later epochs read the dropped items from the source and the remaining
-    items from the cache. The source should therefore yield the same items in every epoch.
+    items from the cache. With a limit, the source should yield the same items in every epoch.
 
     Every process has its own cache, which is copied and pickled with the pipe. The cache is refilled if the process
     gets another share of the data (`sharding_filter`). The cache is also part of the pipe's state, so a state is as

@@ -169,7 +169,7 @@ class S3FileLoader(LoadsObjects):
     """Opens objects of S3, Google Cloud Storage and Azure: yields pairs of URL and stream.
 
     An object is fetched while it is read, in pieces of at most `buffer_size` bytes. Only one piece is in memory at a
-    time. The streams are seekable. Streams can be pickled, and therefore be part of a saved state. A copy opens the
+    time. The streams are seekable. Streams can be pickled, and be part of a saved state. An unpickled stream opens the
     same version of the object, and raises an error if the object has changed. The settings in `config` are pickled with
     streams, so keep secrets in the environment.
 

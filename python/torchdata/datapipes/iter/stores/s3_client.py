@@ -1,9 +1,9 @@
 """obstore for the S3 pipes: one set of stores per process, picklable settings, and clear errors.
 
 Role: this module creates stores in the iterating process. obstore works in its own threads, which do not survive a
-fork. In a child that was forked after obstore was loaded, every call of obstore would wait forever. The child therefore
-loads a second copy of obstore's extension with its own threads (16 ms, 15 MB). The copy that the child inherited from
-its parent is neither used nor freed. This module owns the stores of the process.
+fork. In a child that was forked after obstore was loaded, every call of obstore would wait forever. Such a child loads
+a second copy of obstore's extension with its own threads (16 ms, 15 MB). The copy that the child inherited from its
+parent is neither used nor freed. This module owns the stores of the process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Writes a file atomically, so that no process sees a partial file.
 
-Role: pipes that save files use `appearing`. The caller writes a temporary file in the same folder, and this file is
-then renamed. On-disk caches use `write_file`, in the process and thread that ends a section. `write_file` also verifies
-the checksum and syncs the file. The name of a temporary file is derived from the final name, so that the next writer of
-the same file removes the remains of a killed writer.
+Role: pipes that save files use `appearing`. The caller writes a temporary file in the final folder, and `appearing`
+renames this file. On-disk caches use `write_file`, in the process and thread that ends a section. `write_file` also
+verifies the checksum and syncs the file. The name of a temporary file is derived from the final name, so that the next
+writer of the same file removes the remains of a killed writer.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ class Saver(ItemByItem[str]):
     """Writes files: yields the path of each file when it is complete.
 
     A file is written under a temporary name in the same folder and then renamed, so no process sees an incomplete file.
-    A crash of this process leaves a file `.….part`. Missing folders are created. An existing file is replaced, and
-    keeps its permissions; if the path is a link, its target is replaced. A file that is not regular (a device, a named
-    pipe) is written directly.
+    If the process crashes, its temporary file `.….part` remains. Missing folders are created. An existing file is
+    replaced, and keeps its permissions; if the path is a link, its target is replaced. A file that is not regular (a
+    device, a named pipe) is written directly.
 
     Args:
         source_datapipe: yields pairs of metadata (a path, if `filepath_fn` is None) and data: str or bytes.

@@ -7,8 +7,8 @@ and the group of ranks for communication.
 Each step is one all-reduce: every rank contributes a number, and all receive the minimum. `_HAS` means an item,
 `_ENDED` the end of the data, and `_LEFT` an abandoned loop. With n ranks, the number `-(r + 1)` means that rank r
 leaves for good, and `-(n + r + 1)` that rank r has raised an exception. Each rank votes once per step, up to the first
-step without an item on all ranks, so all ranks stop after the same step. Items that a loader reads again to resume from
-a state are not voted on, because their number may differ between ranks.
+step without an item on all ranks, so all ranks stop after the same step. The ranks do not vote on items that a loader
+rereads to resume, because the number of reread items may differ between ranks.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class HttpReader(_UrlReader):
             stream is read are always raised.
         max_retries: number of times that a request is repeated after a temporary fault: no connection, a broken
             connection, silence, or one of the status codes 408, 429, 500, 502, 503 and 504. The waits between the
-            requests grow, or follow `Retry-After`, up to a minute. If a connection breaks during a transfer, only the
-            remaining part is requested, if the server supports range requests. Received data resets the number of
+            requests grow, or follow `Retry-After`, up to a minute. If a connection breaks during a transfer and the
+            server supports range requests, only the remaining part is requested. Received data resets the number of
             retries. `DataLoader2.stats()` counts the retries.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.

@@ -3,7 +3,7 @@
 Role: HttpReader, GDriveReader and OnlineReader yield these streams. The streams belong to the process that reads them.
 A stream owns its response, and may outlive the iteration that created it. The recipe of a stream requests only the
 remaining part of the file (`Range`), or reads and drops the first part if the server does not support ranges. `ETag`,
-`Last-Modified` and size show whether the file is the same. See RFC 9110, sections 8.8, 13 and 14.
+`Last-Modified` and size show whether the file has changed. See RFC 9110, sections 8.8, 13 and 14.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class HttpRecipe:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
             # The server answers 416 if the file has no bytes at the offset, because the file was read to its end or has
-            # become shorter. With `If-Range`, the response also proves that the file has not changed. Without
-            # `If-Range`, the file is compared after it was read completely.
+            # become shorter. With `If-Range`, the response also proves that the file has not changed. Otherwise, the
+            # whole file is requested, and its headers show whether the file has changed.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
