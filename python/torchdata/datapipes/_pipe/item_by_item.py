@@ -35,4 +35,4 @@ class ItemByItem(SameLength, IterDataPipe[T_co]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T_co]:
-        return map(self._function(), sources_of(self)[0])  # the guard distinguishes a StopIteration from the end
+        return map(self._function(), sources_of(self)[0])  # the guard recognizes the function's StopIteration

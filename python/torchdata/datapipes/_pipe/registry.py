@@ -41,7 +41,7 @@ class FunctionalForms:
                 except AttributeError:
                     raise _no_attribute(self, name) from None
             if hasattr(function, "__name__"):
-                return MethodType(function, self)  # `help` shows its signature and docstring
+                return MethodType(function, self)  # `help` shows the signature and docstring of a method
             bound = functools.partial(function, self)
             functools.update_wrapper(bound, function, assigned=("__doc__",))
             return bound

@@ -85,7 +85,7 @@ def _imported(name: str) -> Any:
 
 
 def _of_numpy(numpy_random: Any) -> Any:
-    if type(numpy_random.mtrand._rand._bit_generator) is not numpy_random.MT19937:  # the user has replaced it
+    if type(numpy_random.mtrand._rand._bit_generator) is not numpy_random.MT19937:  # the user replaced it
         return to_plain(numpy_random.get_state(legacy=False), "NumPy's global generator")
     _, key, position, has_gauss, gauss = numpy_random.get_state()
     return key.astype("<u4").tobytes(), int(position), int(has_gauss), float(gauss)

@@ -124,7 +124,7 @@ def _opened(file_obj: Any) -> Any:
         rar = rarfile.RarFile(file_obj, info_callback=check, errors="strict")
     except (rarfile.Error, OSError, MemoryError):
         raise
-    except Exception as error:  # `rarfile` trusts the header fields
+    except Exception as error:  # `rarfile` trusts the header fields, so damage causes any error
         raise rarfile.BadRarFile(f"damaged header: {error or type(error).__name__}") from error
     if rar.needs_password() and not rar.infolist():
         raise rarfile.PasswordRequired("the names in the archive are encrypted")

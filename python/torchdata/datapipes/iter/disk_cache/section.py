@@ -59,22 +59,22 @@ class Section:
         self._name, self._paths_of, self._found, self._timeout = name, paths_of, found, timeout
         self._folder_for, self._warned = folder_for, False
         self.source: Iterator[Any] = iter(())
-        self._reading = threading.Lock()  # a thread that needs an item reads the source
+        self._reading = threading.Lock()  # held by the thread that reads the source
         self._queue: deque[Record] = deque()  # items that were read and not yielded, in the source's order
-        self._elsewhere: set[Record] = set()  # records with files that another lock holder creates
-        self._handoff: deque[Record] = deque()  # missing items for the pipes in between to take
-        self._flying: list[Record] = []  # items that the pipes in between took, without a result of a later item
+        self._elsewhere: set[Record] = set()  # records of files that another lock holder creates
+        self._handoff: deque[Record] = deque()  # missing items that the section's pipes will take
+        self._flying: list[Record] = []  # items that the section's pipes took, and no later item has a result
         self._one_to_one = self._one_to_many = False
-        self._forgetful = False  # whether an item had no result before a later item had one
-        self._foreign_thread = False  # whether a thread of a pipe in between took items
+        self._forgetful = False  # whether an item had no result when a later item had a result
+        self._foreign_thread = False  # whether a pipe of the section took items in another thread
         self._thread = threading.get_ident()  # the thread that iterates the end of the cache
         self.ended = False  # whether the source has ended
-        self._over = False  # whether the pipes in between ended early, so that missing files stay missing
-        self.chain_ended = False  # whether the pipes in between have ended
-        self._dry = False  # whether the pipes in between received the end of their input for now
+        self._over = False  # whether the section's pipes ended early, so that missing files stay missing
+        self.chain_ended = False  # whether the section's pipes have ended
+        self._dry = False  # whether the section's pipes have no input until `begin_round`
         self._closed = False
 
-    # The pipes in between -------------------------------------------------------------------------------
+    # The section's pipes --------------------------------------------------------------------------------
 
     def items(self) -> Iterator[Any]:
         """Yields the items with missing files."""
@@ -134,7 +134,7 @@ class Section:
                     return path
                 record.locks[path] = lock
             self._elsewhere.discard(record)
-            if not self._take_found(record):  # another process may have created it before the lock
+            if not self._take_found(record):  # another process may have created the files
                 record.kind = "ready" if self._over else "missing"  # after the pipes ended, no file is created
             if record.kind == "missing":
                 self._handoff.append(record)
@@ -338,7 +338,7 @@ class Section:
 
     def dump(self) -> dict[str, Any]:
         """Returns the state of the section, without the locks."""
-        flying, queue = list(self._flying), list(self._queue)  # a thread that reads ahead appends to the queue first
+        flying, queue = list(self._flying), list(self._queue)  # in this order, because a thread may append
         places = {record: place for place, record in enumerate(queue)}
         return {
             "queue": [record.dump() for record in queue],

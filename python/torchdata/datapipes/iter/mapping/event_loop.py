@@ -97,7 +97,7 @@ class EventLoop:
                 "this iterator of BatchAsyncMapper belongs to the parent process, where its event loop is; a forked "
                 "child makes an iterator of its own"
             )
-        self._runner.get_loop()  # the runner copies the context variables of this thread, even if another runs the loop
+        self._runner.get_loop()  # the runner copies this thread's context variables, even if another runs the loop
         return _outside_running_loop(lambda: self._runner.run(self._gathered(function, items)), self._cancel)
 
     async def _gathered(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:

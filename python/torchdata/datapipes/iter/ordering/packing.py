@@ -80,7 +80,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
             from the end of another sequence.
         columns: the columns to pack, if mappings have further columns; None for all.
         add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. If an item already has
-            a column with one of these names, this column is left out.
+            such a column, the item's own column is left out.
         drop_last: whether `"cut"` leaves out a last row that is not full; False by default.
 
     Raises:

@@ -40,7 +40,7 @@ class _Cluster:
 
     Args:
         endpoint: the URL of the cluster's proxy.
-        timeout: the seconds to wait for one response. All attempts together must not take longer either.
+        timeout: the seconds to wait for one response, and for all attempts of one request together.
     """
 
     pipe: str

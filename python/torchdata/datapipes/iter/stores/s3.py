@@ -136,7 +136,7 @@ class S3FileLister(GivenLength, ListsRoots):
                 reason = "its keys are not in order, or one begins or ends with a slash, which obstore cuts off"
                 raise S3Error(f"{type(self).__name__} cannot list {folder!r} of {store}: {reason}")
             last = keys[-1] if keys else last
-            wanted = [key for key in keys if key.startswith(prefix) and key > (after or "")]  # Azure repeats `after`
+            wanted = [key for key in keys if key.startswith(prefix) and key > (after or "")]  # Azure lists `after`, too
             if wanted:
                 yield wanted
             if keys and keys[-1] > prefix and not keys[-1].startswith(prefix):

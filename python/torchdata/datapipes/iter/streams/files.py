@@ -82,7 +82,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
     #: The directory that is being listed. `_names_seen` is the number of names in this directory that were processed.
     _directory: str | None = state()
     _names_seen: int = state(0)
-    #: The first folder that was not entered. `_unwanted` is the first file that did not match.
+    #: The first folder that was not entered. `_unwanted` is the first file that matches no mask.
     _passed_over: str | None = state(saved=False)
     _unwanted: str | None = state(saved=False)
 

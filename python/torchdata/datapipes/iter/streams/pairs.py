@@ -159,6 +159,6 @@ class HoldsStream(IterDataPipe[T_co]):
         return {"pair": pair, "place": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume in the saved pair."""
+        """Makes the next iteration resume at the saved position of the saved stream."""
         self._load_declared({})
         self._held, self._place = state_dict["pair"], state_dict["place"]

@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
 Role: consecutive files with the same path except for the extension form one sample. The pipe runs in the iterating
-process. The state is the incomplete sample, including streams. When an iteration is abandoned, the streams are closed
-and replaced by placeholders that can be reopened.
+process. The state is the incomplete sample, including streams. When an iteration is abandoned, the sample's streams are
+closed and replaced by placeholders that can be reopened.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Pool:
     def wait(self) -> None:
         """Waits for the first result, or until the pool is closed."""
         if not self._work.threads and not self.closed:
-            self._work.start_thread()  # a thread is missing if starting the first one was interrupted
+            self._work.start_thread()  # the first thread is missing if its start was interrupted
         self._queue.wait()
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Pool:
             return
         error = self.source_error
         if error is not None:
-            error.with_traceback(None)  # its frames keep the pipe's reader and other objects alive
+            error.with_traceback(None)  # the traceback would keep the pipe's reader and other objects alive
         for slot, kind, content, _ in self._queue.slots():
             if kind in ("waiting", "result"):  # closes files of pending items
                 detached = with_detached_streams(content)

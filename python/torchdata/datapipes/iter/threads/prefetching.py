@@ -121,7 +121,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
     """
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
-    if halt is None:  # a halt already waits for the beginning
+    if halt is None:  # otherwise, `halt.stand` pauses the thread
         await_beginning(queue)
     while (slot := queue.reserve()) is not None:
         if halt is not None:

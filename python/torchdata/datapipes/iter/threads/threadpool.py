@@ -63,7 +63,7 @@ class _Results(Iterator[Any]):
         # the result, because an interruption of the wait must not lose an item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
-        del self, pool  # a stored error refers to this frame, and would keep them alive
+        del self, pool  # a stored error refers to this frame, and would keep these objects alive
         return take()
 
     def _read_ahead(self, wanted: int) -> None:

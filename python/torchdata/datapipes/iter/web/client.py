@@ -103,7 +103,7 @@ class Retrying:
             status_forcelist=_TEMPORARY,
             allowed_methods=("GET",),
             raise_on_status=False,  # the last answer becomes an HTTPError
-            backoff_factor=BACKOFF / 2,  # the second retry waits twice as long as this
+            backoff_factor=BACKOFF / 2,  # urllib3 waits for twice this factor before the second retry
         )
 
 

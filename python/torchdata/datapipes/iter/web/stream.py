@@ -263,7 +263,7 @@ class _Body(io.RawIOBase):
                 break
         length = headers.get("Content-Length", "")
         if length.isdecimal() and len(length) < 20 and "Transfer-Encoding" not in headers and before < int(length):
-            raise ProtocolError(f"it ended after {before} of {length} bytes")  # urllib3 1 does not notice this
+            raise ProtocolError(f"it ended after {before} of {length} bytes")  # urllib3 1 accepts short bodies
         return b""
 
     def _drop_response(self) -> None:
