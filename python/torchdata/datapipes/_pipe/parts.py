@@ -73,7 +73,7 @@ class Parts:
     """A function's result with its remaining members, for pipes that unfold several results at a time.
 
     Args:
-        done: how many members of the result to leave out.
+        done: the number of members at the start of the result that were already yielded.
     """
 
     __slots__ = ("_item", "_members", "left")

@@ -22,7 +22,7 @@ class ArrowParts(MapDataPipe[int]):
 
     A part is a row group of a Parquet file, a file of another format (Feather, ORC, CSV, JSON), a chunk of a table in
     memory, a data file of an Iceberg table, or a range of rows of a Lance dataset. Listing the parts reads only the
-    metadata of files. `ArrowParts(…).shuffle()` therefore yields the row groups of all files in random order, and
+    metadata of files. For example, `ArrowParts(…).shuffle()` yields the row groups of all files in random order, and
     `sharding_filter` divides the row groups before they are read.
 
     Args:

@@ -84,7 +84,7 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
         return len(self.indices)
 
 
-#: The shuffled orders that are in use, by seed and length. Several shards in one process share the same order.
+#: The shuffled orders that are in use, by seed and length. Several shards in one process share one array.
 _orders: weakref.WeakValueDictionary[tuple[int, int], array[int]] = weakref.WeakValueDictionary()
 
 
@@ -175,7 +175,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return f"the sampler {type(self.sampler).__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the epoch and the order of the sampler; without a length, a checksum replaces the order."""
+        """Returns the epoch and the sampler's order, or a checksum of the order if the sampler has no length."""
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -188,7 +188,7 @@ def _opened(file: str) -> int | None:
 
 
 def _leads_to(file: str, fd: int) -> bool:
-    """Returns whether a path leads to an open file. A lock on a removed file does not exclude other processes."""
+    """Returns whether the path still leads to the open file, because a lock on a removed file excludes nobody."""
     try:
         return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:

@@ -134,7 +134,7 @@ class _FSSpecRecipe:
         except BaseException:
             file.close()
             raise
-        # Some file systems, such as those for archives, are closed when they are dropped.
+        # Keep the file system alive, because some file systems, such as archives, are closed when they are dropped.
         with suppress(AttributeError):
             file.opened_by = fs
         return file

@@ -25,7 +25,7 @@ from torchdata.datapipes.iter.stores.s3_client import (
 __all__ = ["DEFAULT_BUFFER_SIZE", "S3Object", "S3Recipe"]
 
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Bytes per request if several requests fetch a piece; also the maximum for the opening request.
+#: Bytes per request if several requests fetch a piece, and the maximum size of the request that opens an object.
 PART_SIZE = 4 << 20
 #: Bytes of the first request after a seek. Each further request for consecutive bytes doubles this number.
 AFTER_SEEK = 256 << 10

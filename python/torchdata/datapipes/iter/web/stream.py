@@ -272,7 +272,7 @@ class _Body(io.RawIOBase):
             response.close()
 
     def close(self) -> None:
-        """Closes the response. A connection that is not at the end of its body is not reused."""
+        """Closes the response. If the response's body was not read to its end, its connection is not reused."""
         self._drop_response()
         super().close()
 
