@@ -77,7 +77,7 @@ def _is_pipe_class(kind: type) -> bool:
     return _has_virtual and issubclass(kind, _pipes)
 
 
-def _forget_old_roles() -> None:
+def _clear_roles() -> None:
     """Clears the cache, because a class may be registered with the base classes after its objects were inspected."""
     global _registered
     if _registered != (registered := get_cache_token()):
@@ -96,7 +96,7 @@ def pipes_in(value: Any) -> list[Any]:
     Branches with few containers are searched first, so that a large list of data does not exhaust the search budget
     before nearby pipes are found.
     """
-    _forget_old_roles()
+    _clear_roles()
     role = _role_of(value)
     if role != "container":
         return [value] if role else []
@@ -144,7 +144,7 @@ def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
 
 def sources_of(datapipe: Any) -> list[Any]:
     """Returns the direct sources of `datapipe`, in the order of its attributes, without duplicates."""
-    _forget_old_roles()
+    _clear_roles()
     found: dict[int, Any] = {}
     skipped = getattr(type(datapipe), "item_attributes", ())
     for name, value in list(vars(datapipe).items()):

@@ -75,7 +75,7 @@ class Halt:
         self.number = number
         # If the thread had reached the end of the source, the replay needs one more request, which detects the end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
-        self._reached, self._may_go_on = Latch(), Latch()
+        self._reached, self._may_continue = Latch(), Latch()
         #: The queue of the pass, once the pass has begun. `_capacity` is the original capacity of the queue.
         self._queue: ReadAheadQueue | None = None
         self._capacity = 0
@@ -83,7 +83,7 @@ class Halt:
     @property
     def is_over(self) -> bool:
         """Returns whether the thread may continue."""
-        return self._may_go_on.is_set()
+        return self._may_continue.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
         """Records that the pass begins. Until the thread may continue, the queue has room for all items that the thread
@@ -99,9 +99,9 @@ class Halt:
         """
         if self._taken >= self._items:
             self._reached.set()
-            while not self._may_go_on.wait(_LOOK) and self._queue is not None and not self._queue.is_awaited:
+            while not self._may_continue.wait(_LOOK) and self._queue is not None and not self._queue.is_awaited:
                 pass
-            self._may_go_on.set()
+            self._may_continue.set()
 
     def count(self) -> None:
         self._taken += 1
@@ -120,7 +120,7 @@ class Halt:
     def release(self) -> None:
         if self._queue is not None:
             self._queue.capacity = self._capacity
-        self._may_go_on.set()
+        self._may_continue.set()
 
 
 class Halts:

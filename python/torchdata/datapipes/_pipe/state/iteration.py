@@ -125,7 +125,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
         entry = record_of(datapipe).loaded
         if awaits_iteration(datapipe) and entry is not None and entry.drop is not None:
             replay_later(datapipe, None)
-            return _noting_end(datapipe, _begun_again(datapipe, entry))
+            return _noting_end(datapipe, _repeated_pass(datapipe, entry))
         return _noting_end(datapipe, iter(datapipe))
     iterator: Iterator[Any] = iter(datapipe)
     return iterator
@@ -144,7 +144,7 @@ def _note_pass(datapipe: Any) -> None:
     record.stamp, record.ended, record.tells_end = _tick(), False, False
 
 
-def _notice_pass(datapipe: Any) -> None:
+def _record_pass(datapipe: Any) -> None:
     """Records a pass that PyTorch reports only when the first item of the pass is requested."""
     record = record_of(datapipe)
     if record.asked == datapipe._valid_iterator_id:
@@ -230,7 +230,7 @@ def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
             raise unnoticed(datapipe)
         if record_of(datapipe).asked != datapipe._valid_iterator_id:
             _note_pass(datapipe)
-        return _begun_again(datapipe, entry)
+        return _repeated_pass(datapipe, entry)
 
     replay_later(datapipe, None if entry.drop is None else begin)
     record = record_of(datapipe)
@@ -238,7 +238,7 @@ def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
     record.beginning, record.grown, record.asked = None, [], NEVER
 
 
-def _begun_again(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
+def _repeated_pass(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
     """Repeats a pass of a PyTorch pipe, and returns the items that remain."""
     moved = None if entry.generators is None else save_generators()
     beginning = record_of(datapipe).beginning
@@ -524,4 +524,4 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
         take(state)
 
 
-note_passes_of_torchs(_notice_pass)
+note_passes_of_torchs(_record_pass)

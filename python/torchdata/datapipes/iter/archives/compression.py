@@ -126,7 +126,7 @@ class _Recipe:
             return open_tar(file_obj, max_ratio=self.max_ratio)
         return open_zip(file_obj, self.path, _OpenZip)
 
-    def standing_in(self, source: Any, start: int | None) -> _Recipe | None:
+    def with_placeholder(self, source: Any, start: int | None) -> _Recipe | None:
         """Returns a recipe with a placeholder for `source` at `start`, or None if `source` cannot be reopened."""
         stand_in = detached(source, start)
         if stand_in is source:
@@ -176,7 +176,7 @@ class _Decompressed(LibraryMember):
         super().__init__(recipe, None, recipe.path, _READERS[recipe.kind](self._counted), cheap=False)
 
     def recipe(self) -> Any:
-        return self._archive.standing_in(self._source, self._start)
+        return self._archive.with_placeholder(self._source, self._start)
 
     def seekable(self) -> bool:
         return self._counted.seekable()
@@ -223,7 +223,7 @@ class _Decompressing(ItemByItem[tuple[str, StreamWrapper]]):
         path = self._path_of(path)
         if recipe.kind in _READERS:  # the readers of these formats provide their own recipe
             return path, StreamWrapper(file_obj, None, path)
-        return path, StreamWrapper(file_obj, None, path, recipe=recipe.standing_in(stream, start))
+        return path, StreamWrapper(file_obj, None, path, recipe=recipe.with_placeholder(stream, start))
 
 
 @functional_datapipe("decompress")

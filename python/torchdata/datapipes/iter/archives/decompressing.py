@@ -82,7 +82,7 @@ class _Streams:
         while size and not self._is_over:
             data = b""
             if self._decompressor.eof:
-                data = self._behind_stream()
+                data = self._after_stream()
                 if not data:
                     self._is_over = True
                     break
@@ -96,7 +96,7 @@ class _Streams:
                 return bytes(found)
         return b""
 
-    def _behind_stream(self) -> bytes:
+    def _after_stream(self) -> bytes:
         """Returns the first bytes after a finished stream, without padding."""
         data: bytes = self._decompressor.unused_data
         while not (data := data.lstrip(self._padding) if self._padding else data):

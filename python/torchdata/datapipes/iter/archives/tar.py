@@ -145,7 +145,7 @@ class _HeaderBytes:
 
 
 #: The errors that `tarfile` raises for invalid headers, in addition to its own.
-_LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_HEADER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class _Header(tarfile.TarInfo):
@@ -172,7 +172,7 @@ class _Header(tarfile.TarInfo):
             if not place:
                 raise
             raise tarfile.ReadError(f"{error} at byte {place}") from error
-        except _LIES as error:
+        except _HEADER_ERRORS as error:
             tarfile_.offset = place  # the actual position, not the position in the header
             if headers.failed:
                 raise

@@ -138,14 +138,14 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             members = read_list(paths[0] + LIST_SUFFIX)
             if members is not None:
                 look = FolderSearch(self.folder_for(paths[0]))
-                return members if all(self._will_do(member, look(member)) for member in members) else None
-        return list(paths) if all(self._will_do(path, _look(path)) for path in paths) else None
+                return members if all(self._is_valid(member, look(member)) for member in members) else None
+        return list(paths) if all(self._is_valid(path, _look(path)) for path in paths) else None
 
     def folder_for(self, path: str) -> str:
         """Returns the folder that must contain the files of the item that `path` represents."""
         return os.path.dirname(path) if self.folder is None else self.folder
 
-    def _will_do(self, path: str, found: os.stat_result | None) -> bool:
+    def _is_valid(self, path: str, found: os.stat_result | None) -> bool:
         """Returns whether the file found at a path is a valid cached file."""
         if found is None:
             return False

@@ -61,17 +61,17 @@ class Section:
         self.source: Iterator[Any] = iter(())
         self._reading = threading.Lock()  # held by the thread that reads the source
         self._queue: deque[Record] = deque()  # items that were read and not yielded, in the source's order
-        self._elsewhere: set[Record] = set()  # records of files that another lock holder creates
-        self._handoff: deque[Record] = deque()  # missing items that the section's pipes will take
-        self._flying: list[Record] = []  # items that the section's pipes took, and no later item has a result
+        self._created_elsewhere: set[Record] = set()  # records of files that another lock holder creates
+        self._missing: deque[Record] = deque()  # missing items that the section's pipes will take
+        self._in_pipes: list[Record] = []  # items that the section's pipes took, and no later item has a result
         self._one_to_one = self._one_to_many = False
-        self._forgetful = False  # whether an item had no result when a later item had a result
+        self._drops_items = False  # whether an item had no result when a later item had a result
         self._foreign_thread = False  # whether a pipe of the section took items in another thread
         self._thread = threading.get_ident()  # the thread that iterates the end of the cache
         self.ended = False  # whether the source has ended
-        self._over = False  # whether the section's pipes ended early, so that missing files stay missing
+        self._ended_early = False  # whether the section's pipes ended early, so that missing files stay missing
         self.chain_ended = False  # whether the section's pipes have ended
-        self._dry = False  # whether the section's pipes have no input until `begin_round`
+        self._input_has_paused = False  # whether the section's pipes have no input until `begin_round`
         self._closed = False
 
     # The section's pipes --------------------------------------------------------------------------------
@@ -84,27 +84,27 @@ class Section:
     def _next_missing(self) -> Record | None:
         with self._reading:
             while not self._closed:
-                if self._handoff:
-                    record = self._handoff[0]
-                    self._flying.append(record)
-                    self._handoff.popleft()
+                if self._missing:
+                    record = self._missing[0]
+                    self._in_pipes.append(record)
+                    self._missing.popleft()
                     self._foreign_thread |= threading.get_ident() != self._thread
                     return record
                 if not (self._may_read and self._read()):
                     break
-            self._dry = True
+            self._input_has_paused = True
         return None
 
     @property
     def _may_read(self) -> bool:
         """Returns whether the section may read another item. The result is False if the source has ended, or if the
         queue is full while an item waits for another process."""
-        return not self.ended and not (self._elsewhere and len(self._queue) >= _AHEAD)
+        return not self.ended and not (self._created_elsewhere and len(self._queue) >= _AHEAD)
 
     def read_one(self) -> None:
         """Reads one item from the source, and checks its files."""
         with self._reading:
-            if not self._handoff and not self.ended:
+            if not self._missing and not self.ended:
                 self._read()
 
     def _read(self) -> bool:
@@ -130,16 +130,16 @@ class Section:
                 lock = locks.acquire(path, self._thread)
                 if lock is None:
                     record.release()
-                    self._elsewhere.add(record)
+                    self._created_elsewhere.add(record)
                     return path
                 record.locks[path] = lock
-            self._elsewhere.discard(record)
+            self._created_elsewhere.discard(record)
             if not self._take_found(record):  # another process may have created the files
-                record.kind = "ready" if self._over else "missing"  # after the pipes ended, no file is created
+                record.kind = "ready" if self._ended_early else "missing"  # after the pipes ended, no file is created
             if record.kind == "missing":
-                self._handoff.append(record)
+                self._missing.append(record)
             # In the meantime, another thread may have abandoned the iteration and closed the section.
-            if record.kind != "missing" or self._closed or len(self._flying) + len(self._handoff) > _LOCKED:
+            if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         except BaseException:
             record.release()
@@ -161,7 +161,7 @@ class Section:
     @property
     def in_flight(self) -> bool:
         """Returns whether the pipes between `on_disk_cache` and `end_caching` have, or may have, further results."""
-        return bool(self._handoff or self._flying)
+        return bool(self._missing or self._in_pipes)
 
     @property
     def finished(self) -> bool:
@@ -190,7 +190,7 @@ class Section:
                 queue.popleft()
             elif head.kind == "missing":
                 return None
-            elif head not in self._elsewhere and self._take_found(head):
+            elif head not in self._created_elsewhere and self._take_found(head):
                 pass
             elif (path := self._settle(head)) is None:
                 waiting_since = None
@@ -223,13 +223,13 @@ class Section:
         Raises:
             RuntimeError: the item cannot be determined.
         """
-        here, flying = os.path.abspath(path), self._flying
-        record = next((record for record in flying if here in record.targets), None)
+        here, in_pipes = os.path.abspath(path), self._in_pipes
+        record = next((record for record in in_pipes if here in record.targets), None)
         if record is not None:
             self._one_to_one = True
-        elif self._one_to_one and self._forgetful:
+        elif self._one_to_one and self._drops_items:
             return None  # the path probably belongs to a skipped item
-        elif self._one_to_one or flying:
+        elif self._one_to_one or in_pipes:
             self._one_to_many = True
             if self._foreign_thread:
                 raise RuntimeError(
@@ -237,7 +237,7 @@ class Section:
                     f"not known from which item {shown(path)} was made; make the paths of both the same, or move "
                     "the pipe that prefetches out of the cached section"
                 )
-            record = flying[-1] if flying else None
+            record = in_pipes[-1] if in_pipes else None
         if self._one_to_many and (self._one_to_one or (record is not None and len(record.paths) > 1)):
             raise RuntimeError(
                 f"{self._name}: some files have the path that on_disk_cache announced and others have not: "
@@ -267,9 +267,9 @@ class Section:
             record = Record(None, (), "ready")
             self._queue.appendleft(record)
         else:
-            while (earlier := self._flying[0]) is not record:
+            while (earlier := self._in_pipes[0]) is not record:
                 # An item without a result was probably dropped by a pipe if a later item has a result.
-                self._forgetful |= not earlier.members
+                self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
             if here not in record.targets:
@@ -284,7 +284,7 @@ class Section:
         if record.members:
             self._list_members(record)
         record.kind = "ready"
-        self._flying.remove(record)
+        self._in_pipes.remove(record)
         record.release()
 
     def _list_members(self, record: Record) -> None:
@@ -308,52 +308,52 @@ class Section:
 
     def begin_round(self) -> None:
         """Lets the section's pipes run again, because a file must be computed after the section's input has ended."""
-        self.chain_ended = self._dry = False
+        self.chain_ended = self._input_has_paused = False
 
     def end_round(self) -> None:
         """Records that the pipes between `on_disk_cache` and `end_caching` have ended, so no further results follow."""
         with self._reading:
             self.chain_ended = True
-            for record in list(self._flying):
+            for record in list(self._in_pipes):
                 self._finish(record)
-            if not self._dry:
-                self._over = True
-                for record in self._handoff:
+            if not self._input_has_paused:
+                self._ended_early = True
+                for record in self._missing:
                     record.kind = "ready"
                     record.release()
-                self._handoff.clear()
+                self._missing.clear()
 
     def _release_flying(self) -> None:
-        for record in (*self._flying, *self._handoff):
+        for record in (*self._in_pipes, *self._missing):
             record.release()
 
     def close(self) -> None:
         """Releases all locks. After closing, the state of the section can still be saved."""
         locks.resume(id(self))
         self._closed = True
-        for record in (*self._queue, *self._handoff):
+        for record in (*self._queue, *self._missing):
             record.release()
 
     # State ------------------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
         """Returns the state of the section, without the locks."""
-        flying, queue = list(self._flying), list(self._queue)  # in this order, because a thread may append
+        in_pipes, queue = list(self._in_pipes), list(self._queue)  # in this order, because a thread may append
         places = {record: place for place, record in enumerate(queue)}
         return {
             "queue": [record.dump() for record in queue],
-            "flying": [places[record] for record in flying],
-            "seen": (self._one_to_one, self._one_to_many, self._forgetful, self._foreign_thread),
-            "ended": (self.ended, self._over, self.chain_ended, self._dry),
+            "flying": [places[record] for record in in_pipes],
+            "seen": (self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread),
+            "ended": (self.ended, self._ended_early, self.chain_ended, self._input_has_paused),
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
         """Loads a result of `dump`. Files of records that no pipe has begun to process are checked again."""
         queue = [Record.restored(record) for record in dumped["queue"]]
-        self._queue, self._flying = deque(queue), [queue[place] for place in dumped["flying"]]
-        self._one_to_one, self._one_to_many, self._forgetful, self._foreign_thread = dumped["seen"]
-        self.ended, self._over, self.chain_ended, self._dry = dumped["ended"]
-        for record in set(queue).difference(self._flying):
+        self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
+        self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]
+        self.ended, self._ended_early, self.chain_ended, self._input_has_paused = dumped["ended"]
+        for record in set(queue).difference(self._in_pipes):
             vanished = tuple(record.ready) == record.paths and not all(map(os.path.exists, record.ready))
             if record.kind == "missing" or vanished:
                 record.kind, record.ready, record.written = "pending", deque(), frozenset()

@@ -141,7 +141,7 @@ class IterableWrapper(IterDataPipe[T_co]):
     #: `_was_read`: whether the current epoch reads the user's iterator itself instead of a copy. `_is_used_up`: whether
     #: the previous epoch also read the user's iterator.
     _was_read = _is_used_up = False
-    _is_told = False  # whether a warning was issued
+    _has_warned = False  # whether a warning was issued
     #: Whether items that are reread after a resume are compared with the original items.
     _is_strict = True
     #: The epoch of the iterable in the current iteration, if the iterable has `set_epoch`.
@@ -170,7 +170,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         self._stateful = None
         if self._stream is None:
             self._stream = SampledStream(self._name())
-        return self._stream.read(self._open, position, is_strict=self._is_strict, if_empty=self._tell_empty)
+        return self._stream.read(self._open, position, is_strict=self._is_strict, if_empty=self._warn_if_empty)
 
     def _open(self) -> Iterator[T_co]:
         source = self._source()
@@ -198,15 +198,15 @@ class IterableWrapper(IterDataPipe[T_co]):
             kind = f"the generator function {getattr(self.iterable, '__name__', self.iterable)}"
         return f"{kind} given to IterableWrapper"
 
-    def _tell_empty(self) -> None:
+    def _warn_if_empty(self) -> None:
         """Warns that the stream is empty, which usually means that it was already read.
 
         Does nothing in worker processes, because a worker's share of the items may be empty.
         """
         is_worker = random.is_replica or multiprocessing.parent_process() is not None
-        if self._is_told or is_worker or isinstance(self.iterable, Sized):
+        if self._has_warned or is_worker or isinstance(self.iterable, Sized):
             return
-        self._is_told = True
+        self._has_warned = True
         said = f"{self._name()} has yielded nothing in this epoch"
         if self._is_used_up:
             said = (

@@ -53,7 +53,7 @@ _HAS, _ENDED, _LEFT = 2, 1, 0
 _COUNTING = 2.0
 
 #: The number of seconds that a shutdown waits until all ranks have received the notification.
-_PARTING = 5.0
+_SHUTDOWN_WAIT = 5.0
 
 
 class _StepData(_PrefetchData):
@@ -171,7 +171,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             queue.finish(data.slot)
             return
         if least != _HAS:
-            queue.finish(data.slot, RuntimeError(_verdict(-least - 1, group)))
+            queue.finish(data.slot, RuntimeError(_meaning_of_vote(-least - 1, group)))
             return
         if not repeats:
             data.hand_over()
@@ -221,7 +221,7 @@ class _StepReader(Iterator[Any]):
         self._hold = None
 
 
-def _verdict(number: int, group: RankGroup) -> str:
+def _meaning_of_vote(number: int, group: RankGroup) -> str:
     """Describes what another rank's vote means for this rank."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
@@ -320,7 +320,7 @@ class FullSync(_PrefetchBase[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         self._end_thread()
-        self._raise_untold()
+        self._raise_pending_error()
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
@@ -403,7 +403,7 @@ class FullSync(_PrefetchBase[T_co]):
             close_dropped(data.voted_on)
         self._untold = data.untold
 
-    def _raise_untold(self) -> None:
+    def _raise_pending_error(self) -> None:
         """Raises the error of other ranks that failed after this rank had left its loop.
 
         Without this error, the next iteration would wait for the failed ranks until the timeout.
@@ -420,7 +420,7 @@ class FullSync(_PrefetchBase[T_co]):
             PrefetchTimeoutError: other ranks did not take part in time.
         """
         super().reset()
-        self._raise_untold()
+        self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
         """Ends the iteration. Every other rank receives the reason when it requests more items than this rank has read.
@@ -439,7 +439,7 @@ class FullSync(_PrefetchBase[T_co]):
         self.leave(for_good=True)
         data, used = self._data, self._given_group or self._group
         try:
-            self._part(_PARTING)
+            self._part(_SHUTDOWN_WAIT)
         except TimeoutError:  # the other ranks have not reached this step, and this rank does not wait for them
             if used is not None and hasattr(used, "give_up"):
                 used.give_up()

@@ -86,7 +86,7 @@ class DriveClient(Client):
                 return response
             try:
                 with closing(response):
-                    way_on = self._way_past(response, asked, url)
+                    way_on = self._confirmed_url(response, asked, url)
             except HTTPError as error:
                 self.explain(error, f"was reading the page of {shown(url)}")
                 raise
@@ -99,7 +99,7 @@ class DriveClient(Client):
             "one of the form https://drive.google.com/file/d/ID"
         )
 
-    def _way_past(self, response: Any, asked: str, url: Any) -> str | None:
+    def _confirmed_url(self, response: Any, asked: str, url: Any) -> str | None:
         """Returns the download URL on a confirmation page, or None for another page."""
         for name, value in response.cookies.items():
             if name.startswith("download_warning"):

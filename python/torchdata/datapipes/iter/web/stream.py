@@ -196,7 +196,7 @@ class _Body(io.RawIOBase):
     def some(self, most: int, whole: bool = False) -> bytes:
         """Returns between one and `most` bytes, or exactly `most` bytes if `whole` is set; empty only at the end."""
         if self._failure is not None:  # after an error, the position is unknown
-            raise _twin(self._failure)
+            raise _without_traceback(self._failure)
         from urllib3.exceptions import HTTPError
 
         while True:
@@ -207,10 +207,10 @@ class _Body(io.RawIOBase):
                 if not self._may_retry(error):
                     self.recipe.client.explain(error, f"was reading {shown(self.name)} from byte {self.position} on")
                     name_item(error, self.name)
-                    self._failure = _twin(error)
+                    self._failure = _without_traceback(error)
                     raise
             except Exception as error:
-                self._failure = _twin(error)
+                self._failure = _without_traceback(error)
                 raise
         if data:
             self.position, self._retry = self.position + len(data), None
@@ -277,7 +277,7 @@ class _Body(io.RawIOBase):
         super().close()
 
 
-def _twin(error: Exception) -> Exception:
+def _without_traceback(error: Exception) -> Exception:
     """Returns a copy of the error without the traceback, because the traceback would keep the stream alive."""
     twin = type(error).__new__(type(error), *error.args)
     twin.args = error.args
