@@ -254,7 +254,7 @@ def test_text_is_written_in_text_mode_only(tmp_path):
 def test_items_that_are_no_pairs_or_have_no_path_are_named(tmp_path):
     with pytest.raises(TypeError, match=r"expects pairs of path and data, but got 'x'"):
         list(cached(tmp_path, ["a"], lambda path: "x"))
-    with pytest.raises(TypeError, match=r"expects paths of files as str, but got 3"):
+    with pytest.raises(TypeError, match=r"expects paths of files as str, but got 3 of type int; "):
         list(cached(tmp_path, ["a"], lambda path: (3, b"")))
     with pytest.raises(TypeError, match=r"OnDiskCacheHolder expects paths .* got b'a'"):
         list(IterableWrapper([b"a"]).on_disk_cache().map(Maker()).end_caching())

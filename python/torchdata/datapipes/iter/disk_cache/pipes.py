@@ -178,7 +178,7 @@ def _path(pipe: object, path: Any) -> str:
     if not isinstance(path, str) or not path:
         raise TypeError(
             f"{type(pipe).__name__} expects paths of files as str, but got {shown(path)} of type "
-            "{type(path).__name__}; let filepath_fn return a path"
+            f"{type(path).__name__}; let filepath_fn return a path"
         )
     return path
 
