@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
+from going_on import loaded  # noqa: E402
 from node_sources import numbers  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
 from torchdata.nodes import (  # noqa: E402
@@ -154,8 +155,7 @@ def test_states_have_the_layout_of_torchdata_0_11() -> None:
         (Unbatcher(Batcher(numbers(9), 3)), {"source": {"source": {"_num_yielded": 3}}, "batch_idx": 2}, [5, 6, 7, 8]),
     ]
     for node, state, rest in pairs:
-        loader = Loader(node)
-        loader.load_state_dict({"root": state, "num_yielded": 1})
+        loader = loaded(Loader(node), {"root": state, "num_yielded": 1})
         assert list(loader) == rest
         loader.shutdown()
 
@@ -214,19 +214,6 @@ def test_tensors_are_pinned_and_places_kept() -> None:
     loader.load_state_dict(loader.state_dict())
     assert [int(item["x"][0]) for item in loader] == [1, 2, 3]
     loader.shutdown()
-
-
-def test_torchs_sampler_for_ranks_resumes_in_the_order_of_its_epoch() -> None:
-    sampler = torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=1, seed=3)
-    loader = Loader(SamplerWrapper(sampler))
-    first, second = list(loader), list(loader)
-    assert first != second
-    assert {*first} <= {*range(10)}
-    resumed = Loader(SamplerWrapper(torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=1, seed=3)))
-    fresh = Loader(SamplerWrapper(sampler))
-    next(iter(fresh))
-    resumed.load_state_dict(fresh.state_dict())
-    assert [list(resumed), list(resumed)] == [first[1:], second]
 
 
 def test_a_set_is_read_in_sorted_order_which_is_the_same_in_every_process() -> None:

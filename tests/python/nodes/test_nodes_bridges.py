@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import threading
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
+from node_streams import goes_on, run  # noqa: E402
 from process_checks import wait_for  # noqa: E402
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
@@ -30,27 +32,10 @@ from torchdata.nodes import (  # noqa: E402
 )
 
 
-def goes_on_exactly(make: Any, epochs: int = 3) -> list[list[Any]]:
-    """Saves a state at every position of every epoch, resumes, and compares the items with an uninterrupted run.
-
-    Returns the items of the uninterrupted run.
-    """
-    loader = Loader(make())
-    whole = [list(loader) for _ in range(epochs)]
-    saving = Loader(make())
-    for epoch, items in enumerate(whole):
-        states = [pickle.dumps(saving.state_dict())] if epoch == 0 else []
-        for _ in saving:
-            states.append(pickle.dumps(saving.state_dict()))
-        for position, state in enumerate(states, int(epoch > 0)):
-            resumed = Loader(make())
-            resumed.load_state_dict(pickle.loads(state))
-            expected = [items[position:], *whole[epoch + 1 :]] if position < len(items) else whole[epoch + 1 :]
-            assert [list(resumed) for _ in expected] == expected, (epoch, position)
-            resumed.shutdown()
-    for one in (loader, saving):
-        one.shutdown()
-    return whole
+def goes_on_exactly(make: Any) -> list[list[Any]]:
+    """Saves and loads a state at every position of two epochs. Returns the items of three epochs."""
+    assert goes_on(make, [None] * 3, random.Random(0)) > 2
+    return run(Loader(make()), [None] * 3)[0]
 
 
 def test_the_functional_form_is_the_same() -> None:
@@ -74,7 +59,7 @@ def test_a_pipe_is_recognized_without_a_seed() -> None:
     assert sorted(seen + rest) == list(range(20))
 
 
-@pytest.mark.parametrize("position", [1, 6, 7, 13])
+@pytest.mark.parametrize("position", [1, 6, 13])
 def test_an_epoch_that_reads_a_shuffle_several_times_is_resumed_without_a_seed(position: int) -> None:
     def made() -> BaseNode[int]:
         return from_pipe(PipeOf(range(6)).shuffle().cycle(3))
@@ -154,22 +139,8 @@ def shuffled_loader() -> Any:
     return loader
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 2])
-@pytest.mark.parametrize("position", range(6))
-def test_a_node_over_a_loader_resumes_at_each_position_of_an_epoch(epoch: int, position: int) -> None:
-    def made() -> Any:
-        return Loader(IterableWrapper(shuffled_loader()))
-
-    reading = made()
-    epochs = [list(reading) for _ in range(4)]
-    stopped = made()
-    for _ in range(epoch):
-        list(stopped)
-    iterator = iter(stopped)
-    assert [next(iterator) for _ in range(position)] == epochs[epoch][:position]
-    resumed = made()
-    resumed.load_state_dict(stopped.state_dict())
-    assert [list(resumed), list(resumed)] == [epochs[epoch][position:], epochs[epoch + 1]]
+def test_a_node_over_a_loader_resumes_at_each_position_of_an_epoch() -> None:
+    goes_on_exactly(lambda: IterableWrapper(shuffled_loader()))
 
 
 def test_a_pipe_over_nodes_runs_in_the_workers_of_a_loader() -> None:
@@ -187,20 +158,12 @@ def test_a_shutdown_ends_both_a_pipe_over_nodes_and_a_node_over_a_pipe() -> None
 
 
 @pytest.mark.parametrize("wrong", [[1, 2], SequenceWrapper([1])])
-def test_objects_that_are_neither_pipe_nor_node_are_refused_with_the_remedy(wrong: Any) -> None:
+def test_wrong_arguments_and_states_of_another_pipeline_are_refused_with_the_remedy(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"from_pipe: pipe must be an IterDataPipe.*to_iter_datapipe"):
         from_pipe(wrong)
     with pytest.raises(TypeError, match="to_pipe: source_node must be a node"):
         to_pipe(wrong)
-
-
-def test_a_state_of_another_pipeline_is_refused() -> None:
-    node = from_pipe(PipeOf([1]).map(str))
-    state = node.state_dict()
-    with pytest.raises(ValueError, match="saved from another pipeline"):
-        from_pipe(PipeOf([1]).batch(1)).reset(state)
-
-
-def test_a_wrong_seed_is_refused() -> None:
     with pytest.raises(TypeError, match="a seed must be an integer"):
         from_pipe(PipeOf([1]), seed="one")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="saved from another pipeline"):
+        from_pipe(PipeOf([1]).batch(1)).reset(from_pipe(PipeOf([1]).map(str)).state_dict())

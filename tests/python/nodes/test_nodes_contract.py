@@ -116,8 +116,16 @@ def epochs_over(loader: Loader[Any], most: int | None = None) -> list[Any]:
     return list(itertools.islice(loader, most))
 
 
-@pytest.mark.parametrize("outer", STEPS)
-@pytest.mark.parametrize("inner", STEPS)
+#: Each node is tested over, and below, about a fifth of all nodes.
+PAIRS = [
+    (inner, outer)
+    for first, inner in enumerate(STEPS)
+    for second, outer in enumerate(STEPS)
+    if (first + second) % 5 == 0 or "nothing" in (inner, outer)
+]
+
+
+@pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) -> None:
     turns = any(name.startswith(TURNING) for name in (inner, outer))
     asks = inner in ASKING or outer in ASKING

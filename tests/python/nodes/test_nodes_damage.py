@@ -148,27 +148,7 @@ GRAPHS: list[Callable[[], BaseNode[Any]]] = [
     lambda: Header(MultiNodeRoundRobinSampler({"a": Prefetcher(numbers(5), 2), "b": numbers(3)}), 20),
     lambda: from_pipe(to_pipe(Prefetcher(numbers(9), 2)).map(same), seed=1),
 ]
-VALUES = [
-    -1,
-    0,
-    1,
-    2,
-    7,
-    999,
-    10**9,
-    2**31,
-    2**63 - 1,
-    10**12,
-    -(10**9),
-    1.5,
-    "x",
-    None,
-    True,
-    [],
-    {},
-    [1, 10**12],
-    b"x",
-]
+VALUES = [-1, 0, 1, 2, 7, 10**9, 2**63 - 1, -(10**9), 1.5, "x", None, True, [], {}, [1, 10**12], b"x"]
 
 
 def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -182,11 +162,11 @@ def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
 
 
 @pytest.mark.filterwarnings("ignore:SamplerWrapper. the first")
-def test_two_thousand_mutated_states_load_or_raise_an_error_without_a_hang_or_much_memory() -> None:
+def test_mutated_states_load_or_raise_an_error_without_a_hang_or_much_memory() -> None:
     chance, refused, loaded = random.Random(1), 0, 0
     saves = [(make, [saved(make, items) for items in (0, 1, 3, 5)]) for make in GRAPHS]
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-    for _ in range(2000):
+    for _ in range(600):
         make, states = chance.choice(saves)
         state = copy.deepcopy(chance.choice(states))
         for _ in range(chance.randint(1, 2)):
@@ -207,8 +187,8 @@ def test_two_thousand_mutated_states_load_or_raise_an_error_without_a_hang_or_mu
             refused += 1
         finally:
             loader.shutdown()
-    assert refused > 800
-    assert loaded > 200
+    assert refused > 240
+    assert loaded > 60
     assert time.monotonic() - began < 300  # loading a state takes milliseconds, so no state has caused a hang
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 256 * 1024, f"{grown // 1024} MiB more"

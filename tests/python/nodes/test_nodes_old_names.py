@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +12,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
+from going_on import loaded  # noqa: E402
 from node_sources import numbers  # noqa: E402
 from torchdata.nodes import Header, Loader, MultiNodeWeightedSampler, StopCriteria  # noqa: E402
 from torchdata.nodes.constants import QUEUE_TIMEOUT  # noqa: E402
+from torchdata.nodes.exception_wrapper import StartupExceptionWrapper  # noqa: E402
 from torchdata.nodes.samplers.multi_node_weighted_sampler import _WeightedSampler  # noqa: E402
 from torchdata.nodes.samplers.utils import _get_rank_seed  # noqa: E402
+from torchdata.nodes.snapshot_store import MonotonicIndex, QueueSnapshotStore  # noqa: E402
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
 
 WEIGHTS = {"a": 1.0, "b": 3.0}
@@ -26,6 +31,8 @@ def sources() -> dict[str, Any]:
 
 def test_constants_are_what_they_were() -> None:
     assert QUEUE_TIMEOUT == 0.1
+    index = MonotonicIndex(3)
+    assert [index.get(), index.get(), MonotonicIndex().get()] == [3, 4, 0]
     assert StatefulDistributedSampler._YIELDED == "yielded"
     sampler = StatefulDistributedSampler(range(4), num_replicas=1, rank=0)
     assert sampler.state_dict() == {StatefulDistributedSampler._YIELDED: 0}
@@ -83,8 +90,7 @@ def test_a_subclass_of_the_weighted_sampler_checks_and_chooses_in_its_own_way() 
     loader = make()
     iterator = iter(loader)
     seen = [next(iterator)["dataset_key"] for _ in range(3)]
-    other = make()
-    other.load_state_dict(pickle.loads(pickle.dumps(loader.state_dict())))
+    other = loaded(make(), pickle.loads(pickle.dumps(loader.state_dict())))
     assert seen + [item["dataset_key"] for item in other] == whole
 
 
@@ -140,3 +146,49 @@ def test_after_an_error_of_a_source_the_next_call_has_the_same_choice_even_in_a_
     assert sampler.state_dict()["chosen"] == "a"
     assert next(sampler) == 1
     assert "chosen" not in sampler.state_dict()
+
+
+# -- snapshot stores and counters, which users' nodes import -----------------------------------------
+
+
+def ended() -> threading.Thread:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    return thread
+
+
+def test_a_snapshot_is_found_by_its_version_and_older_ones_are_dropped() -> None:
+    store = QueueSnapshotStore()
+    for version in (0, 2, 5):
+        store.append(f"v{version}", version)
+    assert store.pop_version(1) is None
+    assert store.pop_version(2) == "v2"
+    assert store.pop_version(2) is None
+    assert store.pop_version(9) is None
+    assert store.pop_version(5) is None
+    for version in (5, 2):
+        with pytest.raises(ValueError, match=f"version {version} of a snapshot must be greater than version 5"):
+            store.append("b", version)
+
+
+def test_the_snapshot_of_the_beginning_is_waited_for() -> None:
+    store = QueueSnapshotStore()
+    thread = threading.Thread(target=store.append_initial_snapshot, args=({"place": 0},))
+    thread.start()
+    assert store.get_initial_snapshot(thread, timeout=20) == {"place": 0}
+    thread.join()
+    with pytest.raises(RuntimeError, match="did not come: its thread has ended"):
+        store.get_initial_snapshot(ended(), timeout=20)
+    with pytest.raises(RuntimeError, match=r"has not come within 0.1 s"):
+        store.get_initial_snapshot(threading.main_thread(), timeout=0.1)
+
+
+def test_an_error_that_arrives_in_place_of_the_snapshot_is_raised() -> None:
+    store = QueueSnapshotStore()
+    try:
+        raise KeyError("at the start")
+    except KeyError:
+        store.append_initial_snapshot(StartupExceptionWrapper(sys.exc_info(), where="in a thread"))
+    with pytest.raises(KeyError, match="at the start"):
+        store.get_initial_snapshot(ended(), timeout=1)

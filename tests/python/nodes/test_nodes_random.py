@@ -19,7 +19,7 @@ def judge(request: pytest.FixtureRequest) -> Iterator[NodesJudge]:
 
 
 #: The seeds of the tested programs. With the last seed, an epoch once had more items than the driver reads.
-SEEDS = [*(range(first, first + 3) for first in (1, 11, 91)), range(973_676, 973_677)]
+SEEDS = [*(range(first, first + 2) for first in (1, 11, 91)), range(973_676, 973_677)]
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)

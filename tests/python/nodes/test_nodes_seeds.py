@@ -18,8 +18,6 @@ from dying import Dying  # noqa: E402
 from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, SamplerWrapper  # noqa: E402
 
-Draws = list[tuple[float, float, float]]
-
 
 def draw(_item: Any) -> tuple[float, float, float]:
     return torch.rand((), dtype=torch.float64).item(), random.random(), float(np.random.rand())
@@ -95,9 +93,8 @@ class DrawsAndDies:
 
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_process_that_replaces_another_does_not_repeat_its_numbers(tmp_path: Path, context: str) -> None:
-    node = mapper(IterableWrapper(range(8)), DrawsAndDies(tmp_path), 1, context, on_worker_exit="restart")
+def test_a_process_that_replaces_another_does_not_repeat_its_numbers(tmp_path: Path) -> None:
+    node = mapper(IterableWrapper(range(8)), DrawsAndDies(tmp_path), 1, on_worker_exit="restart")
     with Loader(node) as loader:
         came = list(loader)
     assert len(list(tmp_path.iterdir())) == 1

@@ -8,15 +8,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import random
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
+from dying import Dying  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
 from torchdata.nodes import BaseNode, IterableWrapper, Loader, ParallelMapper, _processes  # noqa: E402
@@ -192,93 +193,47 @@ def test_read_ahead_is_bounded_by_the_size_of_items_and_by_its_argument(options:
     node.shutdown()
 
 
-class Plan:
-    """The plan of a run, drawn from a seed. The plan determines which epochs are left early, and which items are small.
-
-    Args:
-        seed: the seed that determines the run.
-        deaths: whether processes exit.
-    """
-
-    def __init__(self, seed: int, deaths: bool) -> None:
-        chance = random.Random(seed)
-        self.size = chance.choice([50, 400, 1200])
-        self.ends = [chance.randint(1, self.size) for _ in range(3)]
-        self.large = {chance.randint(1, 3 * self.size) for _ in range(chance.choice([0, 1, 30]))}
-        self.failing = {chance.randint(1, 3 * self.size) for _ in range(chance.choice([0, 1, 9]))}
-        self.dying = {chance.randint(1, self.size) for _ in range(3 * deaths)}
-        self.workers = chance.choice([1, 2, 3])
-        self.options = {
-            "in_order": chance.random() < 0.8,
-            "snapshot_frequency": chance.choice([1, 1, 5, 100]),
-            "on_worker_exit": "restart",
-        }
-        self.stop = chance.randrange(2), chance.random()
-        self.long = chance.choice([0.0, 0.0005, 0.01])
-        #: The number of processes that have exited, in memory that all processes share.
-        self.died = multiprocessing.get_context("fork").Array("b", 3 * self.size + 1)
-
-    def item(self, number: int) -> Any:
-        return [number] if number in self.large else number
-
-    def call(self, item: Any) -> Any:
-        number = item[0] if isinstance(item, list) else item
-        if number in self.dying and not self.died[number]:
-            self.died[number] = 1
-            os.kill(os.getpid(), signal.SIGKILL)
-        if number in self.failing:
-            raise KeyError(number)
-        return -number
-
-    def loader(self) -> Loader[Any]:
-        return Loader(mapper(Drawn(self.size, self.item), self.call, self.workers, **self.options))
-
-    def part(self, iterator: Any, count: int) -> list[Any]:
-        """Returns the next `count` results or errors, or fewer if the epoch ends."""
-        found: list[Any] = []
-        while len(found) < count:
-            try:
-                found.append(next(iterator))
-            except StopIteration:
-                break
-            except KeyError as error:
-                found.append(f"error {str(error).split()[-1]}")
-        return found if self.options["in_order"] else sorted(found, key=str)
+def results_of(iterator: Any, count: int = 10 * MANY) -> list[Any]:
+    """Returns the next `count` results or errors, or fewer if the epoch ends."""
+    found: list[Any] = []
+    while len(found) < count:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            break
+        except KeyError as error:
+            found.append(int(str(error).split()[-1]))
+    return found
 
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-@pytest.mark.parametrize("deaths", [False, True])
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 112])
-def test_random_runs_resume_from_any_position_as_if_never_stopped(
-    seed: int, deaths: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("in_order", "deaths"), [(True, {}), (True, {9: 1, MANY + 9: 2, 2 * MANY: 1}), (False, {})])
+def test_a_run_resumes_among_many_items_as_if_never_stopped(
+    in_order: bool, deaths: dict[int, int], tmp_path: Path
 ) -> None:
-    plan = Plan(seed, deaths)
-    monkeypatch.setattr(_processes, "_LONG", plan.long)
-    loader = plan.loader()
-    epochs, (stop, share) = [], plan.stop
-    # Epochs without a fixed order are read to their ends, because their first items differ between runs.
-    ends = plan.ends if plan.options["in_order"] else [plan.size + 1] * 3
-    for epoch, end in enumerate(ends):
-        iterator = iter(loader)
-        before = int(share * end)
-        found = plan.part(iterator, before)
-        if epoch == stop:
-            state = pickle.dumps(loader.state_dict())
-        epochs.append((found, plan.part(iterator, end - before)))
-    loader.root.shutdown()
-    first, rest = epochs[stop]
-    if plan.options["in_order"]:
-        whole = [f"error {number}" if number in plan.failing else -number for number in range(1, plan.size + 1)]
-        assert [*epochs[0][0], *epochs[0][1]] == whole[: ends[0]]
-    again = plan.loader()
-    again.load_state_dict(pickle.loads(state))
-    iterator = iter(again)
-    assert plan.part(iterator, len(rest)) == rest
-    if len(first) + len(rest) <= plan.size and ends[stop] > plan.size:
-        assert plan.part(iterator, 1) == []
-    for end, (before, behind) in zip(ends[stop + 1 :], epochs[stop + 1 :], strict=True):
-        assert sorted(plan.part(iter(again), end), key=str) == sorted([*before, *behind], key=str)
-    again.root.shutdown()
+    """Some items are large, the function fails at some items, and at some items processes exit."""
+    dying = Dying(tmp_path, deaths)
+
+    def call(item: Any) -> int:
+        number = item[0] if isinstance(item, list) else item
+        dying(number)
+        if number % 401 == 0:
+            raise KeyError(number)
+        return -int(number)
+
+    def make() -> Loader[Any]:
+        source = Drawn(2 * MANY + 50, lambda number: [number] if number % 97 == 0 else number)
+        options = {"in_order": in_order, "snapshot_frequency": 5, "on_worker_exit": "restart"}
+        return Loader(mapper(source, call, 2, **options))
+
+    whole = [number if number % 401 == 0 else -number for number in range(1, 2 * MANY + 51)]
+    for position in (7, MANY, 2 * MANY):
+        with make() as loader, make() as again:
+            iterator = iter(loader)
+            head = results_of(iterator, position)
+            again.load_state_dict(pickle.loads(pickle.dumps(loader.state_dict())))
+            for rest in (results_of(iterator), results_of(iter(again))):
+                assert (head + rest if in_order else sorted(head + rest)) == (whole if in_order else sorted(whole))
 
 
 @pytest.mark.parametrize("wrong", [5, [1], [1, -1], ["1", 2], [1, 2**70]])

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from counted_causes import CAUSES, stats_of  # noqa: E402
+from going_on import loaded  # noqa: E402
 from torchdata._observe.stats.diagnosis import diagnose  # noqa: E402
 from torchdata._observe.stats.model import NODES, LoaderStats, PipeStats  # noqa: E402
 from torchdata._users_code import place_of  # noqa: E402
@@ -102,9 +103,7 @@ def test_counting_does_not_change_states(monkeypatch: pytest.MonkeyPatch) -> Non
         items = iter(loader)
         assert [next(items) for _ in range(5)] == list(range(5))
         states.append(loader.state_dict())
-        resumed = Loader(graph())
-        resumed.load_state_dict(states[0])
-        assert list(resumed) == list(range(5, 12))
+        assert list(loaded(Loader(graph()), states[0])) == list(range(5, 12))
     assert states[0] == states[1]
 
 

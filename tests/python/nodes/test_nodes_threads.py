@@ -15,6 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
+from node_sources import Epochs, numbers, outcomes  # noqa: E402
 from process_checks import wait_for  # noqa: E402
 from torchdata.nodes import (  # noqa: E402
     BaseNode,
@@ -39,10 +40,6 @@ def _no_thread_is_left() -> Iterator[None]:
     yield
     gc.collect()
     wait_for(lambda: not threads())
-
-
-def numbers(count: int) -> IterableWrapper[int]:
-    return IterableWrapper(range(count))
 
 
 class Gate(BaseNode[int]):
@@ -164,17 +161,6 @@ def test_an_error_comes_in_its_place_with_its_traceback_and_what_follows_it_can_
     node.reset(state)
     assert [item for item in outcomes(node) if item != "'three'"] == [4, 5]
     node.shutdown()
-
-
-def outcomes(node: BaseNode[Any]) -> list[Any]:
-    found: list[Any] = []
-    while True:
-        try:
-            found.append(next(node))
-        except StopIteration:
-            return found
-        except Exception as error:
-            found.append(str(error))
 
 
 def test_an_error_of_an_unordered_source_comes_after_the_earlier_items() -> None:
@@ -397,9 +383,12 @@ def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
 
     for pause in (0.0, 0.0, 0.005):  # the pause changes how far threads read ahead, but not the result
         for frequency in (0, 1, 3):
-            loader = Loader(Prefetcher(Cyclic(_Numbered(3)), 8, frequency))
+            loader = Loader(Prefetcher(Cyclic(Epochs(3)), 8, frequency))
             for epoch in range(4):
-                assert next(iter(loader)) == 3 * epoch  # one item and eight items that were read ahead are three epochs
+                assert next(iter(loader)) == (
+                    3 * epoch,
+                    0,
+                )  # one item and eight more that were read ahead are three epochs
                 time.sleep(pause)
             loader.shutdown()
 
@@ -419,17 +408,6 @@ def test_abandoning_an_epoch_does_not_wait_endlessly_for_a_slow_source(monkeypat
     node.reset()
     assert len(read) < 90_000
     node.shutdown()
-
-
-class _Numbered:
-    def __init__(self, size: int) -> None:
-        self.size, self.epoch = size, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        return iter([self.epoch] * self.size)
 
 
 def test_a_forked_child_gets_an_error_about_the_threads_of_its_parent_and_may_reset() -> None:

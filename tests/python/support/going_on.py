@@ -41,17 +41,32 @@ def epochs_of(loader: Any, count: int = 4) -> list[list[Any]]:
     return [[plain(batch) for batch in loader] for _ in range(count)]
 
 
+def advanced(loader: Any, batches: int) -> Any:
+    """Begins an epoch, and returns its iterator after some batches."""
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    return iterator
+
+
+def saved(loader: Any) -> Any:
+    """Returns the state of a loader after a conversion to JSON and back."""
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+def loaded(loader: Any, state: Any, **options: Any) -> Any:
+    """Loads a state into a loader, and returns the loader."""
+    loader.load_state_dict(state, **options)
+    return loader
+
+
 def saved_at(loader: Any, epoch: int, batches: int | None) -> Any:
     """Reads a loader up to a position in an epoch, and returns its state after a conversion to JSON and back."""
-    for _ in range(epoch):
+    for _ in range(epoch + (batches is None)):
         list(loader)
-    if batches is None:
-        list(loader)
-    elif (epoch, batches) != (0, 0):
-        iterator = iter(loader)
-        for _ in range(batches):
-            next(iterator)
-    return json.loads(json.dumps(loader.state_dict()))
+    if batches is not None and (epoch, batches) != (0, 0):
+        advanced(loader, batches)
+    return saved(loader)
 
 
 def wanted_at(whole: list[list[Any]], epoch: int, batches: int | None) -> list[list[Any]]:
@@ -74,8 +89,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
         seed_all()
         state = saved_at(make(), *moment)
         seed_all()
-        later = make()
-        later.load_state_dict(state)
+        later = loaded(make(), state)
         if draws_before:
             torch.rand(11)
         wanted = wanted_at(whole, *moment)
@@ -133,3 +147,23 @@ class Shuffled(Sampler[int]):
         order = [*range(16)]
         random.shuffle(order)
         return iter(order)
+
+
+class Places(Sampler[int]):
+    """A sampler with a state. Each new iterator starts at the beginning unless a state was loaded."""
+
+    def __init__(self, length: int = 12) -> None:
+        self.length = length
+        self.place = self.start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.place, self.start = self.start, 0
+        for index in range(self.place, self.length):
+            self.place += 1
+            yield index
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["place"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -106,3 +107,27 @@ def run(loader: Loader[Any], plan: Plan, save_at: tuple[int, int] | None = None)
         if save_at == (epoch, len(items) + 1):
             state = pickle.dumps(loader.state_dict())
     return epochs, state
+
+
+def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random, share: float = 1.0) -> int:
+    """Saves states at some positions of a plan, resumes, and compares the items with an uninterrupted run.
+
+    Returns the number of states.
+    """
+    whole, _ = run(Loader(make()), plan)
+    held = 0
+    for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):
+        # If a loop is left directly after the last item, the node does not know yet that the epoch has ended.
+        for position in range(len(items) + 2 if most is None else len(items)):
+            if chance.random() > share and position not in (0, len(items) + 1):
+                continue
+            epochs, state = run(Loader(make()), plan, (epoch, position))
+            assert epochs == whole, f"saving at {epoch}, {position} changes what comes"
+            resumed = Loader(make())
+            resumed.load_state_dict(pickle.loads(state))
+            over = position >= len(items)
+            left = [*plan[epoch + 1 :]] if over else [most and most - position, *plan[epoch + 1 :]]
+            expected = whole[epoch + 1 :] if over else [items[position:], *whole[epoch + 1 :]]
+            assert run(resumed, left)[0] == expected, (epoch, position, pickle.loads(state))
+            held += 1
+    return held
