@@ -71,12 +71,6 @@ def test_a_split_pipe_is_one_node_unless_its_children_are_requested(label: str) 
     assert source.count(" -> ") == 7
 
 
-def test_a_child_at_the_end_of_the_graph_is_drawn_as_the_split_pipe() -> None:
-    nodes, arrows = drawn(IterableWrapper(range(4)).fork(2)[0])
-    assert nodes == {"IterableWrapper": "lightblue", "Forker": "darkolivegreen1"}
-    assert arrows == {("IterableWrapper", "Forker")}
-
-
 def test_pipes_of_both_kinds_and_of_users_are_drawn_by_their_names() -> None:
     pipe = MirrorIterDataPipe(IterableWrapper("ab")).zip_with_map(SequenceWrapper("ab"), ord)
     nodes, arrows = drawn(pipe)

@@ -56,28 +56,9 @@ def draw(times: int = 1) -> list[float]:
     return drawn
 
 
-def alone(number: int, steps: int) -> list[list[float]]:
-    seed(number)
-    return [draw(1 + step % 3) for step in range(steps)]
-
-
-def test_each_shard_draws_the_same_numbers_as_if_it_were_alone(way: Any) -> None:
-    expected = {number: alone(number, 700) for number in range(3)}
-    shards = []
-    for number in range(3):
-        seed(number)
-        shards.append(ShardGlobals())
-        shards[-1].leave()
-    for step in range(700):
-        for number, shard in enumerate(shards):
-            shard.enter()
-            assert draw(1 + step % 3) == expected[number][step]
-            shard.leave()
-
-
 def test_shards_that_are_switched_natively_draw_and_seed_as_if_they_were_alone(way: Any) -> None:
     def steps(number: int) -> Any:
-        for step in range(700):
+        for step in range(300):
             if step % 50 == number:  # a seed changes the numbers, but not the count of draws
                 seed(step)
             yield draw(step % 3)
@@ -101,12 +82,13 @@ def test_shards_that_are_switched_natively_draw_and_seed_as_if_they_were_alone(w
             shard.leave(is_all=True)
         shards[0].enter()
         turns, iterators = ShardTurns(shards, exchange, 0), [steps(number) for number in range(3)]
-        for step in range(700):
+        for step in range(300):
             for number, iterator in enumerate(iterators):
                 turns.enter(number)
                 assert step < 2 or skipping.worker == number
                 assert next(iterator) == expected[number][step]
         assert (len(switched) == 0) == (way == "memory")
+        assert (shards[0]._others == []) == (way == "memory"), "the memory of the generators is found"
     finally:
         skipping.worker = before
 
@@ -131,13 +113,6 @@ def test_a_generator_that_is_installed_between_two_switches_is_exchanged_from_th
         assert switched == [(0, 1), (1, 0)]
     finally:
         numpy.random.set_bit_generator(before)
-
-
-def test_the_memory_of_the_generators_is_found() -> None:
-    seed(1)
-    shard = ShardGlobals()
-    shard.leave()
-    assert shard._others == []
 
 
 def test_another_bit_generator_of_numpy_is_exchanged() -> None:

@@ -16,11 +16,13 @@ from pipes_table import seed
 from pipes_table.core import Doubling, plus_one
 from random_graphs.check import start
 from random_graphs.users import ByHand, Declared, OneToOne, UnstatedRandom, UnstatedTwice, drawn, is_odd
+from resuming import with_state
 from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter import IterableWrapper, Mapper, SampleMultiplexer
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import (
+    forget_state,
     is_one_to_one,
     is_restorable,
     load_generators,
@@ -134,8 +136,7 @@ def test_a_loaded_state_that_is_only_begun_is_saved_unchanged(build: Callable[[]
         saved = pickle.dumps((save_state(pipe), save_generators()))
         for _ in range(3):
             state, generators = pickle.loads(saved)
-            pipe = build()
-            load_state(pipe, state)
+            pipe = with_state(build(), state)
             load_generators(generators)
             iterator = iter(pipe)
             saved = pickle.dumps((save_state(pipe), save_generators()))
@@ -149,8 +150,7 @@ def test_an_ended_pipe_does_not_read_its_source() -> None:
     assert list(iterator) == [0, 1]
     state = save_state(pipe)
     del read[:]
-    other = numbers(5).map(lambda n: read.append(n) or n).header(2)
-    load_state(other, state)
+    other = with_state(numbers(5).map(lambda n: read.append(n) or n).header(2), state)
     assert list(other) == []
     assert read == []
     assert list(other) == [0, 1]
@@ -160,11 +160,9 @@ def test_a_seed_that_is_set_after_loading_applies_to_the_next_epoch() -> None:
     pipe = numbers(20).shuffle().set_seed(1)
     iterator = iter(pipe)
     head = list(islice(iterator, 5))
-    other = numbers(20).shuffle()
-    load_state(other, save_state(pipe))
+    other = with_state(numbers(20).shuffle(), save_state(pipe))
     other.set_seed(2)
-    third = numbers(20).shuffle()
-    load_state(third, save_state(other))
+    third = with_state(numbers(20).shuffle(), save_state(other))
     assert head + list(third) == list(numbers(20).shuffle().set_seed(1))
     assert list(third) == list(numbers(20).shuffle().set_seed(2))
 
@@ -209,8 +207,7 @@ def test_a_state_is_plain_data_that_torch_loads_without_pickle(build: Callable[[
     saved.seek(0)
     loaded = torch.load(saved, weights_only=True)
     rest = list(iterator)
-    other = build()
-    load_state(other, loaded["pipe"])
+    other = with_state(build(), loaded["pipe"])
     load_generators(loaded["generators"])
     assert list(other) == rest
 
@@ -222,15 +219,14 @@ def test_values_that_need_pickle_are_marked() -> None:
 
 
 def test_nested_containers_are_pickled_without_names() -> None:
-    pipe = IterableWrapper([{"a": [1, {2}]}, {"a": [b"x", (3, [4])]}, {"a": None}]).shuffle(buffer_size=2)
-    iterator = iter(pipe)
+    def build() -> Any:
+        return IterableWrapper([{"a": [1, {2}]}, {"a": [b"x", (3, [4])]}, {"a": None}]).shuffle(buffer_size=2)
+
+    iterator = iter(pipe := build())
     next(iterator)
     state = save_state(pipe)
     assert "__nested__" in state["pipes"][-1]["state"]
-    rest = list(iterator)
-    again = IterableWrapper([{"a": [1, {2}]}, {"a": [b"x", (3, [4])]}, {"a": None}]).shuffle(buffer_size=2)
-    load_state(again, state, allow_pickle=False)
-    assert list(again) == rest
+    assert list(with_state(build(), state, allow_pickle=False)) == list(iterator)
 
 
 def test_an_item_that_is_buffered_twice_stays_one_object() -> None:
@@ -289,8 +285,7 @@ def test_a_pipe_with_one_to_one_items_is_not_replayed() -> None:
     state = save_state(pipe)
     assert all("drop" not in entry for entry in state["pipes"])
     del calls[:]
-    other = OneToOne(numbers(9).map(lambda n: calls.append(n) or n))
-    load_state(other, state)
+    other = with_state(OneToOne(numbers(9).map(lambda n: calls.append(n) or n)), state)
     assert (next(iter(other)), calls) == (3, [1])
 
 
@@ -379,3 +374,48 @@ def test_a_graph_that_a_loader_has_changed_counts_as_the_same_pipeline() -> None
     pipe = build(0)
     next(iter(pipe))
     load_state(build(1), save_state(pipe))
+
+
+# -- pipes without a state, which are replayed -------------------------------------------------------
+
+
+class Overriding(Mapper[int]):
+    """A user-defined subclass that overrides `__iter__`, so the state of its base class does not describe it."""
+
+    def __iter__(self) -> Any:
+        yield from enumerate(self.datapipe)
+
+
+class Tagging(Mapper[Any]):
+    """A user-defined subclass that calls the `__iter__` of its base class."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize("kind", [Overriding, Tagging])
+def test_a_subclass_that_overrides_iter_is_replayed(kind: Any) -> None:
+    pipe = kind(IterableWrapper(range(5)), plus_one)
+    expected = list(pipe)
+    iterator = iter(pipe)
+    head = [next(iterator) for _ in range(2)]
+    state = save_state(pipe)
+    assert [entry.get("drop") for entry in state["pipes"]] == [None, 2]
+    assert head + list(with_state(kind(IterableWrapper(range(5)), plus_one), state)) == expected
+
+
+def test_a_pipe_over_a_plain_iterable_is_restored_too() -> None:
+    pipe = Mapper(range(5), plus_one)
+    iterator = iter(pipe)
+    assert [next(iterator), next(iterator)] == [1, 2]
+    restored = with_state(Mapper(range(5), plus_one), save_state(pipe))
+    assert list(restored) == [3, 4, 5]
+    assert list(restored) == [1, 2, 3, 4, 5]
+
+
+def test_a_state_that_was_forgotten_is_not_saved_again() -> None:
+    pipe = IterableWrapper(range(5))
+    next(iter(pipe))
+    restored = with_state(IterableWrapper(range(5)), save_state(pipe))
+    forget_state(restored)
+    assert list(with_state(IterableWrapper(range(5)), save_state(restored))) == list(restored) == [0, 1, 2, 3, 4]

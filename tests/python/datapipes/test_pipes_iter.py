@@ -7,16 +7,19 @@ import pickle
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pipes_table.core import is_even, plus_one
+from resuming import with_state
 from torchdata.datapipes import DataChunk
 from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, sources_of
+from torchdata.datapipes._pipe.state.chunked_list import CHUNK_SIZE, ChunkedList
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter import IterableWrapper, Sampler
+from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils._streams import StreamWrapper
 
@@ -33,20 +36,11 @@ def test_changing_items_in_place_does_not_reach_the_next_epoch(items: Any) -> No
     for item in pipe:
         item.append(0)
     assert list(pipe) == [[1], [2]]
-
-
-def test_changing_the_wrapped_list_while_reading_does_not_change_what_is_read() -> None:
-    numbers = [1, 2, 3]
-    seen = []
-    for number in IterableWrapper(numbers):
+    numbers = [1]
+    for number in IterableWrapper(numbers):  # reads a copy of the list
         numbers.append(number)
-        seen.append(number)
-    assert seen == [1, 2, 3]
-
-
-def test_without_deepcopy_items_are_the_originals() -> None:
-    item: list[int] = []
-    assert next(iter(IterableWrapper([item], deepcopy=False))) is item
+    assert numbers == [1, 1]
+    assert next(iter(IterableWrapper(items, deepcopy=False))) is items[0]
 
 
 def test_an_iterable_that_cannot_be_copied_warns_and_is_read_directly() -> None:
@@ -58,11 +52,6 @@ def test_an_iterable_that_cannot_be_copied_warns_and_is_read_directly() -> None:
         pytest.warns(UserWarning, match="is a one-shot iterator, of which an earlier epoch has left nothing"),
     ):
         assert list(pipe) == []
-
-
-def test_a_one_shot_iterator_that_can_be_copied_is_read_in_every_epoch() -> None:
-    pipe = IterableWrapper(iter([1, 2]))
-    assert [list(pipe), list(pipe)] == [[1, 2], [1, 2]]
 
 
 class ByHand(Sequence[int]):
@@ -100,9 +89,7 @@ def test_every_kind_of_iterable_is_restored_in_its_middle(iterable: Any) -> None
     pipe = IterableWrapper(iterable)
     iterator = iter(pipe)
     head = [next(iterator) for _ in range(4)]
-    restored = IterableWrapper(iterable)
-    load_state(restored, save_state(pipe))
-    assert head + list(restored) == list(IterableWrapper(iterable))
+    assert head + list(with_state(IterableWrapper(iterable), save_state(pipe))) == list(IterableWrapper(iterable))
 
 
 def test_restoring_a_long_range_does_not_read_what_comes_before() -> None:
@@ -133,6 +120,7 @@ def test_a_stop_iteration_in_a_function_after_a_full_epoch_raises_an_error_too()
     assert list(pipe) == [0, 1, 2, 3, 4]
     with pytest.raises(RuntimeError, match="StopIteration"):
         list(pipe)
+    assert list(IterableWrapper([]).cycle()) == [], "an endless cycle over nothing ends"
 
 
 def test_columns_of_dicts_are_mapped_in_place_and_of_tuples_in_new_tuples() -> None:
@@ -237,8 +225,7 @@ def test_without_a_seed_orders_follow_the_global_generator(no_torch: None) -> No
 
 def test_a_seed_set_before_the_first_iteration_is_part_of_the_state() -> None:
     state = save_state(IterableWrapper(range(50)).shuffle().set_seed(5))
-    restored = IterableWrapper(range(50)).shuffle()
-    load_state(restored, state)
+    restored = with_state(IterableWrapper(range(50)).shuffle(), state)
     assert list(restored) == list(IterableWrapper(range(50)).shuffle().set_seed(5))
 
 
@@ -250,15 +237,6 @@ def test_turning_shuffling_off_acts_from_the_next_iteration_on() -> None:
     pipe.set_shuffle(False)
     assert head + list(iterator) == expected
     assert list(pipe) == list(range(20))
-
-
-def test_torch_samplers_work() -> None:
-    data = pytest.importorskip("torch.utils.data")
-    assert sorted(Sampler(IterableWrapper(range(5)), data.RandomSampler)) == [0, 1, 2, 3, 4]
-
-
-def test_an_endless_cycle_over_nothing_ends() -> None:
-    assert list(IterableWrapper([]).cycle()) == []
 
 
 def test_buffered_items_are_not_mistaken_for_sources() -> None:
@@ -333,3 +311,41 @@ def test_data_in_a_structure_does_not_hide_the_pipes_beside_it() -> None:
     assert sources_of(Holder(named)) == pipes[:3]
     assert sources_of(Holder([(str(n), pipe) for n, pipe in enumerate(pipes[:350])])) == pipes[:350]
     assert sources_of(Holder({"left": pipes[:200], "right": tuple(pipes[200:])})) == pipes
+
+
+# -- a large buffer of `shuffle` --------------------------------------------------------------------
+
+ITEMS = 2 * CHUNK_SIZE + 5
+
+
+def _shuffled(seed: int) -> list[int]:
+    generator, buffer = random.Random(seed), list(range(ITEMS))
+    return [buffer.pop(generator.randint(0, len(buffer) - 1)) for _ in range(ITEMS)]
+
+
+def test_a_buffer_as_large_as_the_dataset_yields_the_order_of_a_list() -> None:
+    pipe = IterableWrapper(range(ITEMS)).shuffle(buffer_size=ITEMS)
+    for seed in (3, 4):
+        assert list(pipe.set_seed(seed)) == _shuffled(seed)
+
+
+@pytest.mark.parametrize("position", [1, CHUNK_SIZE, ITEMS - CHUNK_SIZE, ITEMS - 1])
+def test_a_large_buffer_resumes_while_it_empties(position: int) -> None:
+    first, second = (IterableWrapper(range(ITEMS)).shuffle(buffer_size=ITEMS).set_seed(3) for _ in range(2))
+    begun = iter(first)
+    list(islice(begun, position))
+    saved = save_state(first)
+    next(begun)  # the saved state must not change when the pipe continues
+    load_state(second, saved)
+    assert list(second) == _shuffled(3)[position:]
+
+
+def test_chunks_remove_what_a_list_removes() -> None:
+    chunks, items, generator = ChunkedList(list(range(ITEMS))), list(range(ITEMS)), random.Random(0)
+    for left in range(ITEMS, 0, -1):
+        index = generator.choice((0, left - 1, generator.randrange(left)))
+        assert chunks.pop(index) == items.pop(index)
+        if left % CHUNK_SIZE < 2:
+            assert (len(chunks), list(chunks)) == (len(items), items)
+    with pytest.raises(IndexError):
+        chunks.pop(0)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from archive_bytes import tar_of
+from resuming import with_state
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
-from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.state import save_state
 
 ITEMS, PLACE = 2000, 1900
 
@@ -111,9 +112,7 @@ def test_a_source_that_resumes_late_reads_the_rest_and_little_more(build: Callab
     pipe = build()
     iterator = iter(pipe)
     head = list(islice(iterator, PLACE))
-    state = save_state(pipe)
-    other = build()
-    load_state(other, state)
+    other = with_state(build(), save_state(pipe))
     counter.since()
     assert head + list(other) == whole
     assert 0 < counter.since() < most

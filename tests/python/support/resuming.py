@@ -1,9 +1,14 @@
-"""Functions that read a loader up to a position, or from a state on, and then shut the loader down."""
+"""Functions that read a loader up to a position, or from a state on, and then shut the loader down.
+
+Another function loads the state of a pipe.
+"""
 
 from __future__ import annotations
 
 import pickle
 from typing import Any
+
+from torchdata.datapipes.state import load_state
 
 
 def begun(loader: Any, state: Any = None, seed: int = 3) -> Any:
@@ -43,3 +48,9 @@ def resumed(loader: Any, state: Any, count: int = 1, **options: Any) -> list[lis
     with loader:
         loader.load_state_dict(state, **options)
         return [list(loader) for _ in range(count)]
+
+
+def with_state(pipe: Any, state: Any, **options: Any) -> Any:
+    """Loads a copy of a state into a pipe, and returns the pipe. The state is pickled in between."""
+    load_state(pipe, pickle.loads(pickle.dumps(state)), **options)
+    return pipe

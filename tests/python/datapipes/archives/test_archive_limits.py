@@ -76,9 +76,10 @@ def read_tar(data, mode="r:*", **options):
 each_mode = pytest.mark.parametrize("mode", ["r:*", "r|*"])
 
 
-@each_mode
-@pytest.mark.parametrize("pack", PACKED)
-@pytest.mark.parametrize("kind", [b"L", b"K", b"x", b"X", b"g"])
+@pytest.mark.parametrize(
+    ("mode", "pack", "kind"),
+    [*(("r|*", bytes, kind) for kind in (b"L", b"K", b"x", b"X", b"g")), *(("r:*", pack, b"x") for pack in PACKED)],
+)
 def test_a_header_of_more_than_one_mebibyte_is_refused_before_it_is_read(kind, pack, mode):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     data = pack(member("first") + block(kind, 3 << 30) + b"a" * MIB + END)
@@ -94,7 +95,7 @@ def test_a_header_of_more_than_one_mebibyte_is_refused_before_it_is_read(kind, p
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
-@pytest.mark.parametrize("kind", [b"L", b"K", b"x", b"g"])
+@pytest.mark.parametrize("kind", [b"L", b"g"])
 def test_headers_of_archives_that_decompress_opens_are_refused_as_well(kind):
     data = member("first") + block(kind, 3 << 30) + END
     ((_, opened),) = Decompressor([("a.tar", io.BytesIO(data))])
@@ -268,8 +269,8 @@ def test_a_zip_archive_is_out_of_proportion_as_a_whole(monkeypatch):
 # --------------------------------------------------------------------------------------------------------------- names
 
 
-@pytest.mark.parametrize("folder", ["..", "../", "../..", "a/../..", "../../b/.."])
-@pytest.mark.parametrize("name", ["../x", "../../x", "..", "../etc/passwd", "a/../../x"])
+@pytest.mark.parametrize("folder", ["..", "../..", "a/../..", "../../b/.."])
+@pytest.mark.parametrize("name", ["../x", "..", "a/../../x"])
 def test_a_relative_name_does_not_leave_its_folder(folder, name):
     for loader, error in ((TarArchiveLoader, tarfile.ReadError), (ZipArchiveLoader, zipfile.BadZipFile)):
         out = io.BytesIO()

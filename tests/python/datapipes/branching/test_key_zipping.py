@@ -118,11 +118,3 @@ def test_a_key_that_the_map_pipe_lacks_raises_a_key_error_that_names_item_and_ke
         list(IterableWrapper(["xa", "xb"]).zip_with_map(SequenceWrapper({"a": 1}), itemgetter(1)))
     with pytest.raises(KeyError, match="key_fn maps 7 to 7"):
         list(IterableWrapper([0, 7]).zip_with_map(SequenceWrapper([1]), itself))
-
-
-def test_pipes_inside_the_items_of_a_map_pipe_are_found() -> None:
-    prices = SequenceWrapper({"tea": 2, "pie": 5})
-    order = IterableWrapper([("pie", 3), ("tea", 1)])
-    pipe = order.zip_with_map(prices, itemgetter(0), lambda item, price: item[1] * price, keep_key=True)
-    assert list(pipe) == [("pie", 15), ("tea", 2)]
-    assert len(pipe) == 2

@@ -37,12 +37,6 @@ def test_reading_one_child_again_invalidates_its_siblings() -> None:
         assert len(list(again)) == len(list(joined)) > 0
 
 
-def test_children_that_were_all_read_start_the_next_epoch_without_a_warning() -> None:
-    left, right = IterableWrapper(range(4)).fork(2)
-    for _ in range(3):
-        assert list(left.zip(right)) == [(n, n) for n in range(4)]
-
-
 def test_a_sibling_that_is_read_later_gets_its_buffered_items() -> None:
     left, right = IterableWrapper(range(6)).demux(2, lambda n: n % 2)
     reader = iter(left)
@@ -82,13 +76,9 @@ def test_forks_copy_items_as_requested(how: Any, same_item: bool, same_member: b
     assert (one is two, one[0] is two[0]) == (same_item, same_member)
 
 
-def test_a_fork_into_one_child_is_the_pipe_itself() -> None:
+def test_a_split_into_one_child_is_the_pipe_itself() -> None:
     pipe = IterableWrapper(range(3))
     assert pipe.fork(1) is pipe
-
-
-def test_a_round_robin_demux_with_one_child_returns_the_pipe_with_a_warning() -> None:
-    pipe = IterableWrapper(range(3))
     with pytest.warns(UserWarning, match="nothing to split"):
         (child,) = pipe.round_robin_demux(1)
     assert child is pipe
@@ -96,7 +86,8 @@ def test_a_round_robin_demux_with_one_child_returns_the_pipe_with_a_warning() ->
 
 def test_children_read_in_step_let_no_item_wait() -> None:
     first, second, third = IterableWrapper(range(3000)).round_robin_demux(3, buffer_size=2)
-    assert list(first.zip(second, third)) == [(n, n + 1, n + 2) for n in range(0, 3000, 3)]
+    for _ in range(2):  # children that were all read start the next epoch without a warning
+        assert list(first.zip(second, third)) == [(n, n + 1, n + 2) for n in range(0, 3000, 3)]
 
 
 @pytest.mark.parametrize("split", ["demux", "round_robin_demux"])
@@ -135,9 +126,8 @@ def test_files_that_wait_for_a_child_are_part_of_the_state(split: Any, order: li
     head = [read(next(iterator)) for _ in range(2)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))
     for _ in range(2):  # the same state can be loaded twice
-        restored = build()
-        load_state(restored, state)
-        assert [int(content) for _, content in [*head, *map(read, restored)]] == order
+        load_state(other := build(), state)
+        assert [int(content) for _, content in [*head, *map(read, other)]] == order
 
 
 @pytest.mark.parametrize("split", ["demux", "round_robin_demux"])
@@ -195,6 +185,5 @@ def test_an_unread_child_joins_its_restored_sibling(split: str) -> None:
         pipe = build()
         iterator = iter(pipe)
         head = [next(iterator) for _ in range(position)]
-        restored = build()
-        load_state(restored, pickle.loads(cloudpickle.dumps(save_state(pipe))))
-        assert head + list(restored) == whole  # rereading emits a warning, which fails the test
+        load_state(other := build(), pickle.loads(cloudpickle.dumps(save_state(pipe))))
+        assert head + list(other) == whole  # rereading emits a warning, which fails the test

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipes_table.core import Doubling
+from resuming import with_state
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
@@ -117,8 +118,7 @@ def test_a_replayed_child_has_the_seeds_of_the_saved_one(position: int) -> None:
     head = [next(reader) for _ in range(position)]
     pipe.source_datapipe.override_seed(4)
     state = pickle.loads(cloudpickle.dumps(save_state(pipe)))
-    other = Doubling(halves(0)[0])
-    load_state(other, state)
+    other = with_state(Doubling(halves(0)[0]), state)
     assert head + list(other) == [2 * n for n in halves(3)[0]]
     assert list(other) == [2 * n for n in halves(4)[0]], "the seed of the epoch after it"
 

@@ -18,9 +18,9 @@ from torch.utils.data.datapipes import iter as torchs
 from pipes_table import seed
 from random_graphs.check import Plain, check, whole
 from random_graphs.users import UnstatedPairs, is_odd, small
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from resuming import with_state
 from torchdata.datapipes.iter import Concater, IterableWrapper
-from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.state import save_state
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
@@ -100,29 +100,7 @@ def test_seeds_that_are_set_after_a_load_apply_to_passes_that_start_again(
     seed(seeded, 2)
     rest = list(iterator)
     for _ in range(again + 1):
-        other = numbers(1).concat(build())
-        load_state(other, state)
+        other = with_state(numbers(1).concat(build()), state)
         seed(other, 2)
         state = save_state(other)
     assert list(other) == rest
-
-
-@pytest.mark.parametrize("at", [0, 1, 3])
-def test_workers_that_leave_it_in_each_epoch(at: int) -> None:
-    def made() -> Any:
-        pipe = left_in_the_middle(4).sharding_filter()
-        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork"))
-
-    with made() as loader:
-        loader.seed(3)
-        list(loader)
-        iterator = iter(loader)
-        for _ in range(at):
-            next(iterator)
-        state = loader.state_dict()
-        rest = list(iterator)
-        last = list(loader)
-    with made() as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == rest
-        assert list(loader) == last

@@ -32,29 +32,22 @@ def test_files_are_made_once_and_their_paths_come_in_the_order_of_the_source(tmp
     assert content(tmp_path) == made("a", "b", "c")
 
 
-def test_existing_files_keep_their_position_among_created_ones(tmp_path):
-    list(cached(tmp_path, ["b", "d"]))
+def test_a_repeated_path_is_created_once_and_existing_files_keep_their_position(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
     maker = Maker()
-    assert names(cached(tmp_path, ["a", "b", "c", "d", "e"], maker)) == ["a", "b", "c", "d", "e"]
-    assert maker.made == ["a", "c", "e"]
-
-
-def test_a_repeated_path_is_created_once_and_yielded_twice(tmp_path):
+    pipe = IterableWrapper(["v", "new/w", "x", "v"]).on_disk_cache().map(maker).end_caching()
+    assert list(pipe) == ["v", "new/w", "x", "v"], "relative paths, new folders and a folder that exists"
+    assert maker.made == ["v", "w"]
     maker = Maker()
     assert names(cached(tmp_path, ["a", "b", "a", "a"], maker)) == ["a", "b", "a", "a"]
     assert maker.made == ["a", "b"]
     batched = cached(tmp_path, ["c", "d", "c"], maker, lambda pipe: pipe.batch(3).unbatch())
     assert names(batched) == ["c", "d", "c"]
-    assert maker.made == ["a", "b", "c", "d"]
-
-
-def test_any_number_of_files_may_be_cached(tmp_path):
-    many = [str(i) for i in range(1500)]
-    for name in many:
-        (tmp_path / name).touch()
-    maker = Maker()
-    assert names(cached(tmp_path, [*many, "new"], maker)) == [*many, "new"]
-    assert maker.made == ["new"]
+    assert names(cached(tmp_path, ["e", "b", "f", "d"], maker)) == ["e", "b", "f", "d"]
+    assert maker.made == ["a", "b", "c", "d", "e", "f"]
+    section = cached(tmp_path, "aghb", between=lambda pipe: pipe.header(1))
+    assert names(section) == ["a", "g", "b"], "a section that ends early leaves the rest missing"
 
 
 def test_the_section_starts_when_it_is_needed_and_reads_no_further(tmp_path):
@@ -176,11 +169,6 @@ def test_items_that_the_section_drops_yield_nothing_and_block_no_process(tmp_pat
     assert names(cached(tmp_path, "abcd")) == ["a", "b", "c", "d"]
 
 
-def test_a_section_that_ends_early_leaves_the_rest_missing(tmp_path):
-    list(cached(tmp_path, "d"))
-    assert names(cached(tmp_path, "abcde", between=lambda pipe: pipe.header(2))) == ["a", "b", "d"]
-
-
 @pytest.fixture
 def small_limits(monkeypatch):
     """Lowers both limits of a cached section, so that a few items exceed the limits."""
@@ -262,18 +250,6 @@ def test_items_that_are_no_pairs_or_have_no_path_are_named(tmp_path):
         list(IterableWrapper(["a"]).on_disk_cache(lambda name: []).map(Maker()).end_caching())
 
 
-def test_relative_paths_and_missing_folders_are_accepted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pipe = IterableWrapper(["here", "new/folder/there"]).on_disk_cache().map(Maker()).end_caching()
-    assert list(pipe) == ["here", "new/folder/there"]
-    assert sorted(content(tmp_path)) == ["here", "new/folder/there"]
-
-
-def test_a_directory_that_is_there_counts_as_cached(tmp_path):
-    (tmp_path / "folder").mkdir()
-    assert names(cached(tmp_path, ["folder"])) == ["folder"]
-
-
 # Checks -----------------------------------------------------------------------------------------------------------
 
 
@@ -283,6 +259,10 @@ def sums(folder, kind="sha256", **contents):
 
 @pytest.mark.parametrize("kind", ["sha256", "md5"])
 def test_a_file_with_another_checksum_is_recreated(tmp_path, kind):
+    hashes = sums(tmp_path, kind, t="grün")  # text is hashed as it is in the file
+    text = cached(tmp_path, "t", lambda path: (path, ["gr", "ün"]), mode="t", hash_dict=hashes, hash_type=kind)
+    assert names(text) == ["t"]
+    (tmp_path / "t").unlink()
     (tmp_path / "a").write_text("spoilt")
     hashes = sums(tmp_path, kind, a="content of a", b="content of b")
     maker = Maker()
@@ -310,11 +290,6 @@ def test_a_file_without_a_checksum_in_the_dictionary_raises_an_error(tmp_path):
     assert content(tmp_path) == {}
 
 
-def test_text_is_hashed_as_it_is_in_the_file(tmp_path):
-    hashes = sums(tmp_path, a="grün")
-    assert names(cached(tmp_path, "a", lambda path: (path, ["gr", "ün"]), mode="t", hash_dict=hashes)) == ["a"]
-
-
 def test_a_file_that_the_users_check_refuses_is_recreated(tmp_path):
     (tmp_path / "a").write_text("")
     (tmp_path / "b").write_text("good")
@@ -328,30 +303,23 @@ def test_a_file_that_the_users_check_refuses_is_recreated(tmp_path):
 def test_a_source_or_a_pipe_that_raises_leaves_nothing_and_the_next_epoch_continues(tmp_path):
     broken = [True]
 
+    def pieces():
+        yield b"begun"
+        raise ConnectionError("broke off")
+
     def maker(path):
         if broken and path.endswith("b"):
             raise KeyError("broken")
-        return Maker()(path)
+        return (path, pieces()) if broken and path.endswith("c") else Maker()(path)
 
     pipe = cached(tmp_path, "abc", maker)
     with pytest.raises(KeyError, match="broken"):
         list(pipe)
+    with pytest.raises(ConnectionError):
+        list(cached(tmp_path, "c", maker))
     assert content(tmp_path) == made("a")
     broken.clear()
     assert names(pipe) == ["a", "b", "c"]
-
-
-def test_truncated_data_leave_nothing(tmp_path):
-    def maker(path):
-        def pieces():
-            yield b"begun"
-            raise ConnectionError("broke off")
-
-        return path, pieces()
-
-    with pytest.raises(ConnectionError):
-        list(cached(tmp_path, "a", maker))
-    assert content(tmp_path) == {}
 
 
 def test_a_folder_that_cannot_be_written_into_is_named():
@@ -412,6 +380,11 @@ def test_a_program_that_exits_early_leaves_only_complete_files(tmp_path):
 
 
 def test_an_abandoned_iterator_releases_its_locks(tmp_path):
+    for _ in range(2):
+        iter(cached(tmp_path, "ghijkl", between=lambda pipe: pipe.prefetch(2))).__next__()
+    assert names(cached(tmp_path, "ghijkl")) == list("ghijkl"), "no section that reads ahead keeps a lock"
+    for name in "ghijkl":
+        (tmp_path / name).unlink()
     pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.batch(3).unbatch())
     before = open_files()
     for stop in range(1, 6):
@@ -427,15 +400,6 @@ def test_an_abandoned_iterator_releases_its_locks(tmp_path):
     paths = iter(pipe)  # the loop begins an epoch, and leaves the epoch before its first item
     del paths
     assert content(tmp_path) == {}
-
-
-def test_an_abandoned_section_that_reads_ahead_releases_its_locks(tmp_path):
-    pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.prefetch(2))
-    for _ in range(3):
-        paths = iter(pipe)
-        next(paths)
-        del paths
-    assert names(pipe) == list("abcdef")
 
 
 def test_a_section_without_end_caching_raises_an_error():

@@ -96,12 +96,12 @@ def kill_self():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("between", [lambda pipe: pipe, lambda pipe: pipe.prefetch(3)], ids=["alone", "read ahead"])
-def test_many_processes_make_each_file_once_and_all_yield_all(folder, results, start, between):
+def test_many_processes_make_each_file_once_and_all_yield_all(folder, results, start):
     wanted = [str(i) for i in range(40)]
 
     def run(number):
         order = wanted if number % 2 else wanted[::-1]
+        between = (lambda pipe: pipe.prefetch(3)) if number == 3 else (lambda pipe: pipe)
         results.note(f"{number}", names(cached(folder, order, logging_maker(results), between)))
 
     workers = [start(run, number) for number in range(5)]
@@ -313,10 +313,10 @@ def test_a_partly_unpacked_archive_is_unpacked_by_the_next_process(folder, resul
     assert sorted(os.listdir(folder)) == sorted([*expected, "a.torchdata_list", "b.torchdata_list"])
 
 
-@pytest.mark.parametrize("between", [lambda pipe: pipe.batch(3).unbatch(), lambda pipe: pipe.prefetch(3)])
 def test_the_buffered_files_of_a_process_whose_consumer_pauses_are_created_by_a_process_that_waits(
-    folder, results, start, between
+    folder, results, start
 ):
+    between = lambda pipe: pipe.batch(3).unbatch()  # noqa: E731
     writer = start(resting_after_one, folder, results, lambda: cached(folder, "abc", between=between))
     wait_for(lambda: results.has("first"))
     assert names(cached(folder, "abcd")) == [*"abcd"]
@@ -353,7 +353,7 @@ ANY_SECTION = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_processes_with_any_sections_and_orders_all_get_all_though_some_are_killed(
     folder, results, start, monkeypatch, seed
 ):
@@ -373,21 +373,6 @@ def test_processes_with_any_sections_and_orders_all_get_all_though_some_are_kill
     assert all(sorted(results.of(f"{number}")) == sorted(wanted) for number in range(1, 4))
     assert names(cached(folder, [*wanted, "last"])) == [*wanted, "last"]
     assert content_after_a_kill(folder) == made(*wanted, "last")
-
-
-def test_processes_that_hold_each_other_s_files_both_end(folder, results, start):
-    def run(number, order):
-        pipe = cached(folder, order, logging_maker(results), lambda pipe: pipe.batch(4).unbatch())
-        paths = iter(pipe)
-        first = next(paths, None)
-        results.note(f"begun {number}")
-        wait_for(lambda: results.has(f"begun {1 - number}"))
-        results.note(f"{number}", names([first, *paths]))
-
-    both = [start(run, 0, "abcdefgh"), start(run, 1, "hgfedcba")]
-    assert [finished(process) for process in both] == [0, 0]
-    assert [results.of("0"), results.of("1")] == [list("abcdefgh"), list("hgfedcba")]
-    assert content(folder) == made(*"abcdefgh")
 
 
 def test_processes_whose_branches_hold_each_other_s_files_both_end(folder, results, start):
@@ -428,18 +413,6 @@ def test_a_forked_child_does_not_keep_the_locks_of_its_exited_parent(folder, res
     finally:
         os.kill(child, signal.SIGKILL)
         wait_for(lambda: is_gone(child))
-
-
-def test_a_process_that_exits_with_an_open_iterator_blocks_no_other(folder, start):
-    def run():
-        global kept
-        kept = iter(cached(folder, "abc", between=lambda pipe: pipe.batch(3).unbatch()))
-        next(kept)
-
-    assert finished(start(run)) == 0
-    assert content_after_a_kill(folder).keys() <= {"a"}
-    assert names(cached(folder, "abc", timeout=0)) == ["a", "b", "c"]
-    assert content(folder) == made("a", "b", "c")
 
 
 # Locks ------------------------------------------------------------------------------------------------------------

@@ -37,14 +37,6 @@ def test_later_epochs_yield_the_same_objects_and_run_nothing():
     assert calls.items == list(range(5))
 
 
-def test_an_abandoned_epoch_is_not_remembered():
-    calls = Calls()
-    pipe = IterableWrapper(range(3)).map(calls).in_memory_cache()
-    next(iter(pipe))
-    assert list(pipe) == list(pipe) == [[0], [1], [2]]
-    assert calls.items == [0, 0, 1, 2]
-
-
 def test_items_that_do_not_fit_are_read_again_and_the_others_are_cached():
     item = np.zeros(MEGABYTE // 4, np.uint8)
     pipe = IterableWrapper([item] * 10, deepcopy=False).map(np.copy).in_memory_cache(size=1)
@@ -75,14 +67,6 @@ def test_the_length_is_known_once_the_cache_is_loaded():
             len(pipe)
         list(pipe)
         assert len(pipe) == 10
-
-
-def test_an_empty_source_is_read_again():
-    source = []
-    pipe = IterableWrapper(source, deepcopy=False).in_memory_cache()
-    assert list(pipe) == []
-    source.append(1)
-    assert list(pipe) == [1]
 
 
 def test_copies_take_the_cache_along():
@@ -116,13 +100,19 @@ class Broken(IterDataPipe):
         yield 2
 
 
-def test_an_epoch_that_failed_is_not_remembered():
+def test_an_epoch_that_failed_or_was_left_or_was_empty_is_not_remembered():
     source = Broken()
     pipe = InMemoryCacheHolder(source)
+    next(iter(pipe))
     with pytest.raises(KeyError):
         list(pipe)
     source.breaks = False
     assert list(pipe) == list(pipe) == [1, 2]
+    items = []
+    pipe = IterableWrapper(items, deepcopy=False).in_memory_cache()
+    assert list(pipe) == []
+    items.append(1)
+    assert list(pipe) == [1], "an empty source is read again"
 
 
 def test_pipes_that_are_remembered_as_items_are_no_part_of_the_graph():

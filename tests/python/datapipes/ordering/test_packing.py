@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import UserDict
 from typing import Any
@@ -24,11 +23,6 @@ def sequences(number: int, longest: int = 90, seed: int = 1) -> list[list[int]]:
     return [[next(tokens) for _ in range(dice.randint(0, longest))] for _ in range(number)]
 
 
-def pieces(row: dict[str, Any]) -> list[list[int]]:
-    bounds = row["cu_seqlens"]
-    return [row["input_ids"][start:end] for start, end in itertools.pairwise(bounds)]
-
-
 def test_rows_are_of_the_kind_of_the_items() -> None:
     (row,) = IterableWrapper([np.arange(3, dtype=np.uint16)], deepcopy=False).pack(4, pad_value=9)
     assert [(values.dtype, values.tolist()) for values in row.values()] == [
@@ -38,6 +32,9 @@ def test_rows_are_of_the_kind_of_the_items() -> None:
     ]
     (row,) = IterableWrapper([(1, 2), [3]]).pack(4)
     assert row == {"input_ids": [1, 2, 3], "position_ids": [0, 1, 0], "cu_seqlens": [0, 2, 3]}
+    item = UserDict({"input_ids": [5, 6], "labels": [1, 1], "position_ids": [0, 1], "text": "five six"})
+    (row,) = IterableWrapper([item]).pack(2, columns=["input_ids", "labels"])
+    assert row == {"input_ids": [5, 6], "labels": [1, 1], "position_ids": [0, 1], "cu_seqlens": [0, 2]}
 
 
 def test_tensors_become_tensors() -> None:
@@ -55,17 +52,6 @@ def test_tensors_become_tensors() -> None:
         assert [{name: values.tolist() for name, values in row.items()} for row in rows] == [
             {name: values.tolist() for name, values in row.items()} for row in arrays
         ]
-
-
-def test_a_mapping_other_than_a_dict_is_packed_by_its_columns() -> None:
-    item = UserDict({"input_ids": [5, 6], "attention_mask": [1, 1], "position_ids": [0, 1], "text": "five six"})
-    (row,) = IterableWrapper([item]).pack(3, columns=["input_ids", "attention_mask"], pad_value=0)
-    assert row == {
-        "input_ids": [5, 6, 0],
-        "attention_mask": [1, 1, 0],
-        "position_ids": [0, 1, 0],
-        "cu_seqlens": [0, 2, 3],
-    }
 
 
 def test_the_rows_are_those_of_transformers_collator_for_sequences_without_padding() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from resuming import with_state
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
-from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.state import save_state
 
 np = pytest.importorskip("numpy")
 
@@ -81,7 +82,7 @@ def share(source: IterDataPipe, shards: int, shard: int, block: int | None) -> A
 
 
 @pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
-@pytest.mark.parametrize(("shards", "block"), [(2, 1), (3, 1), (3, 2), (30, 1), (1, 4), (4, 5)])
+@pytest.mark.parametrize(("shards", "block"), [(2, 1), (3, 2), (30, 1), (4, 5)])
 def test_a_share_is_the_same_whether_other_items_are_skipped_or_read(
     build: Callable[[], IterDataPipe], shards: int, block: int
 ) -> None:
@@ -117,8 +118,7 @@ def test_a_state_resumes_with_any_number_of_shares_at_every_position(
             state = save_state(pipe)
             last = own[taken - 1] if taken else -1
             for shards in (2, 5):
-                restored = share(build(), shards, shard, block)
-                load_state(restored, state)
+                restored = with_state(share(build(), shards, shard, block), state)
                 left = [place for place in range(last + 1, len(whole)) if place // block % shards == shard]
                 assert plain(restored) == [whole[place] for place in left]
 

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from process_checks import loader
+from resuming import with_state
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.graph import traverse_dps
 from torchdata.dataloader2.graph.settings import apply_sharding
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe, Mapper, Shuffler
 from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
-from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.state import save_state
 
 COUNT = 23
 
@@ -118,7 +119,7 @@ BY_ITEM: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize(
     ("kind", "workers"),
-    [*((kind, 3) for kind in BY_INDEX), *((next(iter(BY_INDEX)), workers) for workers in (1, 2, 4))],
+    [*((kind, 2) for kind in BY_INDEX), (next(iter(BY_INDEX)), 3)],
 )
 def test_each_item_is_loaded_once_by_all_workers_and_is_unchanged(kind: str, workers: int, recorded: Recorded) -> None:
     orders = []
@@ -219,8 +220,7 @@ def test_the_position_is_saved_and_restored_at_every_item(build: Callable[[Any],
         items = iter(pipe)
         assert [next(items) for _ in range(place)] == whole[:place]
         state = pickle.dumps(save_state(pipe))
-        other = made()
-        load_state(other, pickle.loads(state))
+        other = with_state(made(), pickle.loads(state))
         recorded.loaded()
         assert list(other) == whole[place:]
         assert len(recorded.loaded()) <= 2 * (len(whole) - place), "nothing is loaded in order to be dropped"
@@ -237,8 +237,7 @@ def test_a_buffer_of_items_in_a_state_is_restored_among_more_workers(recorded: R
         items = iter(pipe)
         taken = [next(items) for _ in range(4)]
         rest = list(made(1))[before * 3 + 1 :]
-        other = made(after)
-        load_state(other, save_state(pipe))
+        other = with_state(made(after), save_state(pipe))
         assert taken == list(made(before))[:4]
         first = (-(before * 3 + 1)) % after
         assert list(other) == rest[first::after]

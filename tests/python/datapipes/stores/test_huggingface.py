@@ -59,6 +59,12 @@ def test_rows_are_those_that_datasets_loads(folder):
     assert list(HuggingFaceHubReader(folder, split="train[:3]", streaming=False)) == ROWS[:3]
     files = str(folder / "train-1.jsonl")
     assert list(HuggingFaceHubReader("json", data_files=files, split="train")) == ROWS[3:]
+    next(iter(pipe := HuggingFaceHubReader(str(folder))))
+    assert list(pickle.loads(pickle.dumps(pipe))) == ROWS
+    with pytest.raises(TypeError, match="dataset must be the name"):
+        HuggingFaceHubReader(5)
+    with pytest.raises(TypeError, match="valid length"):
+        len(pipe)
 
 
 def test_several_splits_are_an_error_that_names_them(folder):
@@ -86,13 +92,6 @@ def test_damaged_rows_raise_an_error_and_the_pipe_can_continue(folder):
     assert list(pipe) == ROWS
 
 
-def test_wrong_arguments_and_len():
-    with pytest.raises(TypeError, match="dataset must be the name"):
-        HuggingFaceHubReader(5)
-    with pytest.raises(TypeError, match="valid length"):
-        len(HuggingFaceHubReader("squad"))
-
-
 def test_two_workers_share_the_rows(folder):
     dl = loader(HuggingFaceHubReader(str(folder)).sharding_filter(MULTIPROCESSING))
     try:
@@ -107,12 +106,6 @@ def test_a_worker_of_torch_yields_all_rows(folder, monkeypatch):
     info = worker.WorkerInfo(id=0, num_workers=2, seed=0, dataset=None)
     monkeypatch.setattr(worker, "_worker_info", info)
     assert list(HuggingFaceHubReader(str(folder))) == ROWS, "sharding_filter alone divides them"
-
-
-def test_a_pipe_that_is_running_pickles_as_one_that_is_not(folder):
-    pipe = HuggingFaceHubReader(str(folder))
-    next(iter(pipe))
-    assert list(pickle.loads(pickle.dumps(pipe))) == ROWS
 
 
 def run_against_hub(name, tmp_path):

@@ -46,12 +46,6 @@ def test_local_names_come_in_order_with_the_path_of_their_root(folder):
     assert list(IoPathFileLister(folder + "/", "*.png")) == [f"{folder}/c.png"]
 
 
-@pytest.mark.parametrize(("masks", "found"), [("a*", [0]), (["?.txt", "*.png"], [0, 1, 2]), ([], [0, 1, 2, None, 3])])
-def test_masks_match_the_names(folder, masks, found):
-    names = ["sub" if index is None else NAMES[index] for index in found]
-    assert list(IoPathFileLister(folder, masks)) == [f"{folder}/{name}" for name in names]
-
-
 def test_roots_come_from_a_list_or_a_pipe_and_may_be_files(folder):
     roots = [f"{folder}/b.txt", folder]
     found = [f"{folder}/b.txt", f"{folder}/a.txt", f"{folder}/b.txt"]
@@ -79,9 +73,10 @@ def test_a_path_manager_is_used_as_it_is_and_handlers_are_added_to_it(folder):
     other = PathManager()
     pipe = IoPathFileLister(f"else:{folder}", pathmgr=other)
     assert pipe.pathmgr is other
-    with pytest.raises(FileNotFoundError) as failure:
-        list(pipe)
-    assert any("IoPathFileLister cannot list" in note and "else:" in note for note in failure.value.__notes__)
+    for missing in (pipe, IoPathFileOpener([f"{folder}/else:"])):
+        with pytest.raises(FileNotFoundError) as failure:
+            list(missing)
+        assert any(type(missing).__name__ in note and "else:" in note for note in failure.value.__notes__)
     pipe.register_handler(Elsewhere())
     assert len(list(pipe)) == 5
     with pytest.raises(KeyError, match="else:"):
@@ -97,33 +92,24 @@ def test_each_pipe_has_a_path_manager_of_its_own_for_urls():
             pipe.register_handler(HTTPURLHandler())
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("r", str), ("rt", str), ("rb", bytes)])
-def test_files_are_opened_in_the_mode_asked_for_and_restored(folder, mode, kind):
-    def build():
-        return IoPathFileLister(folder, "*.*").open_files_by_iopath(mode=mode)
-
-    items = check_restore(build)
+def test_files_are_opened_in_the_mode_asked_for_and_restored(folder):
     contents = [f"content of {name}\n" for name in NAMES]
-    assert [content for _, content in items] == [text if kind is str else text.encode() for text in contents]
+    pipe = IoPathFileLister(folder, "*.*").open_files_by_iopath(mode="rt")
+    assert [content for _, content in map(read, pipe)] == contents
+    build = lambda: IoPathFileLister(folder, ["?.txt", "*.*"]).open_files_by_iopath(mode="rb")  # noqa: E731
+    assert [content for _, content in check_restore(build)] == [content.encode() for content in contents]
     check_restore(lambda: build().shuffle(buffer_size=2).set_seed(1), seeded=True)
 
 
-@pytest.mark.parametrize("make", [IoPathFileLister, lambda path: IoPathFileOpener([path])])
-def test_an_error_names_pipe_and_path_of_a_missing_file(tmp_path, make):
-    path = f"{tmp_path}/nowhere"
-    pipe = make(path)
-    with pytest.raises(FileNotFoundError, match="nowhere") as failure:
-        list(pipe)
-    assert any(type(pipe).__name__ in note and path in note for note in failure.value.__notes__)
-
-
-@pytest.mark.parametrize(("mode", "data"), [("w", "text"), ("wb", b"bytes"), ("wb", bytearray(b"x")), ("w", "")])
+@pytest.mark.parametrize(("mode", "data"), [("w", "text"), ("wb", bytearray(b"x"))])
 def test_data_are_saved_in_new_directories_and_the_path_is_yielded(tmp_path, mode, data):
     target = f"{tmp_path}/new/folder/file"
     assert list(IoPathSaver([("file", data)], mode, lambda name: f"{tmp_path}/new/folder/{name}")) == [target]
     with open(target, "rb") as file:
         assert file.read() == (data.encode() if mode == "w" else data)
     assert os.listdir(os.path.dirname(target)) == ["file"]
+    with pytest.raises(TypeError, match=rf"IoPathSaver cannot save '{tmp_path}/bad'.*{mode}.*int"):
+        list(IoPathSaver([(f"{tmp_path}/bad", 5)], mode))
 
 
 def test_an_existing_file_is_not_changed(tmp_path):
@@ -173,23 +159,12 @@ def test_a_file_that_cannot_be_written_completely_does_not_appear(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(("mode", "data"), [("w", b"bytes"), ("wb", "text"), ("w", 5)])
-def test_data_that_do_not_fit_the_mode_are_refused(tmp_path, mode, data):
-    path = f"{tmp_path}/file"
-    with pytest.raises(TypeError, match=rf"IoPathSaver cannot save '{path}'.*{mode}.*{type(data).__name__}"):
-        list(IoPathSaver([(path, data)], mode))
-    assert os.listdir(tmp_path) == []
-
-
 test_wrong_values_are_refused_with_a_reason = refuses(
     (lambda: IoPathFileLister(5), TypeError, "IoPathFileLister"),
-    (lambda: IoPathFileLister("x", masks=5), TypeError, "IoPathFileLister: masks"),
     (lambda: IoPathFileLister("x", pathmgr=5), TypeError, "IoPathFileLister: pathmgr"),
     (lambda: IoPathFileLister("x", handler=5), TypeError, "IoPathFileLister: handler"),
     (lambda: list(IoPathFileLister([5])), TypeError, "IoPathFileLister.*5"),
-    (lambda: IoPathFileOpener("a.txt"), TypeError, "IoPathFileOpener.*wrap it"),
     (lambda: IoPathFileOpener([], "q"), ValueError, "IoPathFileOpener: mode"),
-    (lambda: list(IoPathFileOpener([5])), TypeError, "IoPathFileOpener.*5"),
     (lambda: IoPathSaver("a.txt"), TypeError, "IoPathSaver.*wrap it"),
     (lambda: IoPathSaver([], "r"), ValueError, "IoPathSaver: mode.*'wb'"),
     (lambda: IoPathSaver([], filepath_fn="x"), TypeError, "IoPathSaver: filepath_fn"),

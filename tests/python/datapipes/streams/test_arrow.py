@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from arrow_tables import check_exact, table, values
+from resuming import with_state
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import ArrowReader, IterableWrapper
 from torchdata.datapipes.map import ArrowParts
@@ -95,9 +96,7 @@ def test_a_state_is_exact_at_every_row_and_frame_and_reads_no_part_before_it(fol
 def test_a_state_resumes_with_frames_of_another_size(folder: Path) -> None:
     pipe = ArrowReader(folder, ["a"], rows=False, frame_size=3)
     next(iter(pipe))
-    state = save_state(pipe)
-    other = ArrowReader(folder, ["a"], rows=False, frame_size=10)
-    load_state(other, state)
+    other = with_state(ArrowReader(folder, ["a"], rows=False, frame_size=10), save_state(pipe))
     assert [frame["a"].tolist() for frame in other][:2] == [[3], [4, 5, 6, 7]]
 
 
@@ -248,8 +247,7 @@ def test_a_state_of_a_table_that_has_changed_is_refused(folder: Path) -> None:
         next(iterator)
     state = save_state(pipe)
     (folder / "0.parquet").rename(folder / "3.parquet")
-    other = ArrowReader(folder)
-    load_state(other, state)
+    other = with_state(ArrowReader(folder), state)
     with pytest.raises(ValueError, match=r"was saved in row group 0 of .*1.parquet, which is not part 3"):
         list(other)
 

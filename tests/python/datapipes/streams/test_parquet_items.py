@@ -64,7 +64,7 @@ def test_items_have_so_many_rows_across_row_groups_but_not_across_files(library:
     assert check_restore(build, keep=ids_of) == [[0, 1, 2], [3, 4, 5], [6], [7, 8]]
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     files=st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=9), st.integers(1, 5)), max_size=3),
     size=st.none() | st.integers(1, 10),
@@ -94,7 +94,7 @@ def test_any_files_yield_all_rows_in_order_and_are_restored_anywhere(
     assert list(map(ids_of, other)) == list(map(ids_of, items)) == whole[position:]
 
 
-@pytest.mark.parametrize(("size", "taken", "first"), [(None, 3, 30), (10, 3, 30), (4, 8, 30), (4, 9, 30)])
+@pytest.mark.parametrize(("size", "taken", "first"), [(None, 3, 30), (4, 9, 30)])
 def test_a_restored_pipe_reads_no_row_group_before_the_one_at_which_it_resumes(
     size: int | None, taken: int, first: int, tmp_path: Path
 ) -> None:
@@ -182,17 +182,14 @@ def test_nulls_among_integers_and_booleans_are_nan_with_a_dtype_of_floats() -> N
     assert np.array_equal(row, [1, np.nan], equal_nan=True)
 
 
-def test_a_large_integer_that_floats_cannot_hold_is_an_error_and_not_rounded() -> None:
-    with pytest.raises(ValueError, match="cannot read the Parquet file 'file'"):
-        one([2**53 + 1, None], dtype="float64")
-
-
 def test_dtypes_are_those_of_numpy() -> None:
     for dtype in (np.float32, "float32", np.dtype("<f4"), {"c": "f4"}):
         assert one([1, 2], dtype=dtype).dtype == np.float32
     assert one([1, 2], dtype="float").dtype == np.float64
     with pytest.raises(ValueError, match="numpy does not take the dtype"):
         one([1], dtype={"c": "int7"})
+    with pytest.raises(ValueError, match="cannot read the Parquet file 'file'"):
+        one([2**53 + 1, None], dtype="float64")  # floats cannot hold this integer, and it is not rounded
 
 
 @pytest.mark.parametrize(

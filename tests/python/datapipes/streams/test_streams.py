@@ -11,11 +11,15 @@ import io
 import os
 import pickle
 import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stream_checks import open_files
-from torchdata.datapipes.iter import FileLister, IterableWrapper
+from stream_checks import check_restore, open_files
+from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper, janitor
 
@@ -82,15 +86,9 @@ def test_a_parent_with_autoclose_closes_with_its_last_child():
     assert not parent.closed
     second.close()
     assert parent.closed
-
-
-def test_a_parent_without_children_autocloses_at_once():
-    parent = StreamWrapper(io.BytesIO(b"p"))
-    parent.autoclose()
-    assert parent.closed
-
-
-def test_a_parent_must_be_a_wrapper():
+    childless = StreamWrapper(io.BytesIO(b"p"))
+    childless.autoclose()
+    assert childless.closed
     with pytest.raises(RuntimeError, match="Parent stream should be StreamWrapper"):
         StreamWrapper(io.BytesIO(), io.BytesIO())
 
@@ -110,8 +108,10 @@ def test_unclosed_streams_are_listed_while_debugging(monkeypatch):
     assert stream not in StreamWrapper.session_streams
 
 
-@pytest.mark.parametrize(("mode", "encoding"), [("rb", None), ("rt", "utf-8")])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
+@pytest.mark.parametrize(
+    ("mode", "encoding", "copied"),
+    [("rb", None, copy.deepcopy), ("rt", "utf-8", lambda stream: pickle.loads(pickle.dumps(stream)))],
+)
 def test_a_copy_has_the_position_of_the_original(path, mode, encoding, copied):
     whole = opened(path, mode, encoding).read()
     for position in range(len(whole) + 1):
@@ -144,25 +144,16 @@ def test_a_closed_stream_stays_closed_in_its_copy(path):
         pending.read()
 
 
-def test_a_binary_file_that_was_opened_by_path_needs_no_recipe(path):
-    stream = StreamWrapper(open(path, "rb"))  # noqa: SIM115
-    stream.read(3)
-    assert pickle.loads(pickle.dumps(stream)).read() == stream.read()
-
-
-def test_a_replaced_file_is_not_reopened(path):
+def test_binary_files_that_were_opened_by_path_and_files_in_memory_need_no_recipe(path):
+    for stream in (StreamWrapper(open(path, "rb")), StreamWrapper(io.BytesIO(b"abcdef"))):  # noqa: SIM115
+        stream.read(3)
+        assert pickle.loads(pickle.dumps(stream)).read() == stream.read()
     stream = StreamWrapper(open(path, "rb"))  # noqa: SIM115
     os.rename(path, path + ".old")
     with open(path, "w") as other:
         other.write("something else")
     with pytest.raises(TypeError, match="it does not have a recipe to reopen it"):
         pickle.dumps(stream)
-
-
-def test_memory_files_are_pickled_by_value_with_their_position():
-    stream = StreamWrapper(io.BytesIO(b"abcdef"))
-    stream.read(2)
-    assert pickle.loads(pickle.dumps(stream)).read() == b"cdef"
 
 
 def test_a_stream_without_recipe_says_so_when_it_is_pickled():
@@ -202,10 +193,96 @@ def test_one_state_of_a_shuffler_that_holds_streams_loads_twice(tmp_path):
     next(items)
     state = pickle.loads(pickle.dumps(save_state(pipe)))
     for _ in range(2):
-        other = build()
-        load_state(other, state)
+        load_state(other := build(), state)
         rest = []
         for path, stream in other:
             with stream:
                 rest.append((path, stream.read()))
         assert rest == whole[1:]
+
+
+# -- pipes over streams that yield several items per input, or read ahead -----------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_bytes(b"".join(b"%d-%d\n" % (number, line) for line in range(number)))
+    return tmp_path
+
+
+def files_of(folder: Path) -> Any:
+    return FileOpener(FileLister(str(folder)), mode="rb")
+
+
+def lines(pair: tuple[str, Any]) -> Iterator[bytes]:
+    """Yields the lines of a stream lazily, so that the stream is only partly read while lines are yielded."""
+    for line in pair[1]:
+        yield bytes(line)
+    pair[1].close()
+
+
+def read(pair: tuple[str, Any]) -> bytes:
+    with pair[1] as stream:
+        return bytes(stream.read())
+
+
+BUILDS: dict[str, Callable[[Path], Any]] = {
+    "flatmap_lines": lambda folder: files_of(folder).flatmap(lines),
+    "map_batches_lines": lambda folder: files_of(folder).map_batches(lambda pairs: map(read, pairs), 2),
+    "batch_unbatch": lambda folder: files_of(folder).batch(2).unbatch(),
+    "mux": lambda folder: files_of(folder).mux(files_of(folder)),
+    "shuffled_lines": lambda folder: files_of(folder).shuffled_flatmap(lines, buffer_size=2).set_seed(1),
+    "shuffled_lines_off": lambda folder: files_of(folder).shuffled_flatmap(lines).set_shuffle(False),
+    "shuffled_pairs": lambda folder: files_of(folder).batch(2).shuffled_flatmap(buffer_size=2).set_seed(1),
+    "threads_reading": lambda folder: files_of(folder).threadpool_map(read, scheduled_tasks=2, max_workers=2),
+    "threads_opening": lambda folder: FileLister(str(folder)).threadpool_map(
+        lambda path: next(iter(FileOpener([path], mode="rb"))), scheduled_tasks=3, max_workers=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_every_position_is_restored_and_no_file_stays_open(name: str, folder: Path) -> None:
+    assert len(check_restore(lambda: BUILDS[name](folder), seeded="set_seed" in dir(BUILDS[name](folder)))) >= 5
+    gc.collect()
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDS if not name.startswith("threads")])
+def test_a_deleted_iterator_leaves_no_file_open(name: str, folder: Path) -> None:
+    pipe, before = BUILDS[name](folder), open_files()
+    for position in range(6):
+        items = iter(pipe)
+        for _ in range(position):
+            next(items, None)
+        del items
+        assert open_files() == before, position
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDS if name.startswith("threads")])
+def test_a_deleted_iterator_with_threads_leaves_no_file_open_once_they_have_ended(name: str, folder: Path) -> None:
+    before = open_files()
+    pipe = BUILDS[name](folder)
+    for position in range(6):
+        iterator = iter(pipe)
+        for _ in range(position):
+            next(iterator, None)
+        del iterator
+        deadline = time.monotonic() + 10
+        while open_files() != before:
+            assert time.monotonic() < deadline, position
+            time.sleep(0.002)
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_newer_iteration_is_left_alone_by_an_older_one_that_is_dropped(name: str, folder: Path) -> None:
+    pipe = BUILDS[name](folder)
+    keep = [item if isinstance(item, bytes) else read(item) for item in pipe]
+    older = iter(pipe)
+    next(older)
+    newer = iter(pipe)
+    first = next(newer)
+    del older
+    gc.collect()
+    rest = [first, *newer]
+    assert sorted(item if isinstance(item, bytes) else read(item) for item in rest) == sorted(keep)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from refusals import refuses
+from resuming import with_state
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper, PinMemory
-from torchdata.datapipes.state import is_restorable, load_state, save_state
+from torchdata.datapipes.state import is_restorable, save_state
 from torchdata.datapipes.utils import pin_memory_fn
 
 torch = pytest.importorskip("torch", reason="pinned memory is torch's")
@@ -160,8 +161,7 @@ def test_items_saved_after_pinning_are_pinned_again(monkeypatch: pytest.MonkeyPa
     state = save_state(pipe)
     assert is_restorable(pipe)
     pipe.shutdown()  # otherwise, the pipe's thread would continue to pin tensors
-    restored = IterableWrapper([torch.tensor(n) for n in range(4)]).pin_memory(device=1)
-    load_state(restored, state)
+    restored = with_state(IterableWrapper([torch.tensor(n) for n in range(4)]).pin_memory(device=1), state)
     gpus.pinned.clear()
     assert list(map(int, restored)) == [1, 2, 3]
     assert [(item, device) for item, device, _ in gpus.pinned if item > 0] == [(1, 1), (2, 1), (3, 1)]

@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from one_rank import Alone
 from random_graphs.check import start
-from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept
+from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept, unpinned
+from resuming import with_state
 from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
+from torchdata.datapipes.iter.threads.prefetching import stop_reading
 from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
 from waiting import wait_for
 
@@ -68,17 +71,6 @@ class Gated(IterDataPipe[int]):
             yield number
 
 
-def test_none_and_exceptions_are_items_like_others() -> None:
-    error = StopIteration()
-    assert list(IterableWrapper([None, error], deepcopy=False).prefetch()) == [None, error]
-
-
-@pytest.mark.parametrize(("buffer_size", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError)])
-def test_a_wrong_buffer_size_is_refused_by_name(buffer_size: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="Prefetcher: buffer_size"):
-        IterableWrapper(range(3)).prefetch(buffer_size)
-
-
 def test_the_source_runs_ahead_by_the_buffer_size_and_no_further() -> None:
     source = Counting(100)
     iterator = iter(source.prefetch(4))
@@ -100,6 +92,8 @@ def test_a_second_iterator_ends_the_first_ones_thread() -> None:
 
 
 def test_shutdown_ends_thread_and_iterator_and_may_be_called_twice() -> None:
+    error = StopIteration()
+    assert list(IterableWrapper([None, error], deepcopy=False).prefetch()) == [None, error]
     pipe = IterableWrapper(range(1000)).prefetch(2)
     iterator = iter(pipe)
     next(iterator)
@@ -165,9 +159,8 @@ class Doubled(Exception):
         super().__init__(f"{word}!")
 
 
-@pytest.mark.parametrize("is_local", [False, True])
 @pytest.mark.parametrize(
-    "error", [LookupError("three"), Worded("three", number=3), Doubled("three")], ids=["plain", "other", "changed"]
+    ("error", "is_local"), [(LookupError("three"), True), (Worded("three", number=3), False), (Doubled("three"), True)]
 )
 def test_a_buffered_error_is_part_of_the_state_whatever_its_constructor_takes(error: Exception, is_local: bool) -> None:
     class Local(type(error)):  # type: ignore[misc]
@@ -182,8 +175,7 @@ def test_a_buffered_error_is_part_of_the_state_whatever_its_constructor_takes(er
     iterator = iter(pipe)
     assert next(iterator) == 0
     wait_for(lambda: prefetching_threads() == 0)
-    restored = IterableWrapper(range(5)).map(fails).prefetch(10)
-    load_state(restored, pickle.loads(pickle.dumps(save_state(pipe))))
+    restored = with_state(IterableWrapper(range(5)).map(fails).prefetch(10), save_state(pipe))
     got = iter(restored)
     assert [next(got), next(got)] == [1, 2]
     with pytest.raises(type(error)) as caught:
@@ -331,14 +323,84 @@ def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_cha
     saved, generators = pickle.loads(stopped(pipe))
     pipe.datapipe.shutdown()
     start(99)
-    pipe = build(30, size)
-    load_state(pipe, saved)
+    pipe = with_state(build(30, size), saved)
     load_generators(generators)
     assert first + list(pipe) == whole
     for count, drop in [(0, 6), (3, 6), (300, 100)]:  # with these sources, the replay ends early or drops more items
         other = copy.deepcopy(saved)
         other["pipes"][-1]["drop"] = drop
         other["checksums"] = None  # the changed state no longer matches its checksums
-        pipe = build(count, size)
-        load_state(pipe, other, strict=False)
+        pipe = with_state(build(count, size), other, strict=False)
         assert len(list(pipe)) < 2 * count + 1
+
+
+# -- a loop that is left while a thread reads an item ------------------------------------------------
+
+
+class SlowToEnd(IterDataPipe[int]):
+    """A pipe that takes some time to end if a loop leaves it early, like a generator that closes a file."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.running = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.running += 1
+        try:
+            yield from self.source
+        finally:
+            time.sleep(0.1)
+            self.running -= 1
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "prefetch": lambda pipe: pipe.prefetch(2),
+    "pin_memory": lambda pipe: pipe.pin_memory(pin_memory_fn=unpinned),
+    "two threads": lambda pipe: pipe.prefetch(2).map(str).prefetch(2),
+}
+
+
+@pytest.mark.parametrize("look", [save_state, lambda pipe: load_state(pipe, STATES[0]), stop_reading])
+@pytest.mark.parametrize("kind", KINDS)
+def test_searching_a_graph_finds_its_sources_ended(kind: str, look: Callable[[Any], object]) -> None:
+    pipe = KINDS[kind](SlowToEnd(IterableWrapper(range(100))))
+    STATES[:] = [save_state(pipe, described=False)]
+    iterator = iter(pipe)
+    assert int(next(iterator)) == 0
+    slow = next(each for each in walk(pipe) if isinstance(each, SlowToEnd))
+    assert slow.running == 1
+    del iterator
+    look(pipe)
+    assert slow.running == 0
+    assert list(map(int, pipe)) == list(range(100))
+
+
+#: States that a test has saved while an iteration of the graph was beginning.
+STATES: list[Any] = []
+
+
+def test_waiting_ranks_do_not_block_an_observer() -> None:
+    """A thread of `fullsync` releases its source before it informs the other ranks that it leaves."""
+    asked, answer = threading.Event(), threading.Event()
+
+    class Slow(Alone):
+        """Simulates a group of two ranks. The second rank answers late."""
+
+        world_size = 2
+
+        def all_reduce_min(self, value: int) -> int:
+            if value < 1:
+                asked.set()
+                answer.wait(120)
+            return value
+
+    slow = SlowToEnd(IterableWrapper(range(100)))
+    pipe = slow.fullsync(timeout=30, process_group=Slow())
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+    pipe.leave(for_good=False)
+    stop_reading(pipe)
+    assert slow.running == 0
+    assert asked.wait(120)
+    answer.set()
+    pipe.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from resuming import with_state
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, ThreadPoolMapper
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
@@ -98,13 +100,19 @@ def test_reading_ahead_is_bounded_and_happens_in_the_consumers_thread(scheduled_
     assert source.readers == {threading.current_thread().name}
 
 
-def test_a_kept_exception_keeps_no_thread_alive() -> None:
+def test_neither_a_kept_exception_nor_a_finished_iterator_keeps_threads_alive() -> None:
     iterator = iter(IterableWrapper(range(100)).threadpool_map(fails_at_3))
     with pytest.raises(LookupError) as caught:
         list(iterator)
     del iterator
     wait_for(lambda: not pool_threads())
     assert str(caught.value) == "three"
+    with pytest.raises(SystemExit):
+        list(IterableWrapper([5]).threadpool_map(sys.exit))
+    iterator = iter(IterableWrapper(["a", "b"]).threadpool_map(lambda text: StreamWrapper(io.StringIO(text))))
+    assert [stream.read() for stream in iterator] == ["a", "b"]
+    wait_for(lambda: not pool_threads())  # a finished iterator has no threads
+    assert list(iterator) == []
 
 
 def test_the_exception_of_the_source_comes_after_the_results_of_the_items_before_it() -> None:
@@ -127,21 +135,6 @@ def test_a_function_that_raises_stop_iteration_does_not_end_the_iteration() -> N
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         next(iterator)
     assert list(iterator) == [2]
-
-
-def test_a_function_may_raise_a_base_exception() -> None:
-    def function(item: int) -> int:
-        raise SystemExit(item)
-
-    with pytest.raises(SystemExit):
-        list(IterableWrapper([5]).threadpool_map(function))
-
-
-def test_a_finished_iterator_has_no_threads_left_even_while_it_is_kept() -> None:
-    iterator = iter(IterableWrapper(range(5)).threadpool_map(str))
-    assert list(iterator) == list("01234")
-    wait_for(lambda: not pool_threads())
-    assert list(iterator) == []
 
 
 def test_the_initializer_runs_in_each_thread_with_its_arguments() -> None:
@@ -203,8 +196,7 @@ def test_saving_waits_for_calls_that_may_be_changing_their_item_and_holds_the_ot
     expected = [[number, -1, number] for number in range(1, 5)]
     assert list(iterator) == expected
     for loaded in (pickle.loads(pickled),) * 2:
-        restored = IterableWrapper([[number] for number in range(5)]).threadpool_map(append)
-        load_state(restored, loaded)
+        restored = with_state(IterableWrapper([[number] for number in range(5)]).threadpool_map(append), loaded)
         assert list(restored) == expected
 
 
@@ -246,9 +238,7 @@ def test_buffered_errors_are_in_the_state_at_their_position() -> None:
     pipe = build()
     iterator = iter(pipe)
     assert next(iterator) == 0
-    state = pickle.loads(pickle.dumps(save_state(pipe)))
-    restored = build()
-    load_state(restored, state)
+    restored = with_state(build(), save_state(pipe))
     tail = iter(restored)
     assert [next(tail), next(tail)] == [10, 20]
     with pytest.raises(LookupError, match="three"):
@@ -260,9 +250,7 @@ def test_a_later_error_of_the_source_is_in_the_state() -> None:
     pipe = Watched(10, fail_at=3).threadpool_map(str)
     iterator = iter(pipe)
     assert next(iterator) == "0"
-    state = pickle.loads(pickle.dumps(save_state(pipe)))
-    restored = Watched(10).threadpool_map(str)
-    load_state(restored, state)
+    restored = with_state(Watched(10).threadpool_map(str), save_state(pipe))
     tail = iter(restored)
     assert [next(tail), next(tail)] == ["1", "2"]
     with pytest.raises(KeyError, match="item 3"):
@@ -284,14 +272,8 @@ def test_streams_in_a_state_are_read_by_each_pipe_that_loads_it(tmp_path: Any) -
     state = pickle.loads(pickle.dumps(save_state(pipe)))
     assert list(iterator) == ["1", "2", "3"]
     for _ in range(2):
-        restored = build()
-        load_state(restored, state)
-        assert list(restored) == ["1", "2", "3"]
-
-
-def test_results_may_be_streams() -> None:
-    pipe = IterableWrapper(["a", "b"]).threadpool_map(lambda text: StreamWrapper(io.StringIO(text)))
-    assert [stream.read() for stream in pipe] == ["a", "b"]
+        load_state(other := build(), state)
+        assert list(other) == ["1", "2", "3"]
 
 
 def test_loading_the_beginning_ends_the_threads() -> None:
