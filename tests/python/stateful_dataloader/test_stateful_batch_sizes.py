@@ -8,52 +8,20 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch.utils.data import IterableDataset, SubsetRandomSampler, WeightedRandomSampler  # noqa: E402
+from torch.utils.data import IterableDataset  # noqa: E402
 
+from going_on import advanced, loaded, seed_all  # noqa: E402
+from random_stateful.orders import SAMPLERS  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-
-class UserSampler:
-    """A sampler that draws its order from the global random generator, and has no state."""
-
-    def __iter__(self) -> Iterator[int]:
-        yield from torch.randperm(50).tolist()
-
-    def __len__(self) -> int:
-        return 50
-
-
-class PlacedSampler:
-    def __init__(self) -> None:
-        self.place = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.place < 50:
-            self.place += 1
-            yield (self.place * 7) % 50
-        self.place = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
-
-
-KINDS: dict[str, Any] = {
-    "in order": lambda: {},
-    "shuffled": lambda: {"shuffle": True},
-    "shuffled by a generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(3)},
-    "subset": lambda: {"sampler": SubsetRandomSampler(range(50))},
-    "weighted": lambda: {"sampler": WeightedRandomSampler([1.0] * 50, 50)},
-    "user's sampler": lambda: {"sampler": UserSampler()},
-    "user's sampler with a state": lambda: {"sampler": PlacedSampler()},
-    "with snapshots now and then": lambda: {"sampler": PlacedSampler(), "snapshot_every_n_steps": 3},
-}
+#: The names of the samplers.
+KINDS = ["in order", "shuffle, generator", "RandomSampler", "WeightedRandomSampler"]
+KINDS += ["user's, Python's generator", "user's, stateful"]
 
 
 def loader(size: int, kind: str, workers: int = 0) -> Any:
-    return StatefulDataLoader(range(50), batch_size=size, num_workers=workers, **KINDS[kind]())
+    options = {"num_workers": workers, "snapshot_every_n_steps": 3 if workers else 1, **SAMPLERS[kind](50, size)}
+    return StatefulDataLoader(range(50), batch_size=size, **options)
 
 
 def flat(batches: Any) -> list[int]:
@@ -62,20 +30,18 @@ def flat(batches: Any) -> list[int]:
 
 @pytest.mark.parametrize(
     ("kind", "workers"),
-    [*((kind, 0) for kind in KINDS), ("shuffled", 2), ("subset", 2), ("user's sampler with a state", 2)],
+    [*((kind, 0) for kind in KINDS), ("RandomSampler", 2), ("user's, stateful", 2)],
 )
 def test_the_rest_of_the_epoch_and_the_next_one_are_those_of_the_run_without_a_stop(kind: str, workers: int) -> None:
-    torch.manual_seed(1)
+    seed_all(1)
     whole = loader(4, kind, workers)
     first, second = flat(whole), flat(whole)
     for given, size in ((1, 6), (5, 3), (7, 7), (12, 5))[: 2 if workers else 4]:
-        torch.manual_seed(1)
+        seed_all(1)
         run = loader(4, kind, workers)
         epoch = iter(run)
         assert flat(next(epoch) for _ in range(given)) == first[: 4 * given]
-        state = run.state_dict()
-        run = loader(size, kind, workers)
-        run.load_state_dict(state)
+        run = loaded(loader(size, kind, workers), run.state_dict())
         rest = [batch.tolist() for batch in run]
         assert [item for batch in rest for item in batch] == first[4 * given :]
         assert all(len(batch) == size for batch in rest[:-1])
@@ -84,9 +50,9 @@ def test_the_rest_of_the_epoch_and_the_next_one_are_those_of_the_run_without_a_s
 
 def test_sizes_may_change_again_and_again() -> None:
     for kind in KINDS:
-        torch.manual_seed(1)
+        seed_all(1)
         first = flat(loader(4, kind))
-        torch.manual_seed(1)
+        seed_all(1)
         seen: list[int] = []
         state = None
         for size in (4, 7, 3, 5):
@@ -120,9 +86,7 @@ def test_a_stream_with_a_state_resumes_after_the_last_sample(workers: int) -> No
     run = StatefulDataLoader(Placed(), batch_size=4, num_workers=workers)
     epoch = iter(run)
     assert flat(next(epoch) for _ in range(3)) == list(range(12))
-    state = run.state_dict()
-    run = StatefulDataLoader(Placed(), batch_size=5, num_workers=workers)
-    run.load_state_dict(state)
+    run = loaded(StatefulDataLoader(Placed(), batch_size=5, num_workers=workers), run.state_dict())
     assert [batch.tolist() for batch in run][:2] == [[12, 13, 14, 15, 16], [17, 18, 19, 20, 21]]
 
 
@@ -148,21 +112,16 @@ class Lines(IterableDataset):
 )
 def test_positions_that_count_batches_are_refused_by_name(made: Any, message: str) -> None:
     run = made(4)
-    epoch = iter(run)
-    next(epoch)
-    state = run.state_dict()
-    run = made(5)
-    run.load_state_dict(state)
+    advanced(run, 1)
+    run = loaded(made(5), run.state_dict())
     with pytest.raises(ValueError, match=rf"batches of 4, and now they are of 5: {message}"):
         next(iter(run))
 
 
 def test_an_epoch_without_delivered_batches_starts_again_with_another_batch_size() -> None:
-    run = loader(4, "user's sampler with a state")
+    run = loader(4, "user's, stateful")
     iter(run)
-    state = run.state_dict()
-    run = loader(5, "user's sampler with a state")
-    run.load_state_dict(state)
+    run = loaded(loader(5, "user's, stateful"), run.state_dict())
     batches = list(run)
     assert [len(batch) for batch in batches] == [5] * 10
     assert len({*flat(batches)}) == 50

@@ -13,10 +13,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
-from torch.utils.data import Dataset, IterableDataset, Sampler, SubsetRandomSampler, get_worker_info  # noqa: E402
+from torch.utils.data import SubsetRandomSampler  # noqa: E402
 
-from going_on import TakesOnce, Walk, epochs_of, plain, seed_all  # noqa: E402
+from going_on import TakesOnce, epochs_of, plain, seed_all  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from random_stateful.datasets import Counting, IteratorAlone, Plain  # noqa: E402
+from random_stateful.orders import IteratorKnows  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
 
@@ -27,22 +29,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 def dcp() -> Any:
     """Imports the module late, because its 47 MB would slow down each fork of earlier tests."""
     return importlib.import_module("torch.distributed.checkpoint")
-
-
-class Plain(IterableDataset[int]):
-    """An iterable dataset of a class that does not show whether the iterators have a state."""
-
-    def share(self) -> list[int]:
-        info = get_worker_info()
-        return list(range(24) if info is None else range(info.id, 24, info.num_workers))
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.share())
-
-
-class Walked(Plain):
-    def __iter__(self) -> Iterator[int]:
-        return Walk(self.share())
 
 
 class ItsOwnIterator(Plain):
@@ -74,16 +60,7 @@ class TellsLater(TakesOnce):
         self.start = state.get("place", 0)
 
 
-class Reads(Dataset[Any]):
-    reads = 0
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> Any:
-        self.reads += 1
-        return torch.tensor([index, self.reads])
-
+class ReadsInTensor(Counting):
     def state_dict(self) -> dict[str, Any]:
         return {"reads": torch.tensor(self.reads)}
 
@@ -91,39 +68,33 @@ class Reads(Dataset[Any]):
         self.reads = int(state["reads"])
 
 
-class Steps(Sampler[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __iter__(self) -> Iterator[int]:
-        return Walk(list(range(self.length)))
-
-
 KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "map-style": lambda: {"dataset": range(24), "batch_size": 5},
     "shuffled": lambda: {"dataset": range(24), "batch_size": 5, "shuffle": True},
     "single": lambda: {"dataset": range(6), "batch_size": None, "shuffle": True},
-    "map-style with a state": lambda: {"dataset": Reads(), "batch_size": 5, "shuffle": True},
-    "iterable": lambda: {"dataset": Plain(), "batch_size": 5},
+    "map-style with a state": lambda: {"dataset": ReadsInTensor(24), "batch_size": 5, "shuffle": True},
+    "iterable": lambda: {"dataset": Plain(24), "batch_size": 5},
     "iterable with a state": lambda: {"dataset": TakesOnce(), "batch_size": 2},
-    "iterator with a state": lambda: {"dataset": Walked(), "batch_size": 5},
-    "its own iterator": lambda: {"dataset": ItsOwnIterator(), "batch_size": 5},
+    "iterator with a state": lambda: {"dataset": IteratorAlone(24), "batch_size": 5},
+    "its own iterator": lambda: {"dataset": ItsOwnIterator(24), "batch_size": 5},
     "another state later": lambda: {"dataset": TellsLater(), "batch_size": 2},
     "subset": lambda: {"dataset": range(24), "sampler": SubsetRandomSampler(range(20)), "batch_size": 6},
     "sampler with a state": lambda: {
         "dataset": range(24), "sampler": StatefulDistributedSampler(range(24), 2, 1), "batch_size": 5
     },
-    "sampler's iterator with a state": lambda: {"dataset": range(24), "sampler": Steps(24), "batch_size": 5},
-    "single, sampler's iterator with a state": lambda: {"dataset": range(6), "sampler": Steps(6), "batch_size": None},
+    "sampler's iterator with a state": lambda: {"dataset": range(24), "sampler": IteratorKnows(24), "batch_size": 5},
+    "single, sampler's iterator with a state": lambda: {
+        "dataset": range(6), "sampler": IteratorKnows(6), "batch_size": None
+    },
 }  # fmt: skip
-NINE = ["map-style", "iterable", "iterable with a state"]
+WITH_WORKERS = [("map-style", 1), ("iterable", 2), ("iterable with a state", 2), ("iterator with a state", 1)]
 #: The moments at which a state is saved: after a number of batches, before the first epoch (None), or at the end of an
 #: epoch ("end").
 MOMENTS: list[Any] = [None, 0, 1, 3, "end"]
 
 
 def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
-    """Reads a loader up to a moment, and returns the loader and its iterator."""
+    """Counting a loader up to a moment, and returns the loader and its iterator."""
     loader = make()
     if moment is None:
         return loader, None
@@ -135,7 +106,7 @@ def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(
     ("kind", "workers"),
-    [*((kind, 0) for kind in KINDS), *zip(NINE, [1, 2, 2], strict=True), ("iterator with a state", 1)],
+    [*((kind, 0) for kind in KINDS), *WITH_WORKERS],
 )
 def test_a_new_loader_resumes_from_a_checkpoint_of_the_loader_object(
     kind: str, workers: int, tmp_path: Path, dcp: Any
@@ -156,8 +127,9 @@ def test_a_new_loader_resumes_from_a_checkpoint_of_the_loader_object(
         assert epochs_of(later, len(wanted)) == wanted, moment
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "another state later"])
+@pytest.mark.parametrize(
+    ("kind", "workers"), [*((kind, 0) for kind in KINDS if kind != "another state later"), *WITH_WORKERS]
+)
 def test_the_keys_of_a_state_are_the_same_before_inside_and_after_an_epoch(kind: str, workers: int, dcp: Any) -> None:
     def make() -> Any:
         return StatefulDataLoader(num_workers=workers, **KINDS[kind]())
@@ -175,7 +147,7 @@ def test_the_state_of_a_new_loader_begins_neither_an_epoch_nor_workers() -> None
         def __iter__(self) -> Iterator[Any]:
             raise AssertionError("an epoch begins")
 
-    class Ordering(Steps):
+    class Ordering(IteratorKnows):
         def __iter__(self) -> Iterator[int]:
             raise AssertionError("an epoch begins")
 

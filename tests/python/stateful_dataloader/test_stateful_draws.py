@@ -8,7 +8,6 @@ import itertools
 import json
 import multiprocessing
 import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,92 +16,53 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
-from torch.utils.data import Dataset, IterableDataset, Sampler  # noqa: E402
+from torch.utils.data import Sampler  # noqa: E402
 
-from going_on import WORKERS, Shuffled, TakesOnce, Walk, check_goes_on, epochs_of, plain, seed_all  # noqa: E402
+from going_on import (  # noqa: E402
+    WORKERS,
+    Shuffled,
+    TakesOnce,
+    Walk,
+    advanced,
+    check_goes_on,
+    epochs_of,
+    loaded,
+    plain,
+    saved,
+    seed_all,
+)
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from random_stateful.datasets import Counting, Noisy, Plain, Taking  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
-class DrawsOn(IterableDataset[Any]):
-    """A stream of random numbers, which sleeps for a random time before each number."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for _ in range(12):
-            time.sleep(random.Random().random() * 0.004)  # the delay uses a separate generator
-            yield float(torch.rand(()))
-
-
-class DrawsByIndex(Dataset[Any]):
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(random.Random().random() * 0.004)  # the delay uses a separate generator
-        return float(torch.rand(()))
-
-
-@pytest.mark.parametrize("dataset", [DrawsOn, DrawsByIndex])
-def test_the_draws_of_an_abandoned_epoch_do_not_depend_on_time(dataset: Any) -> None:
+@pytest.mark.parametrize("dataset", [Plain, Noisy])
+def test_the_draws_of_an_abandoned_epoch_do_not_depend_on_time(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "slow", True)  # some samples are late
     found = []
-    for _ in range(4):
+    for _ in range(3):
         seed_all()
-        loader = StatefulDataLoader(dataset(), batch_size=None, num_workers=2, persistent_workers=True)
-        for _ in itertools.islice(loader, 3):
-            pass
-        found.append(list(loader))
+        loader = StatefulDataLoader(dataset(12, "torch"), batch_size=None, num_workers=2, persistent_workers=True)
+        advanced(loader, 3)
+        found += epochs_of(loader, 1)
     assert found == [found[0]] * len(found)
 
 
-class Noisy(Dataset[Any]):
-    kinds: tuple[str, ...] = ("torch", "random", "numpy")
-
-    def __len__(self) -> int:
-        return 16
-
-    def drawn(self) -> list[float]:
-        draw = {"torch": lambda: float(torch.rand(())), "random": random.random, "numpy": numpy.random.random}
-        return [draw[kind]() for kind in self.kinds]
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index, *self.drawn()], dtype=torch.float64)
+#: A map-style dataset, a stream with a state and a stream without a state, which draw their samples from the global
+#: random generators.
+NOISY = [Noisy, Taking, Plain]
 
 
-class NoisyStream(TakesOnce, Noisy):  # type: ignore[misc]
-    """A stream with a state, and with samples that depend on the global random generators."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for number in super().__iter__():
-            yield torch.tensor([number, *self.drawn()], dtype=torch.float64)
-
-
-class NoisyWithoutState(IterableDataset[Any]):
-    """A stream that has no state. Its samples depend on the global random generators."""
-
-    kinds = Noisy.kinds
-    drawn = Noisy.drawn
-
-    def __iter__(self) -> Iterator[Any]:
-        for number in range(8):
-            yield torch.tensor([number, *self.drawn()], dtype=torch.float64)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "options"),
-    [*((Noisy.kinds, options) for options in WORKERS), *((("random",), options) for options in WORKERS[::2])],
-    ids=str,
-)
-@pytest.mark.parametrize("dataset", [Noisy, NoisyStream, NoisyWithoutState])
-def test_random_draws_continue(dataset: Any, options: dict[str, Any], kinds: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("draws", "options"), [*(("all", options) for options in WORKERS), ("random", {})], ids=str)
+@pytest.mark.parametrize("dataset", NOISY)
+def test_random_draws_continue(dataset: Any, options: dict[str, Any], draws: str) -> None:
     def make() -> Any:
-        data = dataset()
-        data.kinds = kinds
-        return StatefulDataLoader(data, batch_size=2, shuffle=dataset is Noisy or None, **options)
+        return StatefulDataLoader(dataset(10, draws), batch_size=2, shuffle=dataset is Noisy or None, **options)
 
     if len(options) == 1:  # tests fewer positions, because each epoch starts new workers
-        check_goes_on(make, [(0, None), (1, 3)], draws_before=False, count=3)
+        check_goes_on(make, [(0, None), (1, 3)], draws_before=dataset is Noisy, count=3)
     else:
-        check_goes_on(make, [(0, 1), (1, 3), (0, None)], draws_before=False)
+        check_goes_on(make, [(0, 1), (1, 3), (0, None)], draws_before=False, count=3)
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
@@ -112,21 +72,23 @@ def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations
 
     def loaders() -> Any:
         seed_all()
-        return [StatefulDataLoader(Noisy(), batch_size=4) for _ in range(2)]
+        return [StatefulDataLoader(Noisy(16, "all"), batch_size=4) for _ in range(2)]
 
     def rest_of(batches: Iterator[Any], training: Any, validation: Any) -> list[Any]:
         """Returns the batches that the program receives in the rest of its training.
 
-        The program also runs a validation within the epoch and after the epoch.
+        A program that restores its generators also draws from them. The program also runs a validation within the epoch
+        and after the epoch.
         """
-        rest = [plain(next(batches)), epochs_of(validation, 1), *map(plain, batches)]
+        drawn = [random.random(), numpy.random.rand(), torch.rand(()).item()] if is_restored else []
+        rest = [drawn, plain(next(batches)), epochs_of(validation, 1), *map(plain, batches)]
         return [*rest, epochs_of(validation, 1), epochs_of(training, 1), random.random()]
 
     training, validation = loaders()
     epochs_of(validation, validations)
     batches = iter(training)
     next(batches)
-    states = json.loads(json.dumps([training.state_dict(), validation.state_dict()]))
+    states = saved(training), saved(validation)
     program = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     whole = rest_of(batches, training, validation)
 
@@ -140,28 +102,6 @@ def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations
     assert rest_of(iter(training), training, validation) == whole
 
 
-def test_a_program_that_restores_its_generators_and_draws_from_them_does_not_repeat_its_draws() -> None:
-
-    def rest_of(validation: Any) -> list[Any]:
-        steps = [random.random(), numpy.random.rand(), torch.rand(()).item()]
-        return [*steps, epochs_of(validation, 2), random.random(), numpy.random.rand(), torch.rand(()).item()]
-
-    seed_all()
-    validation = StatefulDataLoader(Noisy(), batch_size=4)
-    epochs_of(validation, 1)
-    state = json.loads(json.dumps(validation.state_dict()))
-    program = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    whole = rest_of(validation)
-
-    seed_all()
-    validation = StatefulDataLoader(Noisy(), batch_size=4)
-    validation.load_state_dict(state)
-    random.setstate(program[0])
-    numpy.random.set_state(program[1])
-    torch.set_rng_state(program[2])
-    assert rest_of(validation) == whole
-
-
 class ShuffledWhenBegun(TakesOnce):
     """A stream that draws its order in `iter()`, before its first item is requested."""
 
@@ -172,11 +112,11 @@ class ShuffledWhenBegun(TakesOnce):
 
 
 BEFORE_THE_FIRST: dict[str, Any] = {
-    "by index": lambda: {"dataset": Noisy()},
-    "shuffled": lambda: {"dataset": Noisy(), "shuffle": True},
-    "Python's global": lambda: {"dataset": Noisy(), "sampler": Shuffled()},
-    "stream": lambda: {"dataset": NoisyStream()},
-    "stream without a state": lambda: {"dataset": NoisyWithoutState()},
+    "by index": lambda: {"dataset": Noisy(16, "all")},
+    "shuffled": lambda: {"dataset": Noisy(16, "all"), "shuffle": True},
+    "Python's global": lambda: {"dataset": Noisy(16, "all"), "sampler": Shuffled()},
+    "stream": lambda: {"dataset": Taking(9, "all")},
+    "stream without a state": lambda: {"dataset": Plain(8, "all")},
     "stream that draws as it begins": lambda: {"dataset": ShuffledWhenBegun()},
 }
 
@@ -192,15 +132,14 @@ def test_random_draws_continue_before_the_first_batch_in_a_program_of_another_se
         for _ in range(epoch):
             list(loader)
         iterator = iter(loader)
-        state = json.loads(json.dumps(loader.state_dict()))
+        state = saved(loader)
         whole = [[plain(batch) for batch in iterator], *epochs_of(loader, 2)]
         for times in (1, 2):  # the state is loaded once, or loaded, saved and loaded again
             for _ in range(times):
                 seed_all(43)
-                later = make()
-                later.load_state_dict(state)
+                later = loaded(make(), state)
                 rest = iter(later)
-                state = json.loads(json.dumps(later.state_dict()))
+                state = saved(later)
             assert [[plain(batch) for batch in rest], *epochs_of(later, 2)] == whole, (epoch, times)
 
 
@@ -213,7 +152,7 @@ def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) 
 
     seed_all()
     loader = make()
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = saved(loader)
     whole = epochs_of(loader, 2)
     seed_all(43)
     later = make()
@@ -226,7 +165,8 @@ def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) 
 class SavesItsGenerator(Noisy):
     """A dataset with a `state_dict` method that returns the state of torch's global random generator."""
 
-    kinds = ("torch",)
+    def __init__(self) -> None:
+        super().__init__(16, "torch")
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": torch.get_rng_state()}
@@ -249,19 +189,10 @@ def test_a_generator_in_the_state_of_an_unstarted_dataset_does_not_reach_the_wor
     loader = make()
     state = loader.state_dict()
     whole = epochs_of(loader, 2)
-    later = make()
-    later.load_state_dict(state)
-    assert epochs_of(later, 2) == whole
+    assert epochs_of(loaded(make(), state), 2) == whole
 
 
-def test_seeds_of_workers_continue() -> None:
-    def make() -> Any:
-        return StatefulDataLoader(Noisy(), batch_size=4, num_workers=2)
-
-    check_goes_on(make, [(0, None)], count=3)
-
-
-@pytest.mark.parametrize("dataset", [Noisy, NoisyStream])
+@pytest.mark.parametrize("dataset", [Noisy, Taking])
 def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
     """Workers report their states rarely, but the loader's state must contain their random generators before the first
     report.
@@ -269,7 +200,7 @@ def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
 
     def make() -> Any:
         return StatefulDataLoader(
-            dataset(), batch_size=3, num_workers=2, persistent_workers=True, snapshot_every_n_steps=14
+            dataset(12, "all"), batch_size=3, num_workers=2, persistent_workers=True, snapshot_every_n_steps=14
         )
 
     check_goes_on(make, [(0, 2), (0, None), (1, 1)], draws_before=False, count=3)
@@ -277,9 +208,7 @@ def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
 
 def test_samples_that_draw_nothing_leave_no_generator_in_the_state() -> None:
     loader = StatefulDataLoader(range(64), batch_size=4, shuffle=True, num_workers=2)
-    iterator = iter(loader)
-    for _ in range(8):
-        next(iterator)
+    advanced(loader, 8)
     assert "workers" not in loader.state_dict()["_torchdata_rs"][0]
 
 
@@ -297,31 +226,9 @@ class ShortEpochs(Sampler[int]):
         return iter(range(len(self)))
 
 
-class CountsReads(Dataset[Any]):
-    """A dataset that counts the samples that each worker has read. Each sample contains the count of its worker."""
-
-    reads = 0
-
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, index: int) -> Any:
-        self.reads += 1
-        return torch.tensor([index, self.reads])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"reads": self.reads}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.reads = state["reads"]
-
-
 @pytest.mark.parametrize(
     ("left_after", "dataset", "on_worker_exit"),
-    [
-        *((None, Noisy, "error"), (1, Noisy, "restart"), (5, Noisy, "error")),
-        *((None, CountsReads, "restart"), (1, CountsReads, "error"), (5, CountsReads, "restart")),
-    ],
+    [(None, Counting, "restart"), (1, Noisy, "restart"), (5, Counting, "error")],
 )
 def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
     left_after: int | None, dataset: Any, on_worker_exit: Any
@@ -331,7 +238,7 @@ def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
 
     def make() -> Any:
         return StatefulDataLoader(
-            dataset(),
+            dataset(16, "all"),
             batch_size=2,
             sampler=ShortEpochs(counts),
             num_workers=2,
@@ -357,13 +264,11 @@ def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
     whole, states = epochs(make(), 0), {}
     seed_all()
     epochs(make(), 0, lambda loader, *moment: states.update({moment: json.dumps(loader.state_dict())}))
-    for epoch, count in [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0)]:
+    for epoch, count in [(1, 0), (1, 2), (2, 1), (3, 0)]:
         seed_all()
         state = json.loads(states[epoch, count])
         is_over = state["_iterator_finished"]
-        later = make()
-        later.load_state_dict(state)
-        found = epochs(later, epoch + is_over)
+        found = epochs(loaded(make(), state), epoch + is_over)
         wanted = whole[epoch + is_over :]
         assert found == (wanted if is_over else [wanted[0][count:], *wanted[1:]]), (epoch, count)
 
@@ -374,7 +279,7 @@ def test_a_stream_that_ends_after_its_epoch_was_abandoned_continues_its_random_d
 
     def make(init: Any = None) -> Any:
         options = {"persistent_workers": True, "multiprocessing_context": "fork", "worker_init_fn": init}
-        return StatefulDataLoader(NoisyStream(), batch_size=6, num_workers=2, **options)
+        return StatefulDataLoader(Taking(9, "all"), batch_size=6, num_workers=2, **options)
 
     seed_all()
     loader = make(lambda worker: worker == 0 or is_left.wait(20))
@@ -382,8 +287,6 @@ def test_a_stream_that_ends_after_its_epoch_was_abandoned_continues_its_random_d
     iterator = iter(loader)
     is_left.set()
     next(iterator)
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = saved(loader)
     whole = [[plain(batch) for batch in iterator], *epochs_of(loader, 2)]
-    later = make()
-    later.load_state_dict(state)
-    assert epochs_of(later, 3) == whole
+    assert epochs_of(loaded(make(), state), 3) == whole

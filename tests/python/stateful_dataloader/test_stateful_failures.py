@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +19,8 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from torch.utils.data import Dataset, IterableDataset, Sampler  # noqa: E402
 
-from fresh_processes import python_path  # noqa: E402
+import rank_forkserver  # noqa: E402
+from going_on import loaded  # noqa: E402
 from process_checks import children, nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
 from torchdata._engine.processes import shutdown  # noqa: E402
 from torchdata._observe.outside.attaching import attach  # noqa: E402
@@ -79,7 +78,7 @@ class AtOnce(Failing):
         return [self[index] for index in indices]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "multiprocessing_context": "spawn"}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=str)
 def test_a_note_of_an_error_names_the_sample(options: dict[str, Any]) -> None:
     place = place_of(Failing.__getitem__.__code__)
     cases: list[tuple[Any, Any, str]] = [
@@ -90,8 +89,7 @@ def test_a_note_of_an_error_names_the_sample(options: dict[str, Any]) -> None:
         (Failing(int), {"batch_size": 12, "collate_fn": _refuse}, "indices [0, 1, 2, 3, 4, 5, 6, 7] and 4 more"),
         (FailingStream(int), {"batch_size": 2, "collate_fn": _refuse}, "for the samples numbers 0 to 1"),
     ]
-    # With spawn, which is slow, only a map-style dataset and a stream are tested.
-    for dataset, more, note in cases[:: 3 if "multiprocessing_context" in options else 1]:
+    for dataset, more, note in cases:
         with pytest.raises(ValueError, match="five|do not collate") as caught:
             list(StatefulDataLoader(dataset, **more, **options))
         assert note in str(caught.value) + "".join(getattr(caught.value, "__notes__", ())), note
@@ -119,27 +117,15 @@ def test_an_error_keeps_its_type_and_names_the_worker(error: Exception) -> None:
     assert "Traceback" in text
 
 
-def test_after_an_error_the_next_batches_come_as_with_torch() -> None:
-    iterator = iter(loader_of(raising(KeyError("five"))))
-    found = []
-    for _ in range(6):
-        try:
-            found.append(next(iterator).tolist())
-        except KeyError:
-            found.append("error")
-    assert found == [[0, 1], [2, 3], "error", [6, 7], [8, 9], [10, 11]]
-    assert next(iterator, None) is None
-
-
-def test_a_state_after_an_error_does_not_read_the_failed_batch_again() -> None:
+def test_after_an_error_the_next_batches_come_as_with_torch_and_from_a_state() -> None:
     loader = loader_of(raising(KeyError("five")))
     iterator = iter(loader)
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     with pytest.raises(KeyError):
         next(iterator)
-    later = loader_of(lambda: None)
-    later.load_state_dict(loader.state_dict())
-    assert [batch.tolist() for batch in later] == [[6, 7], [8, 9], [10, 11]]
+    later = loaded(loader_of(lambda: None), loader.state_dict())
+    for batches in (iterator, later):
+        assert [batch.tolist() for batch in batches] == [[6, 7], [8, 9], [10, 11]]
 
 
 @pytest.mark.parametrize("steering", [StopIteration(), SystemExit(3), KeyboardInterrupt()])
@@ -216,8 +202,7 @@ def test_a_state_survives_the_exit_of_a_worker() -> None:
         for batch in loader:
             found.append(batch.tolist())
     assert len(found) <= 2
-    later = loader_of(lambda: None)
-    later.load_state_dict(loader.state_dict())
+    later = loaded(loader_of(lambda: None), loader.state_dict())
     assert found + [batch.tolist() for batch in later] == [[i, i + 1] for i in range(0, 12, 2)]
 
 
@@ -239,7 +224,8 @@ def test_an_interrupt_between_worker_and_user_raises_an_error_and_does_not_hang(
         next(iterator)
 
 
-def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error() -> None:
+def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown, "ASKED", 0.05)  # the worker does not end by itself
     loader = loader_of(lambda: time.sleep(1000), timeout=0.5)
     iterator = iter(loader)
     if hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1":  # `attach` needs memfd
@@ -298,10 +284,15 @@ def test_only_persistent_workers_outlive_an_epoch() -> None:
         assert (first == second) == persistent
 
 
-PROGRAM = """
+#: The ways in which a program exits.
+ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
+
+#: A program that forks a child for each way to exit. Each child, and at last the program, creates a loader. Each child
+#: exits in its way, and the program reads until Ctrl-C is pressed.
+PROGRAM = f"""
 import os, sys, time
-from torchdata.stateful_dataloader import StatefulDataLoader
 from torch.utils.data import Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 class Slow(Dataset):
     def __len__(self):
@@ -310,55 +301,40 @@ class Slow(Dataset):
         time.sleep(0.01)
         return index
 
-{first}
-loader = StatefulDataLoader(Slow(), num_workers=2, multiprocessing_context="fork")
-iterator = iter(loader)
+for end in {ENDS}:
+    if os.fork() == 0:
+        break
+    os.wait()
+else:
+    end = "try:\\n for batch in iterator: pass\\nexcept KeyboardInterrupt: print('interrupted')"
+iterator = iter(StatefulDataLoader(Slow(), num_workers=2, multiprocessing_context="fork"))
 next(iterator)
-{then}
+with open(sys.argv[1], "a") as file:
+    print(*iterator._pool.pids, file=file)
+exec(end)
 """
 
 
-def run_program(folder: Path, then: str, first: str = "", **options: Any) -> subprocess.Popen[str]:
-    (folder / "program.py").write_text(PROGRAM.replace("{then}", then).replace("{first}", first))
-    environment = {**os.environ, "PYTHONPATH": python_path()}
-    return subprocess.Popen(
-        [sys.executable, "program.py"],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+@pytest.fixture(scope="module", autouse=True)
+def programs_that_have_imported_torch() -> None:
+    """Starts the server that forks programs, which runs until all tests have ended, so `nothing_is_left` ignores it."""
+    rank_forkserver.imports("torch.utils.data")
 
 
-def test_ctrl_c_ends_a_loop_once_and_all_workers(tmp_path: Path) -> None:
-    then = (
-        "try:\n    print(*iterator._pool.pids, flush=True)\n    for batch in iterator: pass\n"
-        "except KeyboardInterrupt:\n    print('interrupted', flush=True)"
-    )
-    with run_program(tmp_path, then, start_new_session=True) as program:
-        assert program.stdout is not None
-        pids = [int(pid) for pid in program.stdout.readline().split()]
+def test_workers_end_with_the_program_however_it_ends_and_ctrl_c_ends_a_loop_once(tmp_path: Path) -> None:
+    script, told = tmp_path / "program.py", tmp_path / "pids"
+    script.write_text(PROGRAM)
+    program = rank_forkserver.ForkedProgram([str(script), str(told)], dict(os.environ))
+    try:
+        wait_for(lambda: told.exists() and told.read_text().count("\n") > len(ENDS))
         os.killpg(program.pid, signal.SIGINT)
-        out, err = program.communicate(timeout=250)
-    assert (program.returncode, out, err) == (0, "interrupted\n", "")
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-
-
-ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
-
-
-def test_workers_end_with_the_program_however_it_ends(tmp_path: Path) -> None:
-    # To import torch only once, the program forks a child for each way to exit. Each child creates a loader, and then
-    # exits in one of the ways in `ENDS`.
-    first = f"for end in {ENDS}:\n    if os.fork() == 0: break\n    os.wait()\nelse:\n    os._exit(0)\n"
-    with run_program(tmp_path, "print(*iterator._pool.pids, flush=True)\nexec(end)", first) as program:
-        out, err = program.communicate(timeout=250)
-    assert err == ""
-    pids = [int(pid) for pid in out.split()]
-    assert len(pids) == 2 * len(ENDS)
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        assert program.communicate(timeout=250) == ("interrupted\n", None)
+        assert program.returncode == 0
+        pids = [int(pid) for pid in told.read_text().split()]
+        assert len(pids) == 2 * len(ENDS) + 2
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    finally:
+        program.end()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 import torch
 
+from going_on import loaded
 from pressing import interrupts_raise, pressed  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from random_stateful.datasets import EpochAtEnd, Indexed
@@ -113,9 +114,7 @@ def test_without_workers_a_batch_interrupted_by_ctrl_c_comes_next_in_this_loop_a
     state = made.state_dict()
     assert 0 < len(got) < len(expected)
     assert state["_num_yielded"] == len(got)
-    other = loader()
-    other.load_state_dict(state)
-    assert got + [plain(batch) for batch in other] == expected
+    assert got + [plain(batch) for batch in loaded(loader(), state)] == expected
     assert got + [plain(batch) for batch in iterator] == expected
 
 
@@ -205,8 +204,7 @@ def test_ctrl_c_within_a_sample_of_a_stream_loses_nothing_here_and_from_a_state(
         iterator, got = iter(made), list[Any]()
         with pytest.raises(KeyboardInterrupt):
             got.extend(map(plain, iterator))
-        later = StatefulDataLoader(stream(Ticking(0, interrupt)), 4)
-        later.load_state_dict(made.state_dict())
+        later = loaded(StatefulDataLoader(stream(Ticking(0, interrupt)), 4), made.state_dict())
         assert [got + [plain(batch) for batch in later], [plain(batch) for batch in later]] == [whole] * 2, moment
         assert got + [plain(batch) for batch in iterator] == whole, moment
         assert [plain(batch) for batch in made] == whole, moment
@@ -252,8 +250,7 @@ def test_a_state_that_is_requested_while_a_batch_is_made_is_the_one_before_the_b
         for batch in made:
             got.append(plain(batch))
         [(count, state)] = states
-        later = make(Ticking(0, lambda: None))
-        later.load_state_dict(state)
+        later = loaded(make(Ticking(0, lambda: None)), state)
         assert got[:count] + [plain(batch) for batch in later] == got, moment
 
 

@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from fresh_processes import FreshProcesses  # noqa: E402
+from going_on import loaded  # noqa: E402
 from library_trainers import EPOCHS, STEPS  # noqa: E402
 from needing import needs  # noqa: E402
 from process_checks import children, shared_mappings  # noqa: E402
@@ -92,9 +93,7 @@ def whole(train: Any, names: Any) -> Any:
     return functools.cache(lambda workers: train(workers, names()))
 
 
-@pytest.mark.parametrize(
-    ("workers", "stop"), [(0, STEPS + 1), (2, 2), (2, STEPS)], ids=["second epoch", "middle, workers", "end, workers"]
-)
+@pytest.mark.parametrize(("workers", "stop"), [(0, STEPS + 1), (2, 2)], ids=["second epoch", "middle, workers"])
 def test_a_library_s_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stopped(
     train: Any, whole: Any, names: Any, workers: int, stop: int
 ) -> None:
@@ -108,8 +107,7 @@ def test_a_library_s_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stop
     assert behind["weights"] == whole(workers)["weights"]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("taken", [0, 3])
+@pytest.mark.parametrize(("workers", "taken"), [(0, 3), (2, 3)])
 def test_an_iterable_dataset_of_huggingface_keeps_its_own_place(workers: int, taken: int) -> None:
     datasets = pytest.importorskip("datasets", reason="it is what is tried here")
 
@@ -127,8 +125,6 @@ def test_an_iterable_dataset_of_huggingface_keeps_its_own_place(workers: int, ta
     first = loader()
     iterator = iter(first)
     head = [next(iterator)["n"].tolist() for _ in range(taken)]
-    state = first.state_dict()
-    later = loader()
-    later.load_state_dict(state)
+    later = loaded(loader(), first.state_dict())
     rest = [batch["n"].tolist() for batch in later]
     assert (head, rest) == (whole[:taken], whole[taken:])

@@ -18,6 +18,7 @@ numpy = pytest.importorskip("numpy")
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
 from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
 
+from going_on import loaded  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
@@ -111,9 +112,7 @@ def loader(form: Callable[[], Any], workers: int, **options: Any) -> StatefulDat
 
 
 def resumed(state: Any, form: Callable[[], Any], workers: int, **options: Any) -> StatefulDataLoader[Any]:
-    later = loader(form, workers, **options)
-    later.load_state_dict(state)
-    return later
+    return loaded(loader(form, workers, **options), state)
 
 
 def epoch_of(form: Callable[[], Any], workers: int, **options: Any) -> tuple[list[Any], list[Any]]:
@@ -137,11 +136,10 @@ def test_a_shuffled_pipe_keeps_its_order_in_a_program_with_another_seed(workers:
     for batch in reading:
         whole.append(batch)
         states.append(reading.state_dict())  # type: ignore[attr-defined]
-    for position, state in enumerate(states[:-1]):
+    for position in (0, 4) if workers else range(len(whole)):
         later = loader(shuffled_pipe, workers)
         torch.manual_seed(99)
-        later.load_state_dict(state)
-        assert list(later) == whole[position:]
+        assert list(loaded(later, states[position])) == whole[position:]
 
 
 FORMS = [Plain, WithState, WithIterator, shuffled_pipe]
@@ -162,7 +160,7 @@ def test_a_state_of_each_number_of_workers_resumes_with_each_other_number(form: 
 
 @pytest.mark.parametrize(
     ("form", "before", "after"),
-    [(Plain, 3, 2), (WithState, 3, 0), (WithState, 2, 5), (Plain, 0, 2), (WithIterator, 5, 1)],
+    [(Plain, 3, 2), (WithState, 3, 0), (WithIterator, 0, 2)],
 )
 def test_later_epochs_have_the_number_of_workers_of_the_loader(form: Any, before: int, after: int) -> None:
     batches, states = epoch_of(form, before)
@@ -177,11 +175,7 @@ def test_later_epochs_have_the_number_of_workers_of_the_loader(form: Any, before
 
 @pytest.mark.parametrize(
     ("form", "before", "between"),
-    [
-        *((Plain, 3, 0), (Plain, 0, 2)),
-        *((WithState, 3, 2), (WithState, 1, 0), (WithState, 0, 2)),
-        *((WithIterator, 3, 2), (WithIterator, 1, 0)),
-    ],
+    [(Plain, 3, 0), (WithState, 3, 2), (WithState, 0, 2), (WithIterator, 1, 0)],
 )
 def test_a_state_of_the_resumed_epoch_loads_with_a_third_number(form: Any, before: int, between: int) -> None:
     batches, states = epoch_of(form, before)
@@ -194,8 +188,7 @@ def test_a_state_of_the_resumed_epoch_loads_with_a_third_number(form: Any, befor
             assert list(resumed(state, form, after)) == batches[given:], (given, after)
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (0, 2)])
-@pytest.mark.parametrize("form", [Plain, WithState])
+@pytest.mark.parametrize(("form", "before", "after"), [(Plain, 3, 2), (WithState, 2, 3), (WithState, 0, 2)])
 def test_persistent_workers_continue_as_after_a_state_of_the_end(form: Any, before: int, after: int) -> None:
     batches, states = epoch_of(form, before, **({"persistent_workers": True} if before else {}))
     later = resumed(states[3], form, after, persistent_workers=True)
@@ -253,7 +246,7 @@ class _FailsAtSome(_Steps):
         return sample
 
 
-@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, 2])
 def test_skipped_samples_are_counted_as_before(after: int) -> None:
     with pytest.warns(RuntimeWarning, match="has skipped 3 of the 17 samples"):
         batches, states = epoch_of(Failing, 3, on_error="skip")
@@ -304,7 +297,7 @@ class Noting(IterableDataset[Any]):
             yield (index, self.noted, info.id, info.num_workers, info.seed)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, 2])
 def test_worker_init_fn_and_worker_info_show_the_shard(after: int) -> None:
     batches, states = epoch_of(Noting, 3, worker_init_fn=note_shard)
     assert {sample[1][:2] for batch in batches for sample in batch} == {(0, 3), (1, 3), (2, 3)}
@@ -349,7 +342,7 @@ class Large(IterableDataset[Any]):
             yield [self.scaled(index), int(self.array[0]), float(self.tensor[0]), int(self.fixed[index])]
 
 
-@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, 2])
 def test_copies_of_a_dataset_share_nothing_that_changes_but_what_processes_share(after: int) -> None:
     batches, states = epoch_of(Large, 3)
     dataset = Large()
@@ -372,13 +365,12 @@ def test_a_dataset_that_cannot_be_copied_is_refused_by_name() -> None:
     assert len(list(resumed(states[1], WithGenerator, 3))) == len(states) - 1
 
 
-@pytest.mark.parametrize(("before", "form", "method"), [(3, WithState, "spawn"), (0, Plain, "forkserver")])
-def test_with_another_start_method_it_is_the_same(before: int, form: Any, method: str) -> None:
-    batches, states = epoch_of(form, before)
-    assert list(resumed(states[2], form, 2, multiprocessing_context=method)) == batches[2:]
+def test_with_another_start_method_it_is_the_same() -> None:
+    batches, states = epoch_of(WithState, 3)
+    assert list(resumed(states[2], WithState, 1, multiprocessing_context="spawn")) == batches[2:]
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("after", [0, 2, 5])
 def test_the_statistics_count_what_all_shards_read(after: int) -> None:
     batches, states = epoch_of(Plain, 3)
     rest = resumed(states[0], Plain, after, stats="full")

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
+from going_on import loaded  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from upstream_states import loader_of, plain  # noqa: E402
 
@@ -34,8 +35,7 @@ def cases(saved: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
 
 def rest_of(one: dict[str, Any], workers: int) -> list[Any]:
     dataset, options, _, _ = one["case"]
-    loader = loader_of(dataset, options, workers)
-    loader.load_state_dict(one["state"])
+    loader = loaded(loader_of(dataset, options, workers), one["state"])
     return [plain(batch) for batch in loader]
 
 
