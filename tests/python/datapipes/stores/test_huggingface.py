@@ -12,7 +12,9 @@ import pytest
 
 from hub_server import COMMIT, NAME, hub
 from process_checks import MULTIPROCESSING, loader
+from resuming import with_state
 from torchdata.datapipes.iter import HuggingFaceHubReader
+from torchdata.datapipes.state import save_state
 
 datasets = pytest.importorskip("datasets")
 
@@ -54,8 +56,12 @@ def folder(tmp_path):
     return data
 
 
-def test_rows_are_those_that_datasets_loads(folder):
-    assert list(HuggingFaceHubReader(str(folder))) == ROWS
+def test_rows_are_those_that_datasets_loads_and_resume(folder):
+    for streaming in (True, False):
+        pipe, other = (HuggingFaceHubReader(str(folder), split="train", streaming=streaming) for _ in range(2))
+        items = iter(pipe)
+        head = [next(items) for _ in range(4)]
+        assert head + list(with_state(other, save_state(pipe))) == ROWS
     assert list(HuggingFaceHubReader(folder, split="train[:3]", streaming=False)) == ROWS[:3]
     files = str(folder / "train-1.jsonl")
     assert list(HuggingFaceHubReader("json", data_files=files, split="train")) == ROWS[3:]
