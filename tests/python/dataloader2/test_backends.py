@@ -1,6 +1,6 @@
 """A loader behaves in the same way with any backend, even if the loader resumes, processes exit, or functions raise.
 
-The backends are processes, processes with carriers, and Ray on one node and on three nodes.
+The backends are processes, processes with carriers, and Ray on two nodes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backends import BACKENDS, MOST_BACKENDS, WORKERS, Carried, Spawned, machines
+from backends import BACKENDS, WITH_CARRIERS, WORKERS, Carried, Spawned, on_two_nodes
 from hosts import hosts_have_ended, read_here_and_there  # noqa: F401 - one is a fixture
 from one_rank import Alone
 from process_checks import is_gone, nothing_is_left  # noqa: F401 - one is a fixture
@@ -38,27 +38,24 @@ pytestmark = [
 ]
 
 #: The names of the pipelines that a backend runs if its `has_all` is false.
-FEW = {"arrays", "random", "arrays, dealt", "two passes"}
+FEW = {"random", "arrays, dealt"}
 #: The number of items in a pipeline of a test that kills a process.
 LONG = 900
-#: Skips the backend with Ray on one node, which runs only some of the tests.
-not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
+#: Runs a test only with the backends that use carriers.
+with_carriers = pytest.mark.parametrize("backend", WITH_CARRIERS, indirect=True)
 
 
 @pytest.fixture(scope="module")
-def on_ray() -> Iterator[dict[str, Any]]:
+def on_ray() -> Iterator[Spawned]:
     pytest.importorskip("ray", reason="Ray is not installed: it has no wheel for this Python, or none could be had")
-    with machines() as found:
+    with on_two_nodes() as found:
         yield found
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Spawned:
     own = {"spawned processes": Spawned, "carriers": Carried}
-    if request.param in own:
-        return own[request.param]()
-    found: Spawned = request.getfixturevalue("on_ray")[request.param]
-    return found
+    return own[request.param]() if request.param in own else request.getfixturevalue("on_ray")
 
 
 @pytest.fixture(autouse=True)
@@ -93,24 +90,18 @@ def test_items_and_their_order_are_those_of_forked_workers(backend: Spawned, mad
             assert epochs(make, backend.service()) == of_forked_workers(make), name
 
 
-@not_on_one_node
-@pytest.mark.parametrize("make", [numbered, dealt])
-def test_out_of_order_all_items_come_once(backend: Spawned, make: Any) -> None:
-    (items,) = epochs(lambda: make(500), backend.service(in_order=False), count=1)
-    assert sorted(items) == list(range(500))
-
-
-@not_on_one_node
-def test_dispatched_items_are_computed_in_one_process_of_this_machine(backend: Spawned) -> None:
+@with_carriers
+def test_out_of_order_each_dispatched_item_is_computed_once_in_one_process_of_this_machine(backend: Spawned) -> None:
     def make() -> Any:
         return dealt(40, lambda pipe: pipe.map(lambda x: (os.getpid(), os.getppid()))).map(lambda x: (*x, os.getpid()))
 
-    (items,) = epochs(make, backend.service(), count=1)
+    (items,) = epochs(make, backend.service(in_order=False), count=1)
+    assert len(items) == 40
     assert {parent for _, parent, _ in items} == {os.getpid()}
     assert (len({maker for maker, _, _ in items}), len({worker for _, _, worker in items})) == (1, WORKERS)
 
 
-@not_on_one_node
+@with_carriers
 def test_ranks_have_workers_each(backend: Spawned) -> None:
     def service(workers: Any) -> SequentialReadingService:
         return SequentialReadingService(DistributedReadingService(process_group=Alone()), workers)
@@ -122,56 +113,31 @@ def test_ranks_have_workers_each(backend: Spawned) -> None:
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_loader_resumes_from_random_moments_in_this_and_other_processes(backend: Spawned) -> None:
-    _go_on_here_and_there(backend, PIPELINES["random"])
-
-
-@not_on_one_node
-def test_a_loader_with_dispatched_items_resumes_from_random_moments_in_this_and_other_processes(
-    backend: Spawned,
-) -> None:
-    _go_on_here_and_there(backend, DEALT["random, dealt"])
-
-
-def _go_on_here_and_there(backend: Spawned, make: Any) -> None:
+@with_carriers
+@pytest.mark.parametrize("make", [PIPELINES["random"], DEALT["random, dealt"]], ids=["own sources", "dealt"])
+def test_a_loader_resumes_from_random_moments_in_this_and_other_processes(backend: Spawned, make: Any) -> None:
     (whole,) = of_forked_workers(make, 1)
-    least, most = (20, 80) if backend.is_slow else (5, 60)
+    least, most = (30, 60) if backend.is_slow else (10, 60)
     assert read_here_and_there(make, len(whole), [backend.service, local], random.Random(3), least, most) == whole
 
 
-@not_on_one_node
-@pytest.mark.parametrize("is_far_first", [True, False])
-def test_a_state_resumes_exactly_with_other_numbers_of_workers(backend: Spawned, is_far_first: bool) -> None:
+@with_carriers
+def test_a_state_resumes_exactly_with_other_numbers_of_workers(backend: Spawned) -> None:
     make = PIPELINES["random"]
-    first, second = (backend.service, local) if is_far_first else (local, backend.service)
-    _, state, rest = continued(begun(DataLoader2(make(), reading_service=first(3))), 17)
-    with DataLoader2(make(), reading_service=second(2)) as loader:
+    _, state, rest = continued(begun(DataLoader2(make(), reading_service=backend.service(2))), 17)
+    with DataLoader2(make(), reading_service=local(3)) as loader:
         loader.load_state_dict(state)
         iterator = iter(loader)
         head = [next(iterator) for _ in range(5)]
         state = saved(loader)
         assert head + list(iterator) == rest
         assert len(list(loader)) == 100
-        assert len(loader.worker_pids()) == 2
-    [tail] = resumed(DataLoader2(make(), reading_service=first(4)), state)
+        assert len(loader.worker_pids()) == 3
+    [tail] = resumed(DataLoader2(make(), reading_service=backend.service(1)), state)
     assert head + tail == rest
 
 
 # -- exits ------------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_lost_or_repeated_whichever_process_exits(backend: Spawned) -> None:
-    _kill_some(backend, False, [one for one in backend.victims if one != "dispatching"])
-
-
-@not_on_one_node
-def test_no_dispatched_item_is_lost_or_repeated_whichever_process_exits(backend: Spawned) -> None:
-    _kill_some(backend, True, list(backend.victims))
-
-
-def _kill_some(backend: Spawned, deals: bool, victims: list[str]) -> None:
-    for seed, function in enumerate([wide, double] if backend.has_all else [wide]):
-        _kill(backend, deals, victims, function, random.Random(seed))
 
 
 @functools.cache
@@ -187,8 +153,10 @@ def _long(deals: bool, function: Any) -> Any:
     return make
 
 
-def _kill(backend: Spawned, deals: bool, victims: list[str], function: Any, dice: random.Random) -> None:
-    make = _long(deals, function)
+@pytest.mark.parametrize("deals", [False, True], ids=["own sources", "dealt"])
+def test_no_item_is_lost_or_repeated_whichever_process_exits(backend: Spawned, deals: bool) -> None:
+    victims = [victim for victim in backend.victims if deals or victim != "dispatching"]
+    dice, make = random.Random(deals), _long(deals, wide)
     wanted = of_forked_workers(make)
     service = backend.service(worker_prefetch_cnt=100, on_worker_exit="restart")
     with begun(DataLoader2(make(), reading_service=service), seed=5) as loader:
@@ -209,7 +177,7 @@ def _kill(backend: Spawned, deals: bool, victims: list[str], function: Any, dice
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-@not_on_one_node
+@with_carriers
 def test_an_error_of_a_function_comes_after_the_earlier_items_and_names_the_function(backend: Spawned) -> None:
     pipe = IterableWrapper(range(20)).sharding_filter().map(failing)
     with DataLoader2(pipe, reading_service=backend.service()) as loader:
@@ -222,7 +190,7 @@ def test_an_error_of_a_function_comes_after_the_earlier_items_and_names_the_func
     assert "worker process 1" in told
 
 
-@not_on_one_node
+@with_carriers
 def test_an_error_in_the_dispatching_process_comes_after_the_earlier_items(backend: Spawned) -> None:
     with DataLoader2(
         dealt(20, lambda pipe: pipe.map(failing), shuffles=False).map(double), reading_service=backend.service()
@@ -236,7 +204,7 @@ def test_an_error_in_the_dispatching_process_comes_after_the_earlier_items(backe
 # -- abandoned epochs and random runs ----------------------------------------------------------------------------------
 
 
-@not_on_one_node
+@with_carriers
 def test_an_abandoned_epoch_does_not_delay_the_next_one(backend: Spawned) -> None:
     def taken(service: Any) -> list[Any]:
         with DataLoader2(numbered(3000).map(array), reading_service=service) as loader:
@@ -250,14 +218,11 @@ def test_an_abandoned_epoch_does_not_delay_the_next_one(backend: Spawned) -> Non
     assert taken(backend.service()) == taken(local())
 
 
-@not_on_one_node
-@pytest.mark.parametrize("is_shut_down", [True, False], ids=["shut down", "dropped"])
-def test_no_process_outlives_its_loader(backend: Spawned, is_shut_down: bool) -> None:
+@with_carriers
+def test_no_process_outlives_a_dropped_loader(backend: Spawned) -> None:
     pipe = IterableWrapper(range(4000)).sharding_filter().map(lambda x: (os.getpid(), os.getppid()))
     loader = DataLoader2(pipe, reading_service=backend.service())
     iterator = iter(loader)
     pids = {pid for _ in range(WORKERS) for pid in next(iterator)} - {os.getpid()}
-    if is_shut_down:
-        loader.shutdown()
     del loader, iterator
     wait_for(lambda: all(map(is_gone, pids)))

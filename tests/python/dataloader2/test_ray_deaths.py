@@ -32,7 +32,11 @@ pytestmark = [
 
 WORKERS, NODES = 2, 2
 #: Settings that make Ray remove an unresponsive node after some seconds instead of a minute.
-PROMPT = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000"}
+PROMPT = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,7 +76,7 @@ def test_an_error_names_the_killed_worker_and_its_actor(whose: str) -> None:
         wait_for(lambda: is_gone(dead.pid) and is_gone(dead.host))
 
 
-@pytest.mark.parametrize("how", ["node", "raylet", "stopped raylet"])
+@pytest.mark.parametrize("how", ["node", "stopped raylet"])
 def test_an_error_gives_ray_s_reason_for_a_lost_node(machines: Any, how: str) -> None:
     doomed = add(machines, num_cpus=2, resources={how: 2})
     options = {"num_cpus": 0, "resources": {how: 1}}
@@ -86,10 +90,10 @@ def test_an_error_gives_ray_s_reason_for_a_lost_node(machines: Any, how: str) ->
                 time.sleep(0.01)  # a stopped raylet is detected after some seconds, while its workers continue
             if number == 20:
                 node = about(loader)[0].node
-                if how != "node":
-                    os.kill(raylet_of(doomed), signal.SIGKILL if how == "raylet" else signal.SIGSTOP)
-                if how != "stopped raylet":
+                if how == "node":
                     machines.remove_node(doomed, allow_graceful=False)
+                else:
+                    os.kill(raylet_of(doomed), signal.SIGSTOP)
     assert caught.value.worker in range(WORKERS)
     assert re.search(rf"on {node}, Ray actor \w+\)", str(caught.value))
     if how == "stopped raylet":
@@ -123,22 +127,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
     wait_for(lambda: is_gone(deaf[0].pid) and is_gone(deaf[0].host))
 
 
-def test_an_actor_that_is_stopped_raises_an_error_after_the_timeout_and_ends_with_the_loader() -> None:
-    pipe = IterableWrapper(range(100_000)).sharding_filter().map(reading)
-    # The timeout is long, because actors may start late on a busy machine.
-    with DataLoader2(pipe, reading_service=remote(timeout=20.0)) as loader:
-        got = []
-        with pytest.raises(TimeoutError, match=r"no item came from worker process 1 within 20 s"):
-            for item in loader:
-                got.append(item)
-                if len(got) == 50:
-                    deaf = about(loader)[1]
-                    os.kill(deaf.host, signal.SIGSTOP)
-        assert got == list(range(len(got)))
-    wait_for(lambda: is_gone(deaf.pid) and is_gone(deaf.host))
-
-
-@pytest.mark.parametrize(("on_worker_exit", "comes_back"), [("error", False), ("restart", False), ("restart", True)])
+@pytest.mark.parametrize(("on_worker_exit", "comes_back"), [("error", False), ("restart", True)])
 def test_a_program_that_has_left_the_cluster_gets_an_error(
     machines: Any, on_worker_exit: str, comes_back: bool
 ) -> None:
@@ -206,13 +195,12 @@ except WorkerExitedError as error:
 """
 
 
-# Ray's own hooks make an interrupted program exit with code 1. Ray also kills a process after the cluster's first node
-# has ended, or if a thread calls Ray while the main thread leaves the cluster.
+# Ray kills a process after the cluster's first node has ended, or if a thread calls Ray while the main thread leaves
+# the cluster.
 @pytest.mark.parametrize(
     ("how", "codes", "says"),
     [
         ("exits", [0], ""),
-        ("interrupted", [1, -signal.SIGINT], ""),
         ("killed", [-signal.SIGKILL], ""),
         ("loses", [1], "Failed to connect to GCS"),
         ("leaves", [1], "the program has left the cluster"),
@@ -234,9 +222,7 @@ def test_actors_and_workers_end_with_main(machines: Any, how: str, codes: list[i
             lines.append(line.split())
         pids = [int(pid) for name, *rest in lines if name == "pids" for pid in rest]
         assert len(pids) == 2
-        if how == "interrupted":
-            os.killpg(program.pid, signal.SIGINT)
-        elif how == "killed":
+        if how == "killed":
             program.kill()
         elif how == "loses":
             os.kill(next(int(pid) for name, pid, *_ in lines if name == "head"), signal.SIGKILL)

@@ -15,6 +15,7 @@ from typing import Any
 from hosts import LocallyRemote
 from ray_cluster import nodes
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, RayReadingService
+from torchdata.datapipes.iter import IterableWrapper
 
 WORKERS = 2
 
@@ -90,23 +91,19 @@ class OnRay(Spawned):
             self._end(about.host if victim == "host" else about.pid)
 
 
-#: The names of all backends. The backends of Ray are last, because their cluster keeps running until all tests of the
-#: file have ended.
-BACKENDS = ("spawned processes", "carriers", "Ray on one node", "Ray over three nodes")
-#: The names of all backends except for Ray on one node, which behaves like the other backends.
-MOST_BACKENDS = [name for name in BACKENDS if name != "Ray on one node"]
+#: The names of all backends. The backend of Ray is last, because its cluster keeps running until all tests of the file
+#: have ended.
+BACKENDS = ("spawned processes", "carriers", "Ray over two nodes")
+#: The names of the backends that carriers connect to the main process. Other files test spawned processes.
+WITH_CARRIERS = BACKENDS[1:]
 
 
 @contextmanager
-def machines() -> Iterator[dict[str, OnRay]]:
-    """Yields the Ray backends by name. Both backends use one cluster. The workers of the first backend run on the main
-    process's node, and the workers of the second backend run on three other nodes.
-    """
-    with nodes(3) as made:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        own = NodeAffinitySchedulingStrategy(made.head_node.node_id, soft=False)
-        yield {
-            "Ray on one node": OnRay(ray_remote_args={"num_cpus": 0, "scheduling_strategy": own}),
-            "Ray over three nodes": OnRay(ray_remote_args={"scheduling_strategy": "SPREAD"}),
-        }
+def on_two_nodes() -> Iterator[OnRay]:
+    """Yields the backend of Ray. Its workers run on two nodes other than the main process's node."""
+    with nodes(2):
+        backend = OnRay(ray_remote_args={"scheduling_strategy": "SPREAD"})
+        # This opens connections to the nodes, so that no test counts their descriptors.
+        with DataLoader2(IterableWrapper(range(2)).sharding_filter(), reading_service=backend.service()) as loader:
+            list(loader)
+        yield backend
