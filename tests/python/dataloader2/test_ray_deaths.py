@@ -195,12 +195,13 @@ except WorkerExitedError as error:
 """
 
 
-# Ray kills a process after the cluster's first node has ended, or if a thread calls Ray while the main thread leaves
-# the cluster.
+# Ray's own hooks make an interrupted program exit with code 1. Ray also kills a process after the cluster's first node
+# has ended, or if a thread calls Ray while the main thread leaves the cluster.
 @pytest.mark.parametrize(
     ("how", "codes", "says"),
     [
         ("exits", [0], ""),
+        ("interrupted", [1, -signal.SIGINT], ""),
         ("killed", [-signal.SIGKILL], ""),
         ("loses", [1], "Failed to connect to GCS"),
         ("leaves", [1], "the program has left the cluster"),
@@ -222,7 +223,9 @@ def test_actors_and_workers_end_with_main(machines: Any, how: str, codes: list[i
             lines.append(line.split())
         pids = [int(pid) for name, *rest in lines if name == "pids" for pid in rest]
         assert len(pids) == 2
-        if how == "killed":
+        if how == "interrupted":
+            os.killpg(program.pid, signal.SIGINT)
+        elif how == "killed":
             program.kill()
         elif how == "loses":
             os.kill(next(int(pid) for name, pid, *_ in lines if name == "head"), signal.SIGKILL)
