@@ -13,6 +13,7 @@ from process_checks import nothing_is_left  # noqa: F401
 from resuming import begun, continued, resumed
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph.settings import apply_sharding
+from torchdata.dataloader2.services.choosing import WorkerChoice, choose_workers
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, FullSync, IterableWrapper
 
 
@@ -25,19 +26,16 @@ def batches() -> Any:
     return IterableWrapper(range(90)).shuffle().sharding_filter().shuffle().batch(4)
 
 
-@pytest.mark.parametrize(
-    ("cores", "workers", "reason"),
-    [
-        (1, 2, "1 cores, and at least 2 workers are started"),
+def test_the_number_of_workers_follows_from_the_cores_and_is_logged(machine_of, caplog) -> None:
+    for cores, workers, reason in (
         (2, 2, "2 cores, and at least 2 workers are started"),
-        (5, 4, "5 cores, of which one is left to the main process"),
         (64, 16, "64 cores, and at most 16 workers are started"),
-    ],
-)
-def test_the_number_of_workers_follows_from_the_cores_and_is_logged(machine_of, caplog, cores, workers, reason) -> None:
-    machine_of(cores)
+        (5, 4, "5 cores, of which one is left to the main process"),
+    ):
+        machine_of(cores)
+        line = f'num_workers="auto": {workers} workers: this process may use {reason}'
+        assert choose_workers() == WorkerChoice(workers, line)
     caplog.set_level(logging.INFO, "torchdata")
-    line = f'num_workers="auto": {workers} workers: this process may use {reason}'
     with auto(IterableWrapper(range(40)).sharding_filter()) as loader:
         assert len(loader) == 40
         assert loader.stats().choices == ()
@@ -82,11 +80,9 @@ def test_the_shards_of_a_state_run_in_the_workers_that_are_chosen(machine_of, sa
 
 def test_functions_of_each_worker_and_free_order_are_allowed(machine_of) -> None:
     machine_of(4)
-    with auto(IterableWrapper(range(30)).sharding_filter(), in_order=False) as loader:
+    options = {"in_order": False, "worker_init_fn": lambda pipe, info: pipe}
+    with auto(IterableWrapper(range(30)).sharding_filter(), **options) as loader:
         assert sorted(loader) == list(range(30))
-        assert loader.reading_service.num_workers == 3
-    with auto(IterableWrapper(range(30)).sharding_filter(), worker_init_fn=lambda pipe, info: pipe) as loader:
-        assert list(loader) == list(range(30))
         assert loader.reading_service.num_workers == 3
 
 

@@ -48,6 +48,23 @@ class Generated(IterDataPipe):
             yield Cut(item)
 
 
+class Halting(IterDataPipe):
+    """A pipe that raises KeyboardInterrupt at the beginning of some of its passes."""
+
+    cuts: list[int] = []  # noqa: RUF012, one for all copies in this process
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        if self.cuts:
+            self.cuts[0] -= 1
+            if self.cuts[0] < 0:
+                self.cuts.pop(0)
+                raise KeyboardInterrupt
+        return iter(self.source)
+
+
 def is_any(item: Any) -> bool:
     return bool(Cut(item) >= 0)
 
@@ -83,7 +100,7 @@ def loader(kind: str, service: str, state: Any = None) -> DataLoader2[Any]:
     if service == "over workers":
         pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # all later pipes run in the main process
     random.seed(3)
-    return begun(DataLoader2(PIPES[kind](pipe), reading_service=SERVICES[service]()), state)
+    return begun(DataLoader2({**PIPES, "halting": Halting}[kind](pipe), reading_service=SERVICES[service]()), state)
 
 
 def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] = KeyboardInterrupt) -> list[Any]:
@@ -97,13 +114,11 @@ def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] =
 
 @pytest.mark.parametrize(
     ("kind", "service"),
-    # With workers, loaders do not save the random generators of the main process, because these generators belong to
-    # the user's program.
     [
-        (kind, service)
-        for kind in PIPES
-        for service in SERVICES
-        if (kind, service) != ("random numbers", "over workers")
+        *((kind, "in process") for kind in PIPES),
+        ("map", "no service"),
+        ("map", "over workers"),
+        ("batch", "over workers"),
     ],
 )
 def test_a_state_saved_after_ctrl_c_resumes_with_the_interrupted_item(kind: str, service: str) -> None:
@@ -156,8 +171,10 @@ def test_a_state_from_before_an_interrupt_keeps_the_items_before_it() -> None:
     assert made_items == list(range(20, 40))
 
 
-@pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("kind", ["map", "filter", "behind a thread"])  # a Python generator ends after it has raised
+@pytest.mark.parametrize(
+    ("kind", "service"),  # not with a Python generator, which ends after it has raised
+    [("map", "in process"), ("filter", "no service"), ("behind a thread", "in process"), ("map", "over workers")],
+)
 def test_states_saved_after_reading_on_after_ctrl_c_are_those_of_the_continued_run(kind: str, service: str) -> None:
     with loader(kind, service) as made:
         reading = iter(made)
@@ -185,9 +202,8 @@ class Cutting:
         return Cut(index)
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_loop_over_a_dataset_continues_after_ctrl_c_without_the_interrupted_sample(shuffle: bool) -> None:
-    with DataLoader2.from_dataset(Cutting(), shuffle=shuffle) as made:
+def test_a_loop_over_a_dataset_continues_after_ctrl_c_without_the_interrupted_sample() -> None:
+    with DataLoader2.from_dataset(Cutting(), shuffle=True) as made:
         reading = iter(made)
         got = read_until_cut(reading, 17)
         got += list(reading)
@@ -237,35 +253,6 @@ def test_the_epoch_after_one_that_ctrl_c_has_ended_is_complete(service: str) -> 
 # -- beginnings and ends ----------------------------------------------------------------------------------------------
 
 
-class Halting(IterDataPipe):
-    """A pipe that raises KeyboardInterrupt at the beginning of some of its passes."""
-
-    cuts: list[int] = []  # noqa: RUF012, one for all copies in this process
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Any:
-        if self.cuts:
-            self.cuts[0] -= 1
-            if self.cuts[0] < 0:
-                self.cuts.pop(0)
-                raise KeyboardInterrupt
-        return iter(self.source)
-
-
-def halting_loader(service: str, state: Any = None, after_iter: bool = False) -> DataLoader2[Any]:
-    pipe: Any = IterableWrapper(range(20)).shuffle().sharding_filter()
-    if service == "over workers":
-        pipe = pipe.pin_memory(pin_memory_fn=unpinned)
-    made = DataLoader2(Halting(pipe), reading_service=SERVICES[service]())
-    if state is None or after_iter:
-        made.seed(5)
-    if after_iter:
-        iter(made)
-    return made
-
-
 @pytest.fixture
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
@@ -277,25 +264,29 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_epoch_whose_beginning_ctrl_c_interrupted_begins_again_and_its_state_is_from_before(
     service: str, cuts: list[int]
 ) -> None:
-    epochs = epochs_of(halting_loader(service), 3)
-    with halting_loader(service) as made:
+    epochs = epochs_of(loader("halting", service), 3)
+    with loader("halting", service) as made:
         for epoch in epochs:
             cuts.append(0)
             with pytest.raises(KeyboardInterrupt):
                 iter(made)
             state = saved(made)
-            assert resumed(halting_loader(service, state), state) == [epoch]
+            assert resumed(loader("halting", service), state) == [epoch]
             assert list(made) == epoch
 
 
-@pytest.mark.parametrize("after_iter", [False, True])
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize(
+    ("service", "after_iter"),
+    [("no service", False), ("in process", True), ("over workers", False), ("over workers", True)],
+)
 def test_a_state_is_not_lost_if_ctrl_c_interrupts_its_way_to_the_main_process(
     service: str, after_iter: bool, cuts: list[int]
 ) -> None:
-    epochs = epochs_of(halting_loader(service))
-    _, state = stopped(halting_loader(service), 7)
-    with halting_loader(service, state, after_iter) as made:
+    epochs = epochs_of(loader("halting", service))
+    _, state = stopped(loader("halting", service), 7)
+    with loader("halting", service) as made:
+        if after_iter:
+            iter(made)
         cuts.append(0)
         with pytest.raises(KeyboardInterrupt):
             made.load_state_dict(state)
@@ -303,7 +294,7 @@ def test_a_state_is_not_lost_if_ctrl_c_interrupts_its_way_to_the_main_process(
         again = saved(made)
         assert again["iteration_state"]["given"] == 7
         assert [list(made), list(made)] == [epochs[0][7:], epochs[1]]
-    assert resumed(halting_loader(service, again), again) == [epochs[0][7:]]
+    assert resumed(loader("halting", service), again) == [epochs[0][7:]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -327,19 +318,26 @@ def test_another_state_can_be_loaded_after_a_resume_has_failed(workers: int) -> 
         assert list(loader) == rests[workers]
 
 
-@pytest.mark.parametrize("service", [*SERVICES, "in process, ahead"])
-@pytest.mark.parametrize("count", [0, 7, 20])
+@pytest.mark.parametrize(
+    ("service", "count"),
+    [
+        ("no service", 7),
+        ("in process", 20),
+        ("in process, ahead", 7),
+        *(("over workers", count) for count in (0, 7, 20)),
+    ],
+)
 def test_a_loader_that_was_shut_down_still_has_its_state(service: str, count: int, monkeypatch: Any) -> None:
     monkeypatch.setitem(SERVICES, "in process, ahead", lambda: InProcessReadingService(prefetch_cnt=3))
-    epochs = epochs_of(halting_loader(service), 3)
-    with halting_loader(service) as made:
+    epochs = epochs_of(loader("halting", service), 3)
+    with loader("halting", service) as made:
         reading = iter(made)
         for _ in range(count):
             next(reading)
     state = saved(made)
     with pytest.raises(ValueError, match="shut down"):
         made.state_dict(items_ago=1)
-    other = halting_loader(service, state)
+    other = loader("halting", service)
     assert resumed(other, state, 2) == [epochs[0][count:], epochs[1]]
     state = saved(other)
-    assert resumed(halting_loader(service, state), state) == [epochs[2]]
+    assert resumed(loader("halting", service), state) == [epochs[2]]

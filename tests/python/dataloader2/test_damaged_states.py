@@ -6,7 +6,7 @@ import sys
 import types
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, SequentialReadingService
@@ -34,6 +34,7 @@ def state():
 
 
 STATE = state()
+few = settings(max_examples=30)
 
 
 def damaged(field, part, change):
@@ -60,6 +61,7 @@ def refused(state):
     return str(caught.value)
 
 
+@few
 @given(st.sampled_from(FIELDS), st.integers(0, 1), st.data())
 def test_any_flipped_bits_are_damage(field, part, data):
     def flip(whole):
@@ -74,6 +76,7 @@ def test_any_flipped_bits_are_damage(field, part, data):
     assert "load another copy" in message
 
 
+@few
 @given(st.sampled_from(FIELDS), st.integers(0, 1), st.data(), st.booleans())
 def test_truncated_states_are_reported_as_damaged_with_and_without_checksums(field, part, data, summed):
     cut = damaged(field, part, lambda whole: whole[: data.draw(st.integers(0, len(whole) - 1))])
@@ -88,6 +91,7 @@ def test_truncated_states_are_reported_as_damaged_with_and_without_checksums(fie
 
 
 @pytest.mark.parametrize("field", FIELDS)
+@few
 @given(value=st.one_of(st.none(), st.integers(), st.text(), st.binary(max_size=40), st.lists(st.integers())))
 def test_any_other_value_in_a_field_is_refused_by_name(field, value):
     assert "state" in refused({**STATE, field: value})
@@ -111,6 +115,7 @@ def test_a_service_may_save_any_object():
 
 
 @pytest.mark.parametrize("name", ["checksums", "version"])
+@few
 @given(value=st.one_of(st.integers(), st.text(), st.dictionaries(st.sampled_from(FIELDS), st.integers())))
 def test_damage_to_what_describes_the_state_is_noticed(name, value):
     if value in (STATE[name], None):

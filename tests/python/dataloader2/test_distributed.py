@@ -28,91 +28,76 @@ from torchdata.datapipes.state import load_state, save_state
 pytest.importorskip("torch", reason="ranks on gloo need torch")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_divide_the_items_evenly_and_a_seed_decides_the_order(ranks: int, tmp_path: Path) -> None:
+def test_ranks_divide_the_items_evenly_end_together_and_share_seeds(tmp_path: Path) -> None:
     body = """
+    from torchdata.dataloader2.random import dist_share_seed
+
     def main(rank):
+        import torch.distributed as dist
         pipe = IterableWrapper(range(23)).shuffle().sharding_filter().map(identity)
         with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
             runs = []
             for seed in (5, 5, 6):
                 loader.seed(seed)
                 runs.append(list(loader))
-            return runs + [list(loader), list(loader)]
+            runs += [list(loader), list(loader)]
+        uneven = [FullSync(Counting(shortest + 3 * rank), timeout=20) for shortest in (0, 5)]
+        ends = [[list(pipe) for _ in range(3)] for pipe in uneven]
+        pair = dist.new_group([1, 2])
+        seeds = [dist_share_seed(2**64 - 1 - rank)]
+        if rank > 0:
+            seeds.append(dist_share_seed(100 + rank, pair))
+        return runs, ends, seeds
     """
-    with gloo_job(tmp_path, body, ranks) as job:
+    with gloo_job(tmp_path, body, 3) as job:
         outcomes = job.outcomes()
     for number in range(5):
-        shares = [runs[number] for runs in outcomes]
-        assert {len(share) for share in shares} == {23 // ranks}, "all end after the same number of items"
-        together = [item for share in shares for item in share]
-        assert len(set(together)) == len(together), "ranks are disjoint"
-        assert set(together) <= set(range(23))
-    for runs in outcomes:
+        shares = [runs[number] for runs, _, _ in outcomes]
+        assert [len(share) for share in shares] == [23 // 3] * 3, "all end after the same number of items"
+        assert len(set().union(*shares) & set(range(23))) == 21, "ranks are disjoint"
+    for runs, ends, _ in outcomes:
         assert runs[0] == runs[1], "the same seed gives the same order"
         assert len({tuple(run) for run in runs[1:]}) == 4, "other seeds, and epochs without one, give others"
+        assert ends == [[[]] * 3, [list(range(5))] * 3], "uneven ranks end together, epoch after epoch"
+    assert [seeds for _, _, seeds in outcomes] == [[2**64 - 1], [2**64 - 1, 101], [2**64 - 1, 101]]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_ranks_with_workers_shard_by_rank_and_then_by_worker(method: str, tmp_path: Path) -> None:
-    body = f"""
+def test_ranks_with_workers_shard_by_rank_and_then_by_worker(tmp_path: Path) -> None:
+    body = """
     def main(rank):
-        pipe = IterableWrapper(range(18)).sharding_filter().map(identity)
-        service = SequentialReadingService(DistributedReadingService(20), MultiProcessingReadingService(2, "{method}"))
-        with DataLoader2(pipe, reading_service=service) as loader:
-            return [list(loader), list(loader)]
+        epochs = []
+        for method in ("fork", "spawn"):
+            pipe = IterableWrapper(range(18)).sharding_filter().map(identity)
+            service = SequentialReadingService(DistributedReadingService(20), MultiProcessingReadingService(2, method))
+            with DataLoader2(pipe, reading_service=service) as loader:
+                epochs += [list(loader), list(loader)]
+        return epochs
     """
     with gloo_job(tmp_path, body) as job:
         outcomes = job.outcomes()
     # Rank 0 runs workers 0 and 1 of the four workers, and rank 1 runs workers 2 and 3. Each rank takes items from its
     # workers in turn.
-    assert outcomes[0] == [[0, 1, 4, 5, 8, 9, 12, 13]] * 2
-    assert outcomes[1] == [[2, 3, 6, 7, 10, 11, 14, 15]] * 2
+    assert outcomes == [[[0, 1, 4, 5, 8, 9, 12, 13]] * 4, [[2, 3, 6, 7, 10, 11, 14, 15]] * 4]
 
 
-@pytest.mark.parametrize("shortest", [0, 5])
-def test_uneven_ranks_end_together_epoch_after_epoch(shortest: int, tmp_path: Path) -> None:
-    body = f"""
-    def main(rank):
-        pipe = FullSync(Counting({shortest} + 3 * rank), timeout=20)
-        return [list(pipe) for _ in range(3)]
-    """
-    with gloo_job(tmp_path, body, 3) as job:
-        assert job.outcomes() == [[list(range(shortest))] * 3] * 3
-
-
-def test_when_all_ranks_leave_their_loops_the_next_epoch_begins_at_once(tmp_path: Path) -> None:
+def test_loops_that_ranks_leave_end_on_all_ranks_and_the_next_epoch_begins_at_once(tmp_path: Path) -> None:
     body = """
     def main(rank):
         pipe = IterableWrapper(range(100)).sharding_filter()
+        counts = []
         with DataLoader2(pipe, reading_service=DistributedReadingService(1000)) as loader:  # no rank may wait 1000 s
-            for _ in range(4):
-                for number, item in enumerate(loader):
-                    if number == 2:
+            for leaving in ([0, 1], [0, 1], [1], []):
+                counts.append(0)
+                for item in loader:
+                    counts[-1] += 1
+                    if rank in leaving and counts[-1] == 3:
                         break
-            return len(list(loader))
+        return counts
     """
     with gloo_job(tmp_path, body) as job:
-        assert job.outcomes() == [50, 50]
-
-
-def test_a_rank_that_leaves_its_loop_ends_the_loops_of_all(tmp_path: Path) -> None:
-    body = """
-    def main(rank):
-        pipe = IterableWrapper(range(100)).sharding_filter()
-        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
-            seen = []
-            for item in loader:
-                seen.append(item)
-                if rank == 1 and len(seen) == 3:
-                    break
-            return len(seen), len(list(loader))
-    """
-    with gloo_job(tmp_path, body) as job:
-        (first, whole), (other, also_whole) = job.outcomes()
-    assert other == 3
+        (*left, first, whole), other = job.outcomes()
+    assert ([*left, whole], other) == ([3, 3, 50], [3, 3, 3, 50])
     assert 3 <= first <= 6, "what was read ahead still came"
-    assert whole == also_whole == 50
 
 
 def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
@@ -125,19 +110,17 @@ def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
         assert not set(first) & set(second)
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_again(late: bool, tmp_path: Path) -> None:
+def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_again(tmp_path: Path) -> None:
     """A rank has read an item ahead, and has voted for this item. If another rank votes late, the first rank's state
     must include the item."""
-    body = f"""
-    late = {late}
+    body = """
     from torchdata.datapipes.state import is_restorable, load_state, save_state
 
     def build(check):
         return FullSync(IterableWrapper(range(10)).map(check), timeout=40)
 
-    def main(rank):
-        saved = os.path.join(os.environ["OUTCOMES"], "saved")
+    def resumed(rank, late):
+        saved = os.path.join(os.environ["OUTCOMES"], f"saved, late={late}")
         def check(item):
             while late and rank == 1 and item == 3 and not os.path.exists(saved):
                 time.sleep(0.01)
@@ -146,20 +129,21 @@ def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_agai
         items = iter(pipe)
         head = [next(items) for _ in range(3)]
         assert is_restorable(pipe)
-        if rank == 0:  # rank 0 votes on the fourth item before rank 1 reads it
-            while late and pipe._data.voted_on != 3:
-                time.sleep(0.01)
-            state = save_state(pipe)
+        while late and rank == 0 and pipe._data.voted_on != 3:
+            time.sleep(0.01)  # rank 0 votes on the fourth item before rank 1 reads it
+        state = save_state(pipe)
+        if rank == 0:
             open(saved, "w").close()
-        else:
-            state = save_state(pipe)
         rest = list(items)
         other = build(identity)
         load_state(other, state, strict=False)
         return head, rest, list(other), list(other)
+
+    def main(rank):
+        return [resumed(rank, late) for late in (False, True)]
     """
     with gloo_job(tmp_path, body) as job:
-        for head, rest, restored, anew in job.outcomes():
+        for head, rest, restored, anew in [each for outcome in job.outcomes() for each in outcome]:
             assert head + rest == list(range(10)) == anew
             assert restored == rest
 
@@ -168,7 +152,7 @@ def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_other
     body = """
     def main(rank):
         import torch.distributed as dist
-        pipe = IterableWrapper(range(400)).sharding_filter().map(identity)
+        pipe = IterableWrapper(range(40)).sharding_filter().map(identity)
         service = SequentialReadingService(DistributedReadingService(40), MultiProcessingReadingService(1))
         with DataLoader2(pipe, reading_service=service) as loader:
             items = iter(loader)
@@ -182,8 +166,8 @@ def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_other
     """
     with gloo_job(tmp_path, body) as job:
         for rank, (lengths, items) in enumerate(job.outcomes()):
-            assert lengths == [3] * 66 + [2, 0]
-            assert items == list(range(rank, 400, 2))
+            assert lengths == [3] * 6 + [2, 0]
+            assert items == list(range(rank, 40, 2))
 
 
 class Agrees(Alone):
@@ -212,43 +196,6 @@ def test_an_error_names_a_later_pipe_that_cannot_be_paused_and_the_remedy() -> N
     assert list(items) == []
 
 
-def test_one_rank_alone_needs_no_others(tmp_path: Path) -> None:
-    body = """
-    def main(rank):
-        pipe = IterableWrapper(range(5)).sharding_filter()
-        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
-            return [list(loader), list(loader)]
-    """
-    with gloo_job(tmp_path, body, 1) as job:
-        assert job.outcomes() == [[[0, 1, 2, 3, 4]] * 2]
-
-
-def test_a_seed_is_shared_in_the_whole_job_and_in_a_group_of_it(tmp_path: Path) -> None:
-    body = """
-    def main(rank):
-        from torchdata.dataloader2.random import dist_share_seed
-        import torch.distributed as dist
-        pair = dist.new_group([1, 2])
-        shared = [dist_share_seed(2**64 - 1 - rank)]
-        if rank > 0:
-            shared.append(dist_share_seed(100 + rank, pair))
-        return shared
-    """
-    with gloo_job(tmp_path, body, 3) as job:
-        assert job.outcomes() == [[2**64 - 1], [2**64 - 1, 101], [2**64 - 1, 101]]
-
-
-@pytest.mark.parametrize("build", [FullSync, lambda pipe: pipe.fullsync()])
-def test_without_a_process_group_the_remedy_is_named(build: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"call torch\.distributed\.init_process_group\(\) on every rank"):
-        list(build(IterableWrapper(range(3))))
-    loader = DataLoader2(IterableWrapper(range(3)), reading_service=DistributedReadingService())
-    with pytest.raises(RuntimeError, match="init_process_group"):
-        list(loader)
-    with pytest.raises(RuntimeError, match="init_process_group"):
-        dist_share_seed(1)
-
-
 test_wrong_arguments_are_named = refuses(
     (lambda: FullSync(3), TypeError, "FullSync: datapipe"),
     (lambda: FullSync(IterableWrapper([1]), timeout=0), ValueError, "timeout is a number of seconds above 0"),
@@ -259,13 +206,15 @@ test_wrong_arguments_are_named = refuses(
     (lambda: DistributedReadingService(float("inf")), ValueError, r"and at most 1e\+08, but got inf"),
     (lambda: FullSync(IterableWrapper([1]), timeout=float("nan")), ValueError, "FullSync: timeout is a number"),
     (lambda: DistributedReadingService(process_group=object()), TypeError, "has no rank"),
+    (lambda: list(IterableWrapper([1]).fullsync()), RuntimeError, r"init_process_group\(\) on every rank"),
+    (
+        lambda: list(DataLoader2(IterableWrapper([1]), reading_service=DistributedReadingService())),
+        RuntimeError,
+        "init_process_group",
+    ),
+    (lambda: dist_share_seed(1), RuntimeError, "init_process_group"),
+    (lambda: len(IterableWrapper([1]).fullsync()), TypeError, "valid length"),
 )
-
-
-def test_the_length_depends_on_the_shortest_rank_and_is_refused() -> None:
-    with pytest.raises(TypeError, match="valid length"):
-        len(IterableWrapper([1]).fullsync())
-    assert not IterableWrapper([1]).fullsync().is_replicable()
 
 
 def test_workers_that_start_before_sharding_by_rank_are_refused_with_the_remedy() -> None:
@@ -317,39 +266,148 @@ def test_copies_of_the_pipe_talk_through_the_group_that_the_user_brought() -> No
     group = Alone()
     group.lock = threading.Lock()  # a lock cannot be copied, so the loader must not copy the group
     pipe = IterableWrapper(range(3)).fullsync(process_group=group)
+    assert not pipe.is_replicable()
     assert copy.deepcopy(pipe)._open_group() is group
     with DataLoader2(pipe) as loader:
         assert list(loader) == [0, 1, 2]
 
 
-def test_a_pipe_that_communicates_with_other_ranks_refuses_to_be_copied(tmp_path: Path) -> None:
+def test_two_fullsync_pipes_in_one_graph_work_independently_and_refuse_to_be_copied_in_use(tmp_path: Path) -> None:
     body = """
     import copy
 
     def main(rank):
-        said = []
-        with DataLoader2(IterableWrapper(range(4)), reading_service=DistributedReadingService(20)) as loader:
-            list(loader)
+        pipe, said = FullSync(Counting(5 + 3 * rank), timeout=20).map(identity).batch(2), []
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
+            epochs = [list(loader), list(loader)]
             for used in (loader.datapipe, loader.reading_service):
                 for duplicate in (copy.deepcopy, pickle.dumps):
                     try:
                         duplicate(used)
                     except TypeError as error:
                         said.append(str(error))
-        return said
+        return epochs, said
     """
     with gloo_job(tmp_path, body) as job:
-        for said in job.outcomes():
+        for epochs, said in job.outcomes():
+            assert epochs == [[[0, 1], [2, 3], [4]]] * 2
             assert len(said) == 4
             assert all("a group of ranks in use can be neither pickled nor copied" in text for text in said)
 
 
-def test_two_fullsync_pipes_in_one_graph_work_independently(tmp_path: Path) -> None:
+# -- subsets of the ranks ----------------------------------------------------------------------------------------------
+
+
+#: A program in which four ranks form meshes. Each rank returns the items of two epochs, and the items after resuming
+#: from a state of the first epoch.
+MESHES = """
+def loader_of(mesh, workers):
+    pipe = IterableWrapper(range(24)).shuffle().sharding_filter().batch(2)
+    service = DistributedReadingService(mesh["dp"])
+    if workers:
+        service = SequentialReadingService(service, MultiProcessingReadingService(workers))
+    return DataLoader2(pipe, reading_service=service)
+
+def epochs(rank, shape, workers):
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    torch.manual_seed(rank)  # like trainers, for dropout
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+    with loader_of(mesh, workers) as loader:
+        iterator = iter(loader)
+        begun = [next(iterator)]
+        state = loader.state_dict()
+        epochs = [begun + list(iterator), list(loader)]
+    with loader_of(mesh, workers) as loader:
+        loader.load_state_dict(state)
+        assert begun + list(loader) == epochs[0]
+    return epochs
+
+def main(rank):
+    return [epochs(rank, shape, workers) for shape, workers in SHAPES]
+"""
+#: The sizes of the dimensions, and the number of workers.
+SHAPES = [((4, 1), 0), ((2, 2), 2), ((1, 4), 0)]
+
+
+def test_tensor_parallel_ranks_get_the_same_batches(tmp_path: Path) -> None:
+    with gloo_job(tmp_path, f"SHAPES = {SHAPES}\n" + MESHES, 4) as job:
+        by_rank = job.outcomes()
+    for place, ((dp, tp), _) in enumerate(SHAPES):
+        outcomes = [each[place] for each in by_rank]
+        for number, outcome in enumerate(outcomes):
+            assert outcome == outcomes[number - number % tp], "of the first rank in its tensor-parallel group"
+        for epoch in range(2):
+            items = [item for outcome in outcomes[::tp] for batch in outcome[epoch] for item in batch]
+            assert sorted(items) == list(range(24))
+        assert outcomes[0][0] != outcomes[0][1]
+        assert [len(outcome[0]) for outcome in outcomes] == [12 // dp] * 4
+
+
+def test_process_groups_divide_the_items_and_a_seed_decides_the_order(tmp_path: Path) -> None:
     body = """
     def main(rank):
-        pipe = FullSync(Counting(5 + 3 * rank), timeout=20).map(identity).batch(2)
-        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
-            return [list(loader), list(loader)]
+        import torch.distributed as dist
+        halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        seen = []
+        for service in (
+            DistributedReadingService(process_group=halves[rank % 2]),
+            DistributedReadingService(process_group=dist.group.WORLD),
+            DistributedReadingService(),
+        ):
+            pipe = IterableWrapper(range(8)).shuffle().sharding_filter()
+            with DataLoader2(pipe, reading_service=service) as loader:
+                loader.seed(5)
+                seen.append(list(loader))
+        group = FullSync(Counting(3 + rank), 20, halves[rank % 2])
+        seen.append(list(group))
+        group.shutdown()
+        return seen
+    """
+    with gloo_job(tmp_path, body, 4) as job:
+        outcomes = job.outcomes()
+    assert outcomes[0][0] == outcomes[1][0]
+    assert outcomes[2][0] == outcomes[3][0]
+    assert sorted(outcomes[0][0] + outcomes[2][0]) == list(range(8))
+    assert all(outcome[1] == outcome[2] for outcome in outcomes)
+    assert [len(outcome[3]) for outcome in outcomes] == [3, 4, 3, 4]
+
+
+def test_a_mesh_of_two_dimensions_and_a_group_without_this_rank_are_refused_by_name(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        alone = dist.new_group([0])
+        messages = []
+        for group in (mesh, alone if rank else mesh):
+            for make in (DistributedReadingService, lambda group: FullSync(Counting(1), process_group=group)):
+                try:
+                    make(group)
+                except ValueError as error:
+                    messages.append(str(error))
+        return messages
     """
     with gloo_job(tmp_path, body) as job:
-        assert job.outcomes() == [[[[0, 1], [2, 3], [4]]] * 2] * 2
+        outcomes = job.outcomes()
+    assert ["mesh[\"dp\"], out of ('dp', 'tp')" in message for message in outcomes[0]] == [True] * 4
+    named = ["rank 1 does not belong to the process group" in message for message in outcomes[1]]
+    assert named == [False, False, True, True]
+
+
+def test_an_error_names_an_exited_rank_by_its_number_in_the_job(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        import torch.distributed as dist
+        halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        pipe = Counting(1000).sharding_filter()
+        loader = DataLoader2(pipe, reading_service=DistributedReadingService(20, process_group=halves[rank % 2]))
+        for item in loader:
+            if rank == 3 and item > 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return True
+    """
+    with gloo_job(tmp_path, body, 4) as job:
+        assert job.outcome(0)[0] is True
+        assert "on rank 1: rank 3 of 4 sent no message" in str(job.outcome(1)[0])

@@ -14,15 +14,13 @@ from ranks import gloo_job
 from torchdata.dataloader2.error import RanksLostError
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.threads.synchronizing import _HAS, _LEFT
+from waiting import wait_for
 
 pytest.importorskip("torch", reason="ranks on gloo need torch")
 
 
-@pytest.mark.parametrize("broken_off_by", [[0], [0, 1]], ids=["one rank", "all ranks"])
-def test_the_item_of_an_open_vote_is_in_the_state_when_a_loop_is_abandoned(
-    broken_off_by: list[int], tmp_path: Path
-) -> None:
-    body = f"""
+def test_the_item_of_an_open_vote_is_in_the_state_when_a_loop_is_abandoned(tmp_path: Path) -> None:
+    body = """
     from torchdata.datapipes.state import load_state, save_state
 
     def build():
@@ -30,12 +28,12 @@ def test_the_item_of_an_open_vote_is_in_the_state_when_a_loop_is_abandoned(
 
     def main(rank):
         outcomes = []
-        for attempt in range(10):
+        for attempt in range(8):
             pipe = build()
             items = iter(pipe)
             seen = [next(items) for _ in range(5)]
-            if rank in {broken_off_by}:
-                time.sleep(0.002 * (attempt % 4))
+            if rank == 0 or attempt % 2:  # one rank or both ranks leave
+                time.sleep(0.002 * (attempt // 2))
                 pipe.leave(for_good=False)
             time.sleep(0.05)
             restored = build()
@@ -44,7 +42,7 @@ def test_the_item_of_an_open_vote_is_in_the_state_when_a_loop_is_abandoned(
         return outcomes
     """
     with gloo_job(tmp_path, body) as job:
-        assert job.outcomes() == [[list(range(12))] * 10] * 2
+        assert job.outcomes() == [[list(range(12))] * 8] * 2
 
 
 def test_the_next_epoch_does_not_wait_for_a_rank_that_has_ended(tmp_path: Path) -> None:
@@ -67,7 +65,10 @@ def test_the_next_epoch_does_not_wait_for_a_rank_that_has_ended(tmp_path: Path) 
 
 def test_a_rank_that_arrives_later_learns_of_an_exception_in_another_rank_s_loop(tmp_path: Path) -> None:
     body = """
+    from torchdata.datapipes.iter.threads import synchronizing
+
     def main(rank):
+        synchronizing._SHUTDOWN_WAIT = 0.2  # rank 0 does not wait long for rank 1 when it shuts down
         pipe = IterableWrapper(range(40)).sharding_filter()
         with DataLoader2(pipe, reading_service=DistributedReadingService(30)) as loader:
             for number, item in enumerate(loader):
@@ -93,7 +94,7 @@ def test_loaders_leave_no_threads_no_descriptors_and_no_groups_behind(tmp_path: 
         import threading
         from torch.distributed import distributed_c10d
         found = []
-        for _ in range(6):
+        for _ in range(4):
             pipe = IterableWrapper(range(16)).sharding_filter().map(identity)
             loader = DataLoader2(pipe, reading_service=DistributedReadingService(20))
             assert len(list(loader)) == len(list(loader)) == 8
@@ -113,7 +114,9 @@ def test_loaders_leave_no_threads_no_descriptors_and_no_groups_behind(tmp_path: 
 def test_a_thread_that_returns_late_sends_nothing_in_the_group_of_the_whole_job(tmp_path: Path) -> None:
     body = """
     import threading
+    from torchdata.datapipes.iter.threads import synchronizing
 
+    synchronizing._SHUTDOWN_WAIT = 0.2
     waits, go_on = threading.Event(), threading.Event()
 
     def blocks(item):
@@ -178,22 +181,14 @@ def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path)
         assert job.outcomes() == [(0, 39)] * 2
 
 
-#: The code that rank 1 runs when it has received its fourth item.
-GOING = {
-    "an exception": "raise KeyError('in the training')",
-    "an exception that is reported": "raise Reported",
-    "an exit": "sys.exit(3)",
-    "a shutdown": "loader.shutdown(); break",
-    "a break, and then the end": "break",
-}
-
 #: The user's program of each rank. Rank 1 runs `going` at its fourth item, to leave the loop early.
 GOES = """
 class Reported(Exception):
     pass
 
 def main(rank):
-    {pipe}
+    service = DistributedReadingService(1000)  # no rank may wait 1000 s
+    loader = {loader}
     seen = 0
     for item in loader:
         seen += 1
@@ -208,44 +203,29 @@ if __name__ == "__main__" and os.environ["RANK"] == "1":
         print("reported:", error)
     sys.exit(0)
 """
-
-WITH_SERVICE = """
-    service = DistributedReadingService(1000)  # no rank may wait 1000 s
-    if {workers}:
-        service = SequentialReadingService(service, MultiProcessingReadingService({workers}))
-    loader = DataLoader2(IterableWrapper(range(100)).sharding_filter(), reading_service=service)
-"""
-
-
-def _fault_of_rank_0(tmp_path: Path, pipe: str, going: str) -> BaseException:
-    with gloo_job(tmp_path, GOES.format(pipe=pipe.strip(), going=going)) as job:
-        error = job.outcome(0)[0]
-        job.processes[1].wait(120)
-    assert isinstance(error, RuntimeError), error
-    return error
-
-
-@pytest.mark.parametrize(("how", "workers"), [*((how, 0) for how in GOING), ("an exception", 1)])
-def test_a_rank_that_exits_in_its_last_epoch_makes_the_others_fail_with_its_name(
-    how: str, workers: int, tmp_path: Path
-) -> None:
-    error = _fault_of_rank_0(tmp_path, WITH_SERVICE.format(workers=workers), GOING[how])
-    assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
+SHARED = "DataLoader2(IterableWrapper(range(100)).sharding_filter(), reading_service={service})"
+WORKERS = "SequentialReadingService(service, MultiProcessingReadingService(1))"
 
 
 @pytest.mark.parametrize(
-    ("pipe", "how"),
+    ("loader", "going"),
     [
-        ("loader = DataLoader2(IterableWrapper(range(50)).fullsync(1000))", "an exception"),
-        ("loader = IterableWrapper(range(50)).fullsync(1000)", "an exception that is reported"),
-        ("loader = IterableWrapper(range(50)).fullsync(1000).map(identity)", "a break, and then the end"),
+        (SHARED.format(service=WORKERS), "raise KeyError('in the training')"),
+        (SHARED.format(service="service"), "raise Reported"),
+        (SHARED.format(service="service"), "sys.exit(3)"),
+        (SHARED.format(service="service"), "loader.shutdown(); break"),
+        ("DataLoader2(IterableWrapper(range(50)).fullsync(1000))", "raise KeyError('in the training')"),
+        ("IterableWrapper(range(50)).fullsync(1000).map(identity)", "break"),
     ],
-    ids=["no service", "no loader", "a pipe behind"],
+    ids=["exception, workers", "reported", "exit", "shutdown", "exception, no service", "end after a break, no loader"],
 )
-def test_a_rank_that_exits_without_a_service_makes_the_others_fail_with_its_name(
-    pipe: str, how: str, tmp_path: Path
+def test_a_rank_that_exits_in_its_last_epoch_makes_the_others_fail_with_its_name(
+    loader: str, going: str, tmp_path: Path
 ) -> None:
-    error = _fault_of_rank_0(tmp_path, pipe, GOING[how])
+    with gloo_job(tmp_path, GOES.format(loader=loader, going=going)) as job:
+        error = job.outcome(0)[0]
+        job.processes[1].wait(120)
+    assert isinstance(error, RuntimeError), error
     assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
 
 
@@ -301,13 +281,8 @@ def _left_loop(group: Records) -> Any:
 
 
 def _last_vote(group: Records) -> int:
-    """Returns the vote of a rank that has left its loop.
-
-    The function waits for the vote, because a thread sends the vote.
-    """
-    until = time.monotonic() + 120
-    while group.votes[-1] == _HAS and time.monotonic() < until:
-        time.sleep(0.001)
+    """Waits for the vote of a rank that has left its loop, because a thread sends the vote. Returns the vote."""
+    wait_for(lambda: group.votes[-1] != _HAS)
     return group.votes[-1]
 
 
@@ -344,20 +319,21 @@ def test_a_rank_informs_the_others_how_its_loop_ended(goes: Callable[[Any], None
     assert _last_vote(group) == vote
 
 
-def _ends(comes: threading.Event, error: Exception | None) -> Iterator[int]:
-    yield from range(2)
-    comes.wait(120)
-    if error is not None:
-        raise error
-
-
 @pytest.mark.parametrize("error", [None, ValueError("the worker is gone")], ids=["end", "error"])
 def test_a_source_that_ends_because_its_rank_exits_does_not_end_the_data(error: Exception | None) -> None:
-    group, comes = Records(), threading.Event()
-    pipe = IterableWrapper(_ends(comes, error), deepcopy=False).fullsync(20, process_group=group)
+    group, is_asked, comes = Records(), threading.Event(), threading.Event()
+
+    def ends() -> Iterator[int]:
+        yield from range(2)
+        is_asked.set()
+        comes.wait(120)
+        if error is not None:
+            raise error
+
+    pipe = IterableWrapper(ends(), deepcopy=False).fullsync(20, process_group=group)
     items = iter(pipe)
     assert [next(items), next(items)] == [0, 1]
-    time.sleep(0.1)  # during the sleep, the pipe's thread requests the third item
+    assert is_asked.wait(120), "the pipe's thread requests the third item"
     pipe.leave(for_good=True)
     comes.set()
     assert _last_vote(group) == -2

@@ -1,4 +1,7 @@
-"""Threads of pipes in the main process always end, and call no functions after their loader has ended."""
+"""Threads of pipes in the main process always end, and call no functions after their loader has ended.
+
+If a loop leaves an epoch early, threads that still read ahead in this epoch do not disturb the next epoch.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ import gc
 import random
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from random_graphs.users import InMain
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper
+from random_graphs.users import InMain, unpinned
+from resuming import begun, epochs_of
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from waiting import check_in_forked_child, wait_for
 
 THREADS = {
     "prefetch": lambda pipe, function: pipe.map(function).prefetch(3),
@@ -20,9 +27,15 @@ THREADS = {
 }
 
 
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("ends", ["shutdown", "collector"])
+@pytest.mark.parametrize(
+    ("threads", "workers", "ends"),
+    [
+        ("prefetch", 0, "collector"),
+        ("two of them", 2, "shutdown"),
+        ("a pool", 0, "shutdown"),
+        ("prefetch", 2, "collector"),
+    ],
+)
 def test_no_function_runs_in_a_thread_of_the_main_process_after_a_loader_has_ended(threads, workers, ends):
     called = []
 
@@ -89,3 +102,133 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
         with pytest.raises(RuntimeError, match="shut down"):
             iter(loader)
         assert time.monotonic() - began < 30
+
+
+# -- abandoned epochs --------------------------------------------------------------------------------------------------
+
+
+class SlowToEnd(IterDataPipe):
+    """A pipe that waits once after its last item, and creates a file when it begins to wait."""
+
+    def __init__(self, source: Any, said: Path) -> None:
+        self.source, self.said = source, said
+
+    def __iter__(self) -> Any:
+        yield from self.source
+        if not self.said.exists():
+            self.said.touch()
+            time.sleep(0.3)
+
+
+SERVICES: dict[str, Any] = {
+    "no service": lambda: None,
+    "in process": InProcessReadingService,
+    "in process, ahead": lambda: InProcessReadingService(prefetch_cnt=2),
+    "in workers": lambda: MultiProcessingReadingService(1, worker_prefetch_cnt=0, main_prefetch_cnt=0),
+    "over workers": lambda: MultiProcessingReadingService(2),
+}
+
+
+def pipeline(service: str, said: Path) -> Any:
+    pipe: Any = IterableWrapper(range(6)).shuffle().sharding_filter()
+    if service == "over workers":  # all pipes from here on run in the main process
+        pipe = pipe.pin_memory(pin_memory_fn=unpinned).shuffle()
+    return SlowToEnd(pipe, said).cycle(2).prefetch(10)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_thread_of_an_abandoned_epoch_takes_no_seeds_of_the_next_one(service: str, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    pipe = pipeline(service, said)
+
+    def loader() -> DataLoader2[Any]:
+        return begun(DataLoader2(pipe, reading_service=SERVICES[service]()))
+
+    said.touch()
+    expected = epochs_of(loader(), 3)
+    said.unlink()
+    with loader() as made:
+        reading = iter(made)
+        got = [next(reading) for _ in range(4)]
+        wait_for(said.exists)  # when the file exists, the thread is about to begin the second pass of `cycle`
+        assert got == expected[0][:4]
+        assert [list(made), list(made)] == expected[1:]
+
+
+# -- a thread begins an epoch while others read or end the previous one ------------------------------------------------
+
+
+def test_a_thread_that_ends_an_epoch_does_not_end_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DataLoader2(IterableWrapper(range(10))) as loader:
+        recorder, ends, begins = loader._recorder, threading.Event(), threading.Event()
+        end, begin = recorder.end, recorder.begin
+
+        def end_slowly() -> None:
+            end()
+            if not ends.is_set():
+                ends.set()
+                begins.wait(0.5)  # no other thread may begin an epoch during this wait
+
+        def begin_and_tell(*arguments: Any) -> None:
+            begin(*arguments)
+            begins.set()
+
+        first = iter(loader)
+        monkeypatch.setattr(recorder, "end", end_slowly)
+        monkeypatch.setattr(recorder, "begin", begin_and_tell)
+        reader = threading.Thread(target=lambda: list(first))
+        reader.start()
+        wait_for(ends.is_set)
+        second = iter(loader)
+        reader.join()
+        assert list(second) == list(range(10))
+
+
+def test_an_older_iterator_reads_nothing_of_a_new_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DataLoader2(IterableWrapper(range(10))) as loader:
+        first, told, position = iter(loader), [], loader._run.position
+        next(first)
+        drop = position.drop
+
+        def read_and_drop(place: Any) -> None:
+            def read() -> None:
+                with pytest.raises(RuntimeError, match="another iterator has been created"):
+                    told.append(next(first))
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            reader.join()
+            drop(place)
+
+        monkeypatch.setattr(position, "drop", read_and_drop)
+        second = iter(loader)
+        assert not told
+        assert list(second) == list(range(10))
+
+
+def test_a_forked_child_does_not_wait_for_a_state_that_a_thread_of_its_parent_takes() -> None:
+    with DataLoader2(IterableWrapper(range(10))) as loader:
+        iterator = iter(loader)
+        assert next(iterator) == 0
+        iterator.limit(100)
+        holds, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with loader._run.held:
+                holds.set()
+                over.wait(60)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        wait_for(holds.is_set)
+
+        def check() -> None:
+            assert list(iterator) == list(range(1, 10))
+            assert loader.state_dict()
+
+        try:
+            check_in_forked_child(check, 20)
+        finally:
+            over.set()
+            holder.join()

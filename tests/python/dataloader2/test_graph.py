@@ -30,7 +30,6 @@ from torchdata.dataloader2.graph.settings import (
     SHARDING_PRIORITIES,
     apply_random_seed,
     apply_sharding,
-    apply_shuffle_settings,
 )
 from torchdata.dataloader2.linter import _check_shuffle_before_sharding
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
@@ -101,19 +100,12 @@ def test_a_pipe_is_found_and_replaced_in_every_kind_of_container(wrap):
     assert type(reader.held) is type(wrap(old))
 
 
-def test_a_replaced_dictionary_keeps_its_order():
-    old, new = source(), source()
-    reader = Reader({"a": 1, old: 2, "c": old})
-    replace_dp(traverse_dps(reader), old, new)
-    assert list(reader.held.items()) == [("a", 1), (new, 2), ("c", new)]
-
-
-def test_a_pipe_is_replaced_beside_data_that_stays_as_it_is():
+def test_a_replaced_dictionary_keeps_its_order_and_data_stays_as_it_is():
     old, new = source(), source()
     rows = [[[n] for n in range(100)] for _ in range(100)]
-    reader = Reader({"rows": rows, "pipe": (old,)})
+    reader = Reader({"rows": rows, old: 2, "pipe": (old,)})
     assert list_dps(replace_dp(traverse_dps(reader), old, new)) == [reader, new]
-    assert reader.held == {"rows": rows, "pipe": (new,)}
+    assert list(reader.held.items()) == [("rows", rows), (new, 2), ("pipe", (new,))]
     assert reader.held["rows"] is rows
 
 
@@ -126,29 +118,18 @@ def test_all_readers_of_a_pipe_are_rewired():
     assert list(right) == [(0, "a"), (1, "b")]
 
 
-def test_a_pipe_can_be_inserted_between_two_others():
+def test_pipes_can_be_inserted_replaced_and_removed_anywhere():
     start = source()
     end = start.batch(3)
     replace_dp(traverse_dps(end), start, start.map(str))
     assert list(end) == [["0", "1", "2"], ["3", "4", "5"]]
-
-
-def test_replacing_the_last_pipe_returns_the_graph_of_the_new_one():
-    start = source()
-    end = start.map(str)
-    new = start.map(hex)
-    assert replace_dp(traverse_dps(end), end, new) == traverse_dps(new)
-    around = end.batch(2)  # the new pipe reads from the pipe that it replaces
-    assert replace_dp(traverse_dps(end), end, around) == traverse_dps(around)
-    assert list(around) == [["0", "1"], ["2", "3"], ["4", "5"]]
-
-
-def test_removing_a_pipe_connects_its_readers_to_its_source():
-    start = source()
-    middle = start.map(str)
-    end = middle.batch(3)
-    assert remove_dp(traverse_dps(end), middle) == traverse_dps(end)
+    assert remove_dp(traverse_dps(end), end.datapipe) == traverse_dps(end)
     assert list(end) == [[0, 1, 2], [3, 4, 5]]
+    last, new = start.map(str), start.map(hex)
+    assert replace_dp(traverse_dps(last), last, new) == traverse_dps(new)
+    around = last.batch(2)  # the new pipe reads from the pipe that it replaces
+    assert replace_dp(traverse_dps(last), last, around) == traverse_dps(around)
+    assert list(around) == [["0", "1"], ["2", "3"], ["4", "5"]]
 
 
 def test_changes_of_fixed_pipes_are_refused_by_name():
@@ -246,15 +227,12 @@ def test_pipes_before_a_sharding_filter_get_shared_seeds_and_others_their_own():
     assert [before.seed, end.seed, middle.seed, beside.seed] == [1, 1001, 1002, 1003]
 
 
-def test_a_pipe_that_two_sharding_filters_read_is_seeded_once():
+def test_a_pipe_that_two_sharding_filters_read_is_seeded_once_and_pipes_without_a_seed_are_passed_over():
     before = Seeded(source())
     end = Reader([before.sharding_filter(), before.sharding_filter()])
     counter = Counter()
     set_graph_random_seed(end, counter)
     assert (before.seed, counter.shared, counter.own) == (1, 1, 1000)
-
-
-def test_set_datapipes_seed_passes_over_pipes_without_a_seed():
     first, second = Seeded(None), Seeded(None)
     set_datapipes_seed([first, source(), second], Counter(), distributed_shared=True)
     assert (first.seed, second.seed) == (1, 2)
@@ -270,9 +248,6 @@ def test_apply_random_seed_draws_from_any_generator(make):
 
     assert seeds() == seeds()
     assert len(set(seeds())) == 2
-
-
-def test_apply_random_seed_refuses_what_draws_no_seeds():
     with pytest.raises(TypeError, match="but got 7"):
         apply_random_seed(Seeded(None), 7)
 
@@ -304,11 +279,6 @@ def test_sharding_reaches_pipes_of_the_two_argument_kind():
     assert end.share == (3, 2)
     with pytest.raises(ValueError, match="instance_id is 3"):
         apply_sharding(end, 3, 3)
-
-
-def test_an_unset_shuffle_setting_changes_nothing():
-    end = source().shuffle().map(str)
-    assert apply_shuffle_settings(end, None) is end
 
 
 def test_the_linter_s_function_of_0_9_finds_sharding_without_a_shuffle_before_it():

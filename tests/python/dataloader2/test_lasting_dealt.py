@@ -5,16 +5,20 @@ the beginning of a later epoch.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resuming import begun, continued, epochs_of, resumed
+from hanging import kill_only_hung
+from resuming import begun, check_resumes, continued, resumed
 from torchdata._engine import snapshots
 from torchdata._engine.workers.program import ChildInfo
 from torchdata._observe.outside.stalls import StallWarning
@@ -33,6 +37,10 @@ def half_of_them(item: int) -> bool:
     return random.random() < 0.5
 
 
+def two_workers(**options: Any) -> MultiProcessingReadingService:
+    return MultiProcessingReadingService(2, "fork", **options)
+
+
 def loader(workers: int, state: State | None = None) -> DataLoader2[Any]:
     """Returns a loader over items that are chosen at random in the first epoch, and are the same in later epochs."""
     pipe = IterableWrapper(range(30)).filter(half_of_them).in_memory_cache().sharding_round_robin_dispatch()
@@ -41,19 +49,7 @@ def loader(workers: int, state: State | None = None) -> DataLoader2[Any]:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_states_of_later_epochs_contain_a_cache_before_the_dispatch(workers: int) -> None:
-    states: dict[tuple[int, int], State] = {}
-    with loader(workers) as whole:
-        for epoch in range(3):
-            items = []
-            iterator = iter(whole)
-            states[epoch, 0] = whole.state_dict()  # the epoch has begun, but no item was read
-            for item in iterator:
-                items.append(item)
-                states[epoch, len(items)] = whole.state_dict()
-    for (epoch, at), state in list(states.items())[len(items) + 1 :: 7]:
-        assert epoch > 0
-        random.seed(9)
-        assert epochs_of(loader(workers, state)) == [items[at:], items]
+    check_resumes(lambda state: loader(workers, state), (1, 0), (1, 7), (2, 3))
 
 
 class Counting(IterDataPipe[int]):
@@ -89,17 +85,11 @@ class Silent(IterDataPipe[int]):
             yield from self.source
 
 
-@pytest.mark.parametrize(
-    ("method", "after"), [("fork", "all"), ("fork", "a break"), ("spawn", "a break"), ("forkserver", "all")]
-)
+@pytest.mark.parametrize(("method", "after"), [("fork", "a break"), ("spawn", "all")])
 def test_a_user_s_pipe_resumes_from_the_first_moment_of_a_later_epoch(method: str, after: str) -> None:
-    def made(state: State | None = None) -> DataLoader2[Any]:
+    def made() -> DataLoader2[Any]:
         pipe = Counting(IterableWrapper(range(9)), 0.05).sharding_round_robin_dispatch()
-        service = MultiProcessingReadingService(2, method, on_worker_exit="restart")
-        found: DataLoader2[Any] = DataLoader2(pipe, reading_service=service)
-        if state is not None:
-            found.load_state_dict(state)
-        return found
+        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method, on_worker_exit="restart"))
 
     with made() as whole:
         for item in whole:
@@ -108,55 +98,46 @@ def test_a_user_s_pipe_resumes_from_the_first_moment_of_a_later_epoch(method: st
         iterator = iter(whole)
         state = whole.state_dict()
         items = list(iterator)
-    with made(state) as again:
-        assert list(again) == items == [200 + item for item in range(9)]
+    assert resumed(made(), state) == [items] == [[200 + item for item in range(9)]]
 
 
 @pytest.mark.parametrize("ever", [True, False])
 def test_workers_that_read_dispatched_items_late_or_never_do_not_delay_a_state(ever: bool) -> None:
-    def made() -> DataLoader2[Any]:
-        dealt = Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch()
-        pipe = Silent(dealt, ever)
-        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork", worker_prefetch_cnt=1))
+    def made(state: State | None) -> DataLoader2[Any]:
+        pipe = Silent(Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch(), ever)
+        return begun(DataLoader2(pipe, reading_service=two_workers(worker_prefetch_cnt=1)), state)
 
-    def epoch(number: int) -> list[int]:
-        own = [item for item in range(1000, 1040) for _ in range(2)]
-        return own + [100 * number + item for item in range(6)] * ever
-
-    with made() as whole:
-        assert list(whole) == epoch(1)
-        iterator = iter(whole)
-        first = whole.state_dict()
-        found = [next(iterator) for _ in range(50)]
-        middle = whole.state_dict()
-        assert found + list(iterator) == epoch(2)
-    for state, at in ((first, 0), (middle, 50)):
-        assert resumed(made(), state, 2) == [epoch(2)[at:], epoch(3)]
+    own = [item for item in range(1000, 1040) for _ in range(2)]
+    epochs = check_resumes(made, (1, 0), (1, 50))
+    assert epochs == [own + [100 * number + item for item in range(6)] * ever for number in range(1, 5)]
 
 
-def test_an_error_at_the_beginning_of_a_later_epoch_is_raised_although_its_snapshot_is_awaited() -> None:
-    class Failing(Counting):
-        def __iter__(self) -> Iterator[int]:
-            if self.epochs == 2:
-                raise LookupError("the second epoch fails")
-            return super().__iter__()
+class BeginsOtherwise(Counting):
+    """A pipe that calls a function at the beginning of its second epoch, instead of reading its source."""
 
-    pipe = Failing(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch()
-    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork")) as whole:
+    def __init__(self, source: Any, second: Callable[[], Iterator[int]]) -> None:
+        super().__init__(source, 0.0)
+        self.second = second
+
+    def __iter__(self) -> Iterator[int]:
+        return self.second() if self.epochs == 2 else super().__iter__()
+
+
+def fails() -> Iterator[int]:
+    raise LookupError("the second epoch fails")
+
+
+@pytest.mark.parametrize("second", [fails, lambda: iter(())], ids=["an error", "no item"])
+def test_an_epoch_without_items_ends_although_its_snapshot_is_awaited(second: Callable[[], Iterator[int]]) -> None:
+    pipe = BeginsOtherwise(IterableWrapper(range(6)), second).sharding_round_robin_dispatch()
+    with DataLoader2(pipe, reading_service=two_workers()) as whole:
         assert list(whole) == [100 + item for item in range(6)]
-        with pytest.raises(LookupError, match="the second epoch fails"):
-            list(whole)
+        if second is fails:
+            with pytest.raises(LookupError, match="the second epoch fails"):
+                list(whole)
+        else:
+            assert list(whole) == []
         assert list(whole) == [300 + item for item in range(6)]
-
-
-def test_an_empty_epoch_ends_while_its_snapshot_is_awaited() -> None:
-    class Once(Counting):
-        def __iter__(self) -> Iterator[int]:
-            return super().__iter__() if self.epochs != 2 else iter(())
-
-    pipe = Once(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch()
-    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork")) as whole:
-        assert [list(whole) for _ in range(3)] == [[100 + i for i in range(6)], [], [300 + i for i in range(6)]]
 
 
 class SlowToBegin(IterDataPipe[int]):
@@ -179,8 +160,7 @@ def slow_loader(seconds: float, dispatched: bool, **options: Any) -> DataLoader2
     else:
         pipe = SlowToBegin(drawn.sharding_filter(), seconds)
     stall = options.pop("stall_warning", None)
-    service = MultiProcessingReadingService(2, "fork", **options)
-    return DataLoader2(pipe, reading_service=service, stall_warning=stall)
+    return DataLoader2(pipe, reading_service=two_workers(**options), stall_warning=stall)
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
@@ -236,19 +216,11 @@ class ReadsTwiceAtOnce(IterDataPipe[int]):
 
 
 def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_sends_a_snapshot() -> None:
-    def made() -> DataLoader2[Any]:
+    def made(state: State | None) -> DataLoader2[Any]:
         pipe = ReadsTwiceAtOnce(Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch())
-        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork"))
+        return begun(DataLoader2(pipe, reading_service=two_workers()), state)
 
-    expected = epochs_of(made(), 5)
-    with made() as whole:
-        for epoch in range(3):
-            iterator = iter(whole)
-            states = [whole.state_dict()]
-            for _ in iterator:
-                states.append(whole.state_dict())
-            for at, state in list(enumerate(states))[::6]:
-                assert resumed(made(), state, 2) == [expected[epoch][at:], expected[epoch + 1]], (epoch, at)
+    check_resumes(made, (0, 0), (1, 0), (1, 6), (2, -2))
 
 
 class CountingItsEnds(IterDataPipe[int]):
@@ -302,26 +274,13 @@ def test_work_at_the_end_of_the_dispatching_process_is_done_even_if_workers_resu
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 20.0)
 
-    def made(state: State | None = None) -> DataLoader2[Any]:
+    def made(state: State | None) -> DataLoader2[Any]:
         dealt = CountingItsEnds(IterableWrapper(range(13))).sharding_round_robin_dispatch()
-        service = MultiProcessingReadingService(2, "fork", worker_prefetch_cnt=2)
-        return begun(DataLoader2(BEHIND_THE_END[behind](dealt), reading_service=service), state, 1)
+        return begun(
+            DataLoader2(BEHIND_THE_END[behind](dealt), reading_service=two_workers(worker_prefetch_cnt=2)), state
+        )
 
-    expected = epochs_of(made(), 5)
-    states: dict[tuple[int, int], State] = {}
-    with made() as whole:
-        for epoch in range(2):
-            for at, _ in enumerate(whole, 1):
-                time.sleep(0.005)  # during the sleep, the main process can request states from workers
-                states[epoch, at] = whole.state_dict()
-    length = len(expected[0])
-    for epoch, at in [(0, length), (1, length - 2)]:
-        state = states[epoch, at]
-        with made(state) as again:
-            assert list(again) == expected[epoch][at:], (epoch, at)
-            between = again.state_dict()
-            assert list(again) == expected[epoch + 1], (epoch, at)
-        assert epochs_of(made(between)) == expected[epoch + 1 : epoch + 3], (epoch, at, "saved again")
+    check_resumes(made, (0, -2), (1, -4), pause=0.005)
 
 
 def test_an_epoch_that_interrupts_the_wait_for_an_end_starts_again() -> None:
@@ -374,3 +333,40 @@ def test_an_epoch_that_interrupts_the_wait_for_an_end_starts_again() -> None:
             again.go_on_from(snapshot[2])
 
     check_in_forked_child(check)
+
+
+# -- processes that exit or hang ---------------------------------------------------------------------------------------
+
+
+def restarting(dispatches: bool, method: str) -> DataLoader2[Any]:
+    pipe: Any = IterableWrapper(range(20))
+    pipe = pipe.sharding_round_robin_dispatch() if dispatches else pipe.sharding_filter()
+    service = MultiProcessingReadingService(
+        3, method, timeout=0.5, on_timeout="restart", on_worker_exit="restart", worker_prefetch_cnt=0
+    )
+    return DataLoader2(pipe.map(int).in_memory_cache(), reading_service=service)
+
+
+@pytest.mark.filterwarnings("ignore:.*worker process")
+@pytest.mark.parametrize(
+    ("number", "dispatches", "method"),
+    [
+        (signal.SIGSTOP, True, "fork"),
+        (signal.SIGKILL, True, "fork"),
+        (signal.SIGSTOP, False, "spawn"),
+    ],
+)
+def test_a_state_can_be_taken_before_the_first_item_of_an_epoch_that_a_worker_has_not_begun(
+    number: signal.Signals, dispatches: bool, method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kill_only_hung(monkeypatch, tmp_path)
+    with restarting(dispatches, method) as run:
+        run.seed(3)
+        assert sorted(run) == list(range(20))
+        os.kill(run.reading_service._children.pids[1], number)
+        epoch = iter(run)
+        state = run.state_dict()
+        assert sorted(epoch) == list(range(20))
+    with restarting(dispatches, method) as other:
+        other.load_state_dict(state)
+        assert sorted(other) == sorted(other) == list(range(20))

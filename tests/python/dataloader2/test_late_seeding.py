@@ -10,27 +10,33 @@ from pathlib import Path
 
 import pytest
 
-RUNS = """
+HEADER = """
 import sys
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES
-from torchdata.datapipes.iter import IterableWrapper
+from torchdata._engine import snapshots
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+snapshots.SECONDS = snapshots.FACTOR = 0.0  # a snapshot after each item, which contains waiting shards, too
 
 def draw(item):
     late = "numpy" not in sys.modules
     import numpy.random
     return item, late, float(numpy.random.random())
 
-def run(seed, where):
-    pipe = IterableWrapper(range(4)).map(draw)
-    pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING) if where == "dispatching" else pipe
-    service = MultiProcessingReadingService(num_workers=1, multiprocessing_context="spawn")
-    with DataLoader2(pipe, reading_service=service) as loader:
-        loader.seed(seed)
-        return [list(loader), list(loader)]
+def loader(pipe, workers=1, seed=5):
+    service = MultiProcessingReadingService(workers, "spawn") if workers else InProcessReadingService()
+    made = DataLoader2(pipe, reading_service=service)
+    made.seed(seed)
+    return made
+"""
+
+RUNS = """
+def run(seed):
+    with loader(IterableWrapper(range(4)).map(draw).sharding_round_robin_dispatch(), seed=seed) as made:
+        return [list(made), list(made)]
 
 if __name__ == "__main__":
-    print([run(seed, sys.argv[1]) for seed in (1, 1, 2)], "numpy" in sys.modules, sep=";")
+    print([run(seed) for seed in (1, 1, 2)], "numpy" in sys.modules, sep=";")
 """
 
 IN_ONE_PROCESS = """
@@ -56,72 +62,35 @@ print(sys.meta_path == before)
 """
 
 
-GOES_ON = """
-from torchdata._engine import snapshots
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
-
-def draw(item):
-    import numpy.random
-    return item, float(numpy.random.random())
-
+RESUMES = """
 class Numbered(IterDataPipe):
-    '''Without a state: its items are made again from the beginning.'''
+    '''A pipe without a state, so its items are recomputed from the beginning.'''
 
     def __init__(self, source):
         self.source = source
 
     def __iter__(self):
-        yield from enumerate(self.source)
+        for number, (item, _, drawn) in enumerate(self.source):
+            yield number, item, drawn
 
-def loader():
-    service = MultiProcessingReadingService(num_workers=1, multiprocessing_context="spawn")
-    pipe = IterableWrapper(range(60)).map(draw).shuffle(buffer_size=5)
-    return DataLoader2(Numbered(pipe), reading_service=service)
+def recomputed():
+    return Numbered(IterableWrapper(range(60)).map(draw).shuffle(buffer_size=5))
 
-if __name__ == "__main__":
-    snapshots.SECONDS = snapshots.FACTOR = 0.0
-    with loader() as whole:
-        whole.seed(5)
-        items = list(whole)
-    with loader() as stopped:
-        stopped.seed(5)
-        iterator = iter(stopped)
-        head = [next(iterator) for _ in range(40)]
-        state = stopped.state_dict()
-    with loader() as again:
-        again.load_state_dict(state)
-        print(head + list(again) == items)
-"""
-
-
-MOVES = """
-from torchdata._engine import snapshots
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper
-
-snapshots.SECONDS = snapshots.FACTOR = 0.0  # saves waiting shards, too
-
-def draw(item):
-    import numpy.random
-    return item, float(numpy.random.random())
-
-def loader(workers):
-    pipe = IterableWrapper(range(30)).sharding_filter().map(draw)
-    service = MultiProcessingReadingService(workers, "spawn") if workers else InProcessReadingService()
-    return DataLoader2(pipe, reading_service=service)
+def taking_turns():
+    return IterableWrapper(range(30)).sharding_filter().map(draw).map(lambda found: (found[0], found[2]))
 
 if __name__ == "__main__":
-    with loader(3) as first:
-        first.seed(5)
-        iterator = iter(first)
-        next(iterator)
-        state = first.state_dict()
-        rest = list(iterator)
-    for workers in 0, 1:
-        with loader(workers) as second:
-            second.load_state_dict(state)
-            print(list(second) == rest)
+    for pipe, workers, count, others in ((recomputed, 1, 40, [1]), (taking_turns, 3, 1, [0, 1])):
+        with loader(pipe(), workers) as first:
+            iterator = iter(first)
+            for _ in range(count):
+                next(iterator)
+            state = first.state_dict()
+            rest = list(iterator)
+        for other in others:
+            with loader(pipe(), other) as second:
+                second.load_state_dict(state)
+                print(list(second) == rest)
 """
 
 
@@ -133,11 +102,10 @@ def printed(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("where", ["worker", "dispatching"])
-def test_runs_repeat_even_if_a_function_imports_numpy_within_the_epoch(where: str, tmp_path: Path) -> None:
+def test_runs_repeat_even_if_a_function_imports_numpy_within_the_epoch(tmp_path: Path) -> None:
     script = tmp_path / "runs.py"
-    script.write_text(RUNS)
-    runs, loaded_in_main = printed(str(script), where).split(";")
+    script.write_text(HEADER + RUNS)
+    runs, loaded_in_main = printed(str(script)).split(";")
     first, again, other = ast.literal_eval(runs)
     assert first == again
     assert first != other
@@ -146,17 +114,10 @@ def test_runs_repeat_even_if_a_function_imports_numpy_within_the_epoch(where: st
     assert loaded_in_main.strip() == "False"
 
 
-def test_recomputed_items_draw_the_same_numbers_if_numpy_was_imported_within_the_epoch(tmp_path: Path) -> None:
-    pytest.importorskip("numpy")
-    script = tmp_path / "goes_on.py"
-    script.write_text(GOES_ON)
-    assert printed(str(script)).strip() == "True"
-
-
-def test_shards_that_take_turns_in_a_process_draw_the_same_numbers_if_one_of_them_imports_numpy(tmp_path: Path) -> None:
-    script = tmp_path / "moves.py"
-    script.write_text(MOVES)
-    assert printed(str(script)).split() == ["True", "True"]
+def test_recomputed_items_and_shards_that_take_turns_draw_the_same_numbers_after_a_late_import(tmp_path: Path) -> None:
+    script = tmp_path / "resumes.py"
+    script.write_text(HEADER + RESUMES)
+    assert printed(str(script)).split() == ["True"] * 3
 
 
 @pytest.mark.parametrize(
@@ -205,22 +166,18 @@ while "torch" not in sys.modules:
     time.sleep(0)
 pipe = IterableWrapper(range(20)).shuffle()
 assert importing.is_alive() and getattr(sys.modules["torch"].__spec__, "_initializing")
-if CASE == "pipes":
-    print(sorted(pipe) == list(range(20)))
-else:
-    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, "fork")) as loader:
-        iterator = iter(loader)
-        first = next(iterator)
-        loader.state_dict()
-        print(sorted([first, *iterator]) == list(range(20)))
+with DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, "fork")) as loader:
+    iterator = iter(loader)
+    first = next(iterator)
+    loader.state_dict()
+    print(sorted([first, *iterator]) == sorted(pipe) == list(range(20)))
 importing.join()
 """
 
 
-@pytest.mark.parametrize("case", ["pipes", "workers"])
-def test_seeds_are_drawn_after_another_thread_has_finished_importing_a_library(case: str) -> None:
+def test_seeds_are_drawn_after_another_thread_has_finished_importing_a_library() -> None:
     pytest.importorskip("torch")
-    assert printed("-c", MEANWHILE.replace("CASE", repr(case))) == "True\n"
+    assert printed("-c", MEANWHILE) == "True\n"
 
 
 def test_a_library_that_is_being_imported_counts_as_not_loaded_where_that_fails(tmp_path: Path) -> None:

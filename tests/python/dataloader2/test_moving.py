@@ -3,8 +3,10 @@ the same."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from random_graphs.users import Passing, unpinned
 from resuming import begun, epochs_of, saved, stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
-from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("often")]
 
@@ -35,9 +37,24 @@ def shuffled(items: int = UNITS) -> Any:
     return IterableWrapper(range(items)).shuffle()
 
 
+class Tuples(IterDataPipe[tuple[int, ...]]):
+    """A user-defined pipe after the sharding, which batches like `batch`."""
+
+    iteration_state = ()
+
+    def __init__(self, source: Any, size: int) -> None:
+        self.source, self.size = source, size
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        source = iter(self.source)
+        while items := tuple(itertools.islice(source, self.size)):
+            yield items
+
+
 PIPES = {
     "items": (lambda: shuffled().sharding_filter().map(str), 1),
     "batches": (lambda: shuffled(3 * UNITS - 1).sharding_filter().batch(3).map(list), 3),
+    "batches of the user's": (lambda: Tuples(shuffled(3 * UNITS - 1).sharding_filter(), 3), 3),
     "two passes": (lambda: shuffled(UNITS // 2).cycle(2).shuffle(buffer_size=4).sharding_filter().map(str), 1),
     "what is replayed": (lambda: Passing(shuffled()).sharding_filter().map(str), 1),
     "what main reads ahead": (lambda: shuffled().sharding_filter().pin_memory(pin_memory_fn=unpinned), 1),
@@ -53,8 +70,7 @@ def loader(pipe: Any, service: Any, state: Any = None, block: int = 1) -> DataLo
     return begun(DataLoader2(pipe, ShardingPolicy(block), service), state)
 
 
-@pytest.mark.parametrize("kind", PIPES)
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize(("kind", "service"), [*zip(PIPES, itertools.cycle(SERVICES), strict=False)])
 def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str, service: str) -> None:
     (pipe, block), in_main = PIPES[kind], SERVICES[service]
     whole = epochs_of(loader(pipe(), in_main(), block=block), 3)
@@ -94,8 +110,9 @@ def test_before_the_first_item_any_pipeline_moves() -> None:
             assert list(made) == list(other)
 
 
-@pytest.mark.parametrize("ahead", ["prefetch", "threadpool_map"])
-@pytest.mark.parametrize(("before", "after"), [(0, 3), (2, 0), (1, 2)])
+@pytest.mark.parametrize(
+    ("ahead", "before", "after"), [("prefetch", 0, 3), ("threadpool_map", 2, 0), ("prefetch", 1, 2)]
+)
 def test_an_error_that_was_read_ahead_is_raised_at_its_position(ahead: str, before: int, after: int) -> None:
     pipe: Any = IterableWrapper(range(UNITS)).map(failing).sharding_filter()
     pipe = pipe.prefetch(9) if ahead == "prefetch" else pipe.threadpool_map(str, max_workers=2)

@@ -81,14 +81,9 @@ def fails(pipe: IterDataPipe[Any], *args: Any, **options: Any) -> None:
             list(takewhile(lambda _: time.monotonic() < until, loader))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_that_read_different_orders_are_an_error(method: str) -> None:
-    fails(IterableWrapper(Shuffled(20)).sharding_filter(), 2, method)
-
-
-@pytest.mark.parametrize("size", [6, 36, 37, 500, 5000])
-def test_sources_of_all_sizes_are_compared(size: int) -> None:
-    fails(IterableWrapper(Shuffled(size)).sharding_filter(), 3)
+@pytest.mark.parametrize(("size", "method"), [(20, "spawn"), (6, "fork"), (36, "fork"), (37, "fork"), (5000, "fork")])
+def test_workers_that_read_different_orders_are_an_error(size: int, method: str) -> None:
+    fails(IterableWrapper(Shuffled(size)).sharding_filter(), 3, method)
 
 
 @pytest.mark.parametrize("make", [str, as_case, lambda number: {"id": number}], ids=["strings", "objects", "dicts"])
@@ -102,9 +97,7 @@ def test_a_loader_of_a_data_set_compares_the_items_before_it_batches_them() -> N
         list(loader)
 
 
-@pytest.mark.parametrize(
-    ("make", "size"), [(SizedSampler, 6), (SizedSampler, 500), (Shuffled, 6), (Shuffled, 40), (Shuffled, 2000)]
-)
+@pytest.mark.parametrize(("make", "size"), [(SizedSampler, 6), (SizedSampler, 500), (Shuffled, 6), (Shuffled, 2000)])
 def test_the_indices_of_a_sampler_are_compared(make: Any, size: int) -> None:
     pipe = SequenceWrapper(range(size)).sample_by(make(size)).map(str).sharding_filter()
     fails(pipe, 3)
@@ -112,11 +105,8 @@ def test_the_indices_of_a_sampler_are_compared(make: Any, size: int) -> None:
         assert sorted(loader) == list(range(size))
 
 
-def test_an_epoch_without_an_end_is_compared_while_it_runs() -> None:
+def test_an_endless_epoch_is_compared_while_it_runs_and_a_random_filter_raises_an_error() -> None:
     fails(IterableWrapper(endless).sharding_filter())
-
-
-def test_a_random_filter_before_the_sharding_raises_an_error() -> None:
     fails(IterableWrapper(range(2000)).filter(is_drawn).sharding_filter())
 
 
@@ -127,16 +117,15 @@ def test_one_process_may_read_any_order(in_order: bool) -> None:
         assert sorted(loader) == sorted(loader) == list(range(100))
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_random_values_in_one_order_are_no_error(workers: int) -> None:
-    with loading(IterableWrapper(Augmented()).sharding_filter(), workers) as loader:
+def test_random_values_in_one_order_are_no_error() -> None:
+    with loading(IterableWrapper(Augmented()).sharding_filter(), 3) as loader:
         assert sorted(number for number, _ in loader) == sorted([*range(50)] * 10)
 
 
 def test_epochs_that_resume_in_the_middle_raise_no_error() -> None:
     pipe = IterableWrapper(hundreds).sharding_filter()
     expected = list(hundreds())
-    for place in (1, 40, 1500):
+    for place in (1, 1500):
         items, state = stopped(loading(pipe), place)
         rest, following = resumed(loading(pipe), state, 2)
         assert items + rest == following == expected
@@ -158,7 +147,7 @@ def test_a_worker_that_continues_from_a_snapshot_samples_nothing(often: None) ->
 
 @pytest.mark.parametrize("block", [1, 2, 7])
 def test_an_iterator_that_starts_over_yields_each_item_once(block: int) -> None:
-    for size in (1, 35, 36, 37, 100, 1000):
+    for size in (1, 36, 37, 1000):
         with loading(IterableWrapper(Counting(size)).sharding_filter().set_sharding_block(block), 3) as loader:
             assert sorted(loader) == sorted(loader) == list(range(size))
 

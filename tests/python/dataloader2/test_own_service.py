@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from one_rank import Alone
-from resuming import begun, continued, epochs_of, resumed, stopped
+from resuming import begun, check_resumes, continued, resumed, stopped
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -142,62 +142,40 @@ def loader_of(pipe: Any, service: Any = None, seed: int = 3) -> DataLoader2[Any]
     return begun(DataLoader2(pipe, reading_service=service or OwnService()), seed=seed)
 
 
-def test_it_yields_every_item_in_an_order_of_the_epochs_seed() -> None:
+def test_it_yields_and_counts_every_item_in_an_order_of_the_epochs_seed() -> None:
     with loader_of(shuffled()) as loader, loader_of(shuffled()) as other:
         epochs = [list(loader), list(loader)]
         assert epochs == [list(other), list(other)]
+        stats = loader.stats()
+    assert "one thread of its own reads ahead" in str(stats)
+    assert [(pipe.name, pipe.items_out) for pipe in stats.pipes] == [("FromElsewhere", 40)]
     assert epochs[0] != epochs[1]
     assert sorted(epochs[0]) == sorted(map(str, range(20)))
 
 
-def test_a_loader_has_a_length_before_and_during_an_epoch() -> None:
-    with loader_of(shuffled().batch(3)) as loader:
-        assert len(loader) == 7
-        assert len(list(loader)) == 7
-        assert len(loader) == 7
-
-
-def test_a_service_that_says_its_length_is_believed() -> None:
+def test_a_loader_has_the_length_that_its_service_and_its_shares_determine() -> None:
     class Twice(OwnService):
         def count_items(self, datapipe: Any) -> int:
             return 40
 
-    with loader_of(shuffled(), Twice()) as loader:
-        assert len(loader) == 40
-
-
-def test_a_service_of_ranks_and_workers_has_the_length_of_the_least_rank() -> None:
     class Four(OwnService):
         def count_shares(self) -> Shares:
             return Shares(workers=2, ranks=2)
 
+    with loader_of(shuffled().batch(3)) as loader:
+        assert len(loader) == len(list(loader)) == len(loader) == 7
+    with loader_of(shuffled(), Twice()) as loader:
+        assert len(loader) == 40
     with loader_of(IterableWrapper(range(11)).sharding_filter().batch(2), Four()) as loader:
         assert len(loader) == 3  # the two workers of the second rank create 3 and 2 batches
 
 
-@pytest.mark.parametrize("given", [0, 1, 5, 19, 20])
-@pytest.mark.parametrize("behind", [False, True])
-def test_a_state_inside_an_epoch_resumes_with_exactly_the_remaining_items_in_a_new_loader(
-    given: int, behind: bool
-) -> None:
-    with loader_of(shuffled()) as loader:
-        list(loader) if behind else None
-        iterator = iter(loader)
-        first = list(islice(iterator, given))
-        state = loader.state_dict()
-        tail = list(iterator)
-        following = list(loader)
-    with loader_of(shuffled(), seed=99) as other:
-        other.load_state_dict(state)
-        assert list(other) == tail
-        assert list(other) == following
-    assert sorted(first + tail) == sorted(map(str, range(20)))
+def test_a_state_resumes_with_exactly_the_remaining_items_in_a_new_loader() -> None:
+    def made(state: Any) -> DataLoader2[Any]:
+        return begun(DataLoader2(shuffled(), reading_service=OwnService()), state)
 
-
-def test_a_state_after_the_last_item_and_before_the_end_has_an_empty_rest() -> None:
-    _, state = stopped(loader_of(shuffled()), 20)
-    rest, following = epochs_of(DataLoader2.from_state(state, OwnService()))
-    assert (rest, len(following)) == ([], 20)
+    for epoch in check_resumes(made, (0, 5), (0, -2), (1, 0), (1, -1)):
+        assert sorted(epoch) == sorted(map(str, range(20)))
 
 
 def test_a_limit_pauses_the_pipe_and_its_thread() -> None:
@@ -215,15 +193,6 @@ def test_a_limit_pauses_the_pipe_and_its_thread() -> None:
         assert elsewhere.may_go_on.is_set()
         iterator.limit(None)
         assert len(list(iterator)) == 16
-
-
-def test_its_statistics_are_those_of_the_main_process_and_of_the_service() -> None:
-    with loader_of(shuffled()) as loader:
-        list(loader)
-        stats = loader.stats()
-    assert "one thread of its own reads ahead" in str(stats)
-    assert [pipe.name for pipe in stats.pipes] == ["FromElsewhere"]
-    assert stats.pipes[0].items_out == 20
 
 
 def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epoch_has() -> None:
@@ -320,27 +289,21 @@ def test_a_service_with_the_methods_of_0_9_alone_works_as_it_did() -> None:
     assert list(loader) == list(range(5))
     iterator = iter(loader)
     assert next(iterator) == 0
-    state = loader.state_dict()
     with pytest.warns(UserWarning, match="_Plain: ReadingService doesn't support `limit`"):
         iterator.limit(2)
     with pytest.warns(UserWarning, match="_Plain: ReadingService doesn't support `pause`"):
         assert list(iterator) == [1, 2, 3, 4]
     loader.shutdown()
     assert loader.reading_service.calls == ["initialize", "begin", "end", "begin", "end", "finalize"]
-    other: DataLoader2[Any] = DataLoader2(IterableWrapper(range(5)), reading_service=_Plain())  # type: ignore[call-overload]
-    other.load_state_dict(state)
-    assert list(other) == [1, 2, 3, 4]
-    other.shutdown()
 
 
 @pytest.mark.parametrize("read", [0, 3])
 def test_the_state_of_a_service_with_the_methods_of_0_9_is_saved_without_a_word(read: int, capfd: Any) -> None:
-    first: DataLoader2[Any] = DataLoader2(IterableWrapper(range(8)), reading_service=_Plain())  # type: ignore[call-overload]
-    second: DataLoader2[Any] = DataLoader2(IterableWrapper(range(8)), reading_service=_Plain())  # type: ignore[call-overload]
-    with warnings.catch_warnings(), first, second:
+    def loader() -> DataLoader2[Any]:
+        return DataLoader2(IterableWrapper(range(8)), reading_service=_Plain())  # type: ignore[call-overload]
+
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
-        reading = iter(first)
-        assert [next(reading) for _ in range(read)] == list(range(read))
-        second.load_state_dict(first.state_dict())
-        assert list(second) == list(range(read, 8))
+        _, state = stopped(loader(), read)
+        assert resumed(loader(), state) == [list(range(read, 8))]
     assert capfd.readouterr() == ("", "")

@@ -5,9 +5,7 @@ Some datasets distribute their items among workers themselves, or have a method 
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 import types
 import warnings
@@ -59,36 +57,28 @@ def order_of(epoch: int) -> list[int]:
     return numbers
 
 
-def divided(pipe: Any, form: str) -> Any:
-    return getattr(pipe, form)()
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("form", ["sharding_filter", "sharding_round_robin_dispatch"])
-def test_workers_read_the_epoch_that_was_set_in_the_main_process(form: str, method: str) -> None:
-    epochs, service = Epochs(), MultiProcessingReadingService(2, method)
-    end = service.initialize(divided(IterableWrapper(epochs, deepcopy=False), form))
+@pytest.mark.parametrize(
+    ("dataset", "form", "method", "numbers"),
+    [
+        (Epochs, "sharding_filter", "spawn", [(0, 0), (1, 1), (1, 1), (5, 5), (0, 0)]),
+        (Epochs, "sharding_round_robin_dispatch", "fork", [(0, 0), (1, 1), (1, 1), (5, 5), (0, 0)]),
+        # Epochs that copies count by themselves are left alone until one is set.
+        (CountingEpochs, "sharding_filter", "fork", [(None, 0), (None, 1), (None, 2), (7, 7)]),
+    ],
+)
+def test_workers_read_the_epoch_that_was_set_in_the_main_process(
+    dataset: type[Epochs], form: str, method: str, numbers: list[tuple[int | None, int]]
+) -> None:
+    """`numbers` are pairs: the number that the main process sets, or None, and the number of the epoch that is read."""
+    epochs, service = dataset(), MultiProcessingReadingService(2, method)
+    end = service.initialize(getattr(IterableWrapper(epochs, deepcopy=False), form)())
     try:
-        for epoch in (0, 1, 1, 5, 0):
-            epochs.set_epoch(epoch)
-            service.initialize_iteration(SeedGenerator(3))
-            assert list(end) == order_of(epoch)
-            service.finalize_iteration()
-    finally:
-        service.finalize()
-
-
-def test_epochs_that_copies_count_by_themselves_are_left_alone_until_one_is_set() -> None:
-    epochs, service = CountingEpochs(), MultiProcessingReadingService(2, "fork")
-    end = service.initialize(IterableWrapper(epochs, deepcopy=False).sharding_filter())
-    try:
-        for expected in (0, 1, 2):
+        for number, expected in numbers:
+            if number is not None:
+                epochs.set_epoch(number)
             service.initialize_iteration(SeedGenerator(3))
             assert list(end) == order_of(expected)
             service.finalize_iteration()
-        epochs.set_epoch(7)
-        service.initialize_iteration(SeedGenerator(3))
-        assert list(end) == order_of(7)
     finally:
         service.finalize()
 
@@ -103,31 +93,6 @@ def test_a_state_contains_the_epoch_in_which_it_was_saved() -> None:
     other = IterableWrapper(Epochs())
     load_state(other, save_state(pipe))
     assert begun + list(other) == order_of(3)
-
-
-def test_a_set_of_strings_resumes_in_a_process_with_another_hash_seed() -> None:
-    code = """
-import sys
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.state import load_state, save_state
-pipe = IterableWrapper(set("abcdefghij"))
-if len(sys.argv) > 1:
-    load_state(pipe, eval(sys.argv[1]))
-    print(*pipe)
-else:
-    items = iter(pipe)
-    print(*(next(items) for _ in range(4)))
-    print(save_state(pipe))
-"""
-
-    def run(seed: str, *arguments: str) -> list[str]:
-        command, environment = [sys.executable, "-c", code, *arguments], {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(command, check=True, timeout=250, stdout=subprocess.PIPE, text=True, env=environment)
-        return done.stdout.splitlines()
-
-    begun, state = run("1")
-    [rest] = run("2", state)
-    assert f"{begun} {rest}" == "a b c d e f g h i j"
 
 
 # -- datasets that distribute their own items ---------------------------------------------------
@@ -179,22 +144,14 @@ def test_datasets_of_known_libraries_are_not_split_again(libraries: Any) -> None
     for dataset in (libraries.wds(split_by_worker), libraries.mosaic(), libraries.lit()):
         assert splits_itself(dataset)
         assert lint(IterableWrapper(dataset).shuffle()) == []
-        for pipe in (dataset, IterableWrapper(dataset, deepcopy=False)):
-            if pipe is dataset:
-                loader = DataLoader2.from_dataset(pipe, num_workers=2)
-            else:
-                loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork"))
-            with loader:
-                assert sorted(loader) == list(range(10))
+        with DataLoader2.from_dataset(dataset, num_workers=2) as loader:
+            assert sorted(loader) == list(range(10))
+    with DataLoader2(IterableWrapper(libraries.mosaic(), deepcopy=False), num_workers=2) as loader:
+        assert sorted(loader) == list(range(10))
     assert not splits_itself(libraries.wds())
-
-
-def test_datasets_that_split_among_ranks_get_no_filter(libraries: Any) -> None:
-    assert [splits_among_ranks(one()) for one in (libraries.mosaic, libraries.lit, libraries.wds)] == [
-        True,
-        True,
-        False,
-    ]
+    assert splits_among_ranks(libraries.mosaic())
+    assert splits_among_ranks(libraries.lit())
+    assert not splits_among_ranks(libraries.wds())
     assert splits_among_ranks(libraries.wds(split_by_node, split_by_worker))
 
 
@@ -238,12 +195,8 @@ def test_one_warning_tells_how_many_items_uneven_shards_leave_out(shards: int, w
     assert "multiple of the number of ranks" in message
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_items_that_an_even_division_leaves_out_cause_no_warning(workers: int) -> None:
-    assert lengths(IterableWrapper(range(27)).sharding_filter(), workers)[1] == []
-    assert lengths(IterableWrapper(range(27)).sharding_filter().batch(4), workers)[1] == []
-
-
-def test_abandoned_loops_cause_no_warning() -> None:
+def test_items_that_an_even_division_leaves_out_and_abandoned_loops_cause_no_warning() -> None:
+    assert lengths(IterableWrapper(range(27)).sharding_filter(), 0)[1] == []
+    assert lengths(IterableWrapper(range(27)).sharding_filter().batch(4), 2)[1] == []
     found, warned = lengths(IterableWrapper(range(200)).sharding_filter(), 0, take=5)
     assert (found, warned) == ([[5, 5], [5, 5]], [])

@@ -25,12 +25,12 @@ def test_a_wrong_seed_is_refused_with_its_value(seed: Any, error: type[Exception
             take(seed)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
-def test_equal_seeds_give_equal_generators(seed: int) -> None:
-    one, two = SeedGenerator(seed), SeedGenerator(1)
-    two.seed(seed)
-    assert [one.generate_seed() for _ in range(20)] == [two.generate_seed() for _ in range(20)]
-    assert [one.generate_shared_seed() for _ in range(20)] == [two.generate_shared_seed() for _ in range(20)]
+def test_equal_seeds_give_equal_generators() -> None:
+    for seed in (0, 2**64 - 1):
+        one, two = SeedGenerator(seed), SeedGenerator(1)
+        two.seed(seed)
+        assert [one.generate_seed() for _ in range(9)] == [two.generate_seed() for _ in range(9)]
+        assert [one.generate_shared_seed() for _ in range(9)] == [two.generate_shared_seed() for _ in range(9)]
 
 
 def test_workers_of_ranks_share_shared_seeds_and_have_different_own_ones() -> None:
@@ -64,27 +64,17 @@ def test_without_torch_seeds_come_from_pythons_generator(no_torch: None) -> None
     assert first[0] != first[1]
 
 
-def test_with_torch_seeds_follow_its_manual_seed() -> None:
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(4)
-    first = [SeedGenerator().generate_seed(), SeedGenerator().generate_seed()]
-    torch.manual_seed(4)
-    assert [SeedGenerator().generate_seed(), SeedGenerator().generate_seed()] == first
-    assert first[0] != first[1]
-
-
 def test_sharing_a_seed_needs_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(RuntimeError, match="needs PyTorch"):
         dist_share_seed(1)
 
 
-@pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**63, 2**64 - 1])
-def test_a_shared_seed_keeps_all_of_its_bits(seed: int) -> None:
-    torch = pytest.importorskip("torch")
+def test_a_shared_seed_keeps_all_of_its_bits() -> None:
+    torch, seeds = pytest.importorskip("torch"), [0, 2**63 - 1, 2**63, 2**64 - 1]
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        assert dist_share_seed(seed) == seed
+        assert [dist_share_seed(seed) for seed in seeds] == seeds
     finally:
         torch.distributed.destroy_process_group()
 

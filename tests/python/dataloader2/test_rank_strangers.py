@@ -15,9 +15,13 @@ from torchdata._ranks import opening
 HELLO, WELCOME = b"h" * 16, b"w" * 16
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.9", "LOCALHOST"])
-def test_rank_0_listens_on_loopback_alone_where_the_store_is_there(host, monkeypatch):
+@pytest.fixture(autouse=True)
+def no_interface(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.1.9", "LOCALHOST"])
+def test_rank_0_listens_on_loopback_alone_where_the_store_is_there(host):
     listener, offer = opening._listen(host)
     with listener:
         assert listener.getsockname()[0] == "127.0.0.1"
@@ -25,25 +29,18 @@ def test_rank_0_listens_on_loopback_alone_where_the_store_is_there(host, monkeyp
         assert opening._addresses_to_try(offer, host) == ["127.0.0.1"]
 
 
-def test_rank_0_listens_on_the_address_towards_the_store(monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(opening, "_addresses_towards", lambda host: ["127.0.0.3"])
-    monkeypatch.setattr(opening, "_is_loopback", lambda host: False)
-    listener, offer = opening._listen("store.example")
-    with listener:
-        assert listener.getsockname()[0] == "127.0.0.3"
-        assert opening._addresses_to_try(offer, "store.example") == ["127.0.0.3"]
-
-
-@pytest.mark.parametrize("towards", ["127.0.1.1", None, "192.0.2.1"])
-def test_rank_0_listens_on_all_addresses_if_the_reachable_one_is_unknown(towards, monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    # With the last parameter, the address does not belong to this machine.
+@pytest.mark.parametrize("towards", ["127.0.0.3", "127.0.1.1", None, "192.0.2.1"])
+def test_rank_0_listens_on_the_address_towards_the_store_or_on_all_if_it_is_unknown(towards, monkeypatch):
+    # The last address does not belong to this machine.
     monkeypatch.setattr(opening, "_addresses_towards", lambda host: [towards] if towards else [])
+    is_known = towards == "127.0.0.3"
+    if is_known:
+        monkeypatch.setattr(opening, "_is_loopback", lambda host: False)
     listener, offer = opening._listen("store.example")
     with listener:
-        assert listener.getsockname()[0] in ("0.0.0.0", "::")
-        assert opening._addresses_to_try(offer, "store.example")[:2] == ["127.0.0.1", "::1"]
+        assert listener.getsockname()[0] in (["127.0.0.3"] if is_known else ["0.0.0.0", "::"])
+        tried = opening._addresses_to_try(offer, "store.example")
+        assert tried == ["127.0.0.3"] if is_known else tried[:2] == ["127.0.0.1", "::1"]
 
 
 def test_connections_without_the_secret_cost_no_memory_and_no_time():

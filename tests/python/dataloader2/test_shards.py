@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import signal
@@ -34,7 +33,7 @@ from torchdata.datapipes.map import SequenceWrapper
 pytestmark = pytest.mark.alone
 
 ITEMS = 26
-#: Each form of pipeline saves states with two numbers of workers, and loads each state with the other number.
+#: Each form of pipeline saves states with one number of workers of a pair, and loads them with the other number.
 PAIRS = [(0, 1), (2, 8), (0, 2), (0, 3), (0, 5), (1, 2), (1, 3), (1, 5), (2, 3), (2, 5), (3, 5)]
 
 
@@ -120,25 +119,21 @@ def loader(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
     return begun(DataLoader2(FORMS[form](), reading_service=service(workers)), state)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(form: str) -> None:
-    pair = PAIRS[list(FORMS).index(form) % len(PAIRS)]
-    whole, states = {}, {}
-    for old in pair:
-        with loader(form, old) as made:
-            reading, first, states[old] = iter(made), [], []
-            for item in reading:
-                first.append(item)
-                states[old].append(saved(made))
-            whole[old] = [first, list(made), list(made)]
-    keeps = lasts(FORMS[form]())
-    for old, new in itertools.permutations(pair):
-        length = len(whole[old][0])
-        for place in sorted({1, length // 2, length - 1}):
-            # Later epochs have the same number of shards if pipes keep state between epochs, because each shard has a
-            # separate state.
-            expected = [whole[old][0][place:], *whole[old if keeps else new][1:]]
-            assert epochs_of(loader(form, new, states[old][place - 1]), 3) == expected, (old, new, place)
+@pytest.mark.parametrize(("number", "form"), [*enumerate(FORMS)], ids=FORMS)
+def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: int, form: str) -> None:
+    pair = PAIRS[number % len(PAIRS)]
+    old, new = pair if number < len(PAIRS) else pair[::-1]
+    first, states = [], []
+    with loader(form, old) as made:
+        for item in made:
+            first.append(item)
+            states.append(saved(made))
+        later = list(made)
+    # Later epochs have the same number of shards if pipes keep state between epochs, because each shard has a separate
+    # state.
+    following = later if lasts(FORMS[form]()) else epochs_of(loader(form, new))[1]
+    for place in sorted({1, len(first) // 2, len(first) - 1}):
+        assert epochs_of(loader(form, new, states[place - 1])) == [first[place:], following], place
 
 
 def test_a_state_resumes_through_loaders_with_other_numbers_of_workers() -> None:
@@ -156,7 +151,7 @@ def test_a_state_resumes_through_loaders_with_other_numbers_of_workers() -> None
 @pytest.mark.parametrize("form", ["shuffle", "prefetch"])
 def test_random_numbers_of_functions_belong_to_the_shard(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAWS", "1")
-    for new in 0, 1, 2, 3, 5:
+    for new in 0, 2, 5:
         _, state, rest = continued(loader(form, 4), 6)
         with loader(form, new, state) as made:
             reading = iter(made)
@@ -253,11 +248,9 @@ def of_ranks(
     ("form", "old", "new"),
     [
         ("batch", (2, 2), (1, 1)),
-        ("batch", (1, 4), (2, 1)),
-        ("shuffle", (2, 2), (1, 3)),
+        ("shuffle", (1, 4), (2, 1)),
         ("shuffle", (3, 1), (1, 2)),
         ("a user's pipe", (2, 3), (3, 2)),
-        ("a user's pipe", (1, 2), (2, 2)),
     ],
 )
 def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old: Any, new: Any) -> None:
@@ -277,6 +270,23 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
         expected.append(rest)
     shortest = min(map(len, expected))  # all ranks end when the shortest rank ends
     assert [rest for rest, _ in of_ranks(form, *new, None, states)] == [rest[:shortest] for rest in expected]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_of_rank_0_is_refused_by_others_within_an_epoch_and_begins_the_next_epoch_of_all(
+    workers: int,
+) -> None:
+    state = of_ranks("shuffle", 2, workers, 3)[0][1]
+    for ranks, here in (
+        (2, "rank 1 of 2: load each rank's own"),
+        (1, "no rank of a distributed job"),
+        (3, r"rank \d of 3"),
+    ):
+        with pytest.raises(ValueError, match=f"saved by rank 0 of 2, and this is {here}"):
+            of_ranks("shuffle", ranks, workers, None, {0: state})
+    own = {rank: state for rank, (_, state) in enumerate(of_ranks("shuffle", 2, workers, None))}
+    shared = of_ranks("shuffle", 2, workers, None, {0: own[0]})
+    assert [got for got, _ in shared] == [got for got, _ in of_ranks("shuffle", 2, workers, None, own)]
 
 
 def test_more_ranks_than_shards_are_refused_by_name() -> None:
@@ -299,12 +309,10 @@ def test_dispatched_items_resume_with_the_same_number_of_workers_until_the_epoch
         return begun(DataLoader2(pipe, reading_service=service(workers)), state)
 
     _, state, rest = continued(dispatched(3), 5)
-    for new in 1, 2, 5:
+    for new in 1, 5:
         found, following = epochs_of(dispatched(new, state))
         assert found == rest
         assert sorted(following) == list(range(ITEMS))
-    with dispatched(0, state) as made, pytest.raises(ValueError, match="a dispatching process, which needs workers"):
-        list(made)
 
 
 def split(workers: int, state: Any = None) -> DataLoader2[Any]:
@@ -315,9 +323,9 @@ def split(workers: int, state: Any = None) -> DataLoader2[Any]:
 def test_with_splits_epochs_are_the_same_for_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAWS", "1")
     whole = epochs_of(split(0))
-    for workers in 1, 2, 4, 6, 8:
+    for workers in 1, 4, 8:
         assert epochs_of(split(workers)) == whole, workers
-    for old, new in [(2, 3), (3, 0), (0, 4), (6, 1)]:
+    for old, new in [(2, 3), (3, 0), (0, 4)]:
         head, state = stopped(split(old), 7)
         rest, following = epochs_of(split(new, state))
         assert [head + rest, following] == whole, (old, new)
@@ -331,7 +339,7 @@ def in_steps(by_rank: list[Any]) -> list[Any]:
     return [item for step in zip(*(got for got, _ in by_rank), strict=True) for item in step]
 
 
-@pytest.mark.parametrize(("old", "new"), [((2, 2), (3, 1)), ((3, 1), (2, 2)), ((4, 0), (2, 0)), ((2, 3), (12, 1))])
+@pytest.mark.parametrize(("old", "new"), [((2, 2), (3, 1)), ((4, 0), (2, 0)), ((2, 3), (12, 0))])
 def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new: Any) -> None:
     whole = in_steps(of_split_ranks(1, 2, None))
     assert in_steps(of_split_ranks(*new, None)) != whole, "ranks agree on a seed of their own"
@@ -366,7 +374,7 @@ def test_a_state_after_ended_shards_resumes_with_another_number_of_ranks(workers
     [(every, _)] = of_ranks("all", 1, workers, None, None, split)
     shard_of = {item: place % 12 for place, item in enumerate(every)}
     [(whole, _)] = of_ranks("some", 1, workers, None, None, split)
-    for count in (1, 4, 9):
+    for count in (1, 9):
         [(_, state)] = of_ranks("some", 1, workers, count, None, split)
         rests = [rest for rest, _ in of_ranks("some", 2, workers, None, {0: state}, split)]
         left = [[item for item in whole[count:] if shard_of[item] % 2 == rank] for rank in range(2)]
@@ -398,7 +406,7 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("workers", "given", "behind"),
-    [(1, 3, "held"), (3, 9, "held"), (3, 20, "held"), (3, 3, "batched"), (1, 9, "batched"), (1, 20, "batched")],
+    [(1, 3, "held"), (3, 20, "held"), (3, 3, "batched"), (1, 9, "batched")],
 )
 def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers: int, given: int, behind: str) -> None:
     def loader(number: int) -> DataLoader2[Any]:

@@ -10,8 +10,8 @@ import pytest
 
 from random_graphs.users import Passing
 from resuming import continued, resumed, stopped
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, _checkpointing
-from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
+from torchdata.dataloader2 import DataLoader2, _checkpointing
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("often")]
 
@@ -38,24 +38,17 @@ def slowly(item: Any) -> Any:
     return item
 
 
-def service(workers: int) -> Any:
-    return MultiProcessingReadingService(workers) if workers else None
-
-
 PIPES = {
     "behind": lambda: Unsaveable(IterableWrapper(range(40)).shuffle().sharding_filter()),
-    "dispatched": lambda: Unsaveable(IterableWrapper(range(40)).shuffle()).sharding_round_robin_dispatch(
-        SHARDING_PRIORITIES.MULTIPROCESSING
-    ),
+    "dispatched": lambda: Unsaveable(IterableWrapper(range(40)).shuffle()).sharding_round_robin_dispatch(),
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", PIPES)
+@pytest.mark.parametrize(("kind", "workers"), [("behind", 0), ("behind", 2), ("dispatched", 2)])
 def test_one_warning_names_the_reason_why_a_pipeline_cannot_be_saved_and_resumes_from_the_beginning(
     kind: str, workers: int
 ) -> None:
-    with DataLoader2(PIPES[kind](), reading_service=service(workers)) as loader:
+    with DataLoader2(PIPES[kind](), num_workers=workers) as loader:
         loader.seed(3)
         reading = iter(loader)
         for _ in range(9):
@@ -66,7 +59,7 @@ def test_one_warning_names_the_reason_why_a_pipeline_cannot_be_saved_and_resumes
             warnings.simplefilter("error")
             loader.state_dict()
         rest, following = list(reading), list(loader)
-    assert resumed(DataLoader2(PIPES[kind](), reading_service=service(workers)), state, 2) == [rest, following]
+    assert resumed(DataLoader2(PIPES[kind](), num_workers=workers), state, 2) == [rest, following]
 
 
 def test_a_pipeline_resumes_from_the_last_moment_at_which_it_could_be_saved() -> None:
@@ -89,9 +82,9 @@ def test_a_pipeline_resumes_from_the_last_moment_at_which_it_could_be_saved() ->
         def load_state_dict(self, state: Any) -> None:
             self.at = state["at"]
 
-    _, state, rest = continued(DataLoader2(Later(None), reading_service=service(1)), 35)
+    _, state, rest = continued(DataLoader2(Later(None), num_workers=1), 35)
     assert 0 < state["iteration_state"]["workers"]["workers"][0]["snapshot"][0][0] <= 20
-    assert resumed(DataLoader2(Later(None), reading_service=service(1)), state) == [rest]
+    assert resumed(DataLoader2(Later(None), num_workers=1), state) == [rest]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -103,9 +96,9 @@ def test_a_warning_names_what_a_resume_must_recompute_and_how_long_it_takes(
     def pipe() -> Any:
         return Passing(IterableWrapper(range(60)).map(slowly)).sharding_filter().map(abs)
 
-    _, state = stopped(DataLoader2(pipe(), reading_service=service(workers)), 40)
+    _, state = stopped(DataLoader2(pipe(), num_workers=workers), 40)
     where = " in worker 0" if workers else ""
-    with DataLoader2(pipe(), reading_service=service(workers)) as loader:
+    with DataLoader2(pipe(), num_workers=workers) as loader:
         with pytest.warns(
             RuntimeWarning, match=rf"takes up to \d+ s.*recomputed: \d\d items of Passing{where}.*one_to_one = True"
         ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ def service_of(name: str) -> Any:
     return SERVICES.get(name, lambda: None)()
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("allow_pickle", [False, True])
+@pytest.mark.parametrize(("name", "allow_pickle"), [*zip(NAMES, cycle([False, True]), strict=False)])
 def test_a_loader_with_its_own_pipe_restarts_the_epoch_with_the_seed_of_the_state(
     name: str, allow_pickle: bool
 ) -> None:
@@ -80,8 +80,9 @@ def test_a_loader_with_its_own_pipe_restarts_the_epoch_with_the_seed_of_the_stat
     assert "seed" in describe(state)
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"cycled"}))
-@pytest.mark.parametrize("way", ["from_state", "no pipe"])
+@pytest.mark.parametrize(
+    ("name", "way"), [*zip(sorted({*NAMES} - {"cycled"}), cycle(["from_state", "no pipe"]), strict=False)]
+)
 def test_the_pipe_of_the_state_is_read_if_the_loader_has_none(name: str, way: str) -> None:
     pytest.importorskip("torch.utils.data.datapipes", reason="the pipe of the state is made of torch's classes")
     with warnings.catch_warnings(record=True) as told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,9 +16,7 @@ from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import unpinned
 from resuming import stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
-
-MULTIPROCESSING = SHARDING_PRIORITIES.MULTIPROCESSING
+from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = pytest.mark.alone
 
@@ -87,44 +86,32 @@ def rest_out_of_order(state: Any) -> list[Any]:
         return got + list(iterator)
 
 
-@pytest.mark.parametrize("ago", [0, 1, 4, 5])
-def test_earlier_states_without_workers_resume_in_any_order(ago: int) -> None:
-    begin, state = first(2, 7)
-    middle, state = first(0, 5, state, ago)
-    assert Counter(begin + middle + rest_out_of_order(state)) == ALL
-
-
-def test_a_state_that_was_moved_twice_resumes_in_any_order() -> None:
-    begin, state = first(2, 7)
-    middle, state = first(0, 5, state, 2)
-    then, state = first(0, 4, state, 1)
-    assert Counter(begin + middle + then + rest_out_of_order(state)) == ALL
-
-
-def test_a_state_saved_while_an_item_is_computed_resumes_in_any_order() -> None:
-    begin, state = first(2, 7)
-    saved: list[Any] = []
-    with loader(0, state) as reading:
-        iterator = iter(reading)
-        got = [next(iterator), next(iterator)]
-        with calling(lambda: saved.append(reading.state_dict())):
-            next(iterator)
-    assert Counter(begin + got + rest_out_of_order(saved[0])) == ALL
+@pytest.mark.parametrize("steps", [[(5, 1)], [(5, 5)], [(5, 2), (4, 1)]])
+def test_earlier_states_without_workers_resume_in_any_order(steps: list[tuple[int, int]]) -> None:
+    """`steps` are the numbers of items that loaders read, and how many items earlier their states are saved."""
+    got, state = first(2, 7)
+    for count, ago in steps:
+        more, state = first(0, count, state, ago)
+        got += more
+    assert Counter(got + rest_out_of_order(state)) == ALL
 
 
 def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def test_a_state_saved_at_ctrl_c_without_workers_resumes_in_any_order_with_the_interrupted_item() -> None:
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_state_saved_while_an_item_is_computed_or_at_ctrl_c_resumes_with_this_item(is_interrupted: bool) -> None:
     begin, state = first(2, 7)
+    saved: list[Any] = []
     with loader(0, state) as reading:
         iterator = iter(reading)
         got = [next(iterator), next(iterator)]
-        with calling(interrupt), pytest.raises(KeyboardInterrupt):
+        call = interrupt if is_interrupted else lambda: saved.append(reading.state_dict())
+        with contextlib.suppress(KeyboardInterrupt), calling(call):
             next(iterator)
-        state = reading.state_dict()
-    assert Counter(begin + got + rest_out_of_order(state)) == ALL
+        saved = saved or [reading.state_dict()]
+    assert Counter(begin + got + rest_out_of_order(saved[0])) == ALL
 
 
 @pytest.mark.parametrize("ago", [0, 1])
@@ -176,7 +163,7 @@ def test_a_state_that_replays_batches_is_loaded_in_order_only() -> None:
 def test_a_state_saved_after_a_load_that_compares_nothing_is_loaded_with_comparing(dispatches: bool) -> None:
     def build(function: Callable[[int], int], state: Any = None, strict: bool = True) -> DataLoader2[Any]:
         source: Any = IterableWrapper(range(ITEMS)).map(function)
-        dealt = source.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatches else source.sharding_filter()
+        dealt = source.sharding_round_robin_dispatch() if dispatches else source.sharding_filter()
         made = DataLoader2(dealt, reading_service=MultiProcessingReadingService(2, "fork"))
         if state is not None:
             made.load_state_dict(state, strict=strict)

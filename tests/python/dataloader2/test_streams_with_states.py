@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
 import os
 import pickle
 import random
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,11 +33,11 @@ from streams_of_users import (
     reads,
 )
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.nodes import Header, Loader, MapStyleWrapper, ParallelMapper, Prefetcher
 from torchdata.nodes import IterableWrapper as Node
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 SIZE = 9
 Make = Callable[[Any], Any]
@@ -144,16 +147,22 @@ def chained(make: Callable[[], Any], stops: list[int]) -> list[list[Any]]:
     return given
 
 
-@pytest.mark.parametrize("name", MAIN)
-@pytest.mark.parametrize("stream", STATEFUL)
+#: Each loader with every other stream. The method `state_dict` of the last stream must not be called.
+STREAMS = [*STATEFUL, NeedsArguments]
+PAIRS = [(stream, name) for row, stream in enumerate(STREAMS) for name in [*MAIN][row % 2 :: 2]]
+
+
+@pytest.mark.parametrize(("stream", "name"), PAIRS)
 def test_a_chain_of_loaders_yields_each_item_once(stream: Any, name: str) -> None:
     chance = random.Random(f"{stream.__name__} {name}")
-    chains = [[chance.randrange(SIZE + 2), chance.randrange(SIZE + 2)] for _ in range(3)]
-    check_chains(lambda: MAIN[name](stream(SIZE)), [1], [0], [SIZE + 1], [SIZE + 2], [SIZE + 2, 1], *chains)
+    chain = [chance.randrange(SIZE + 2), chance.randrange(SIZE + 2)]
+    check_chains(lambda: MAIN[name](stream(SIZE)), [0], [SIZE + 1], [SIZE + 2, 1], chain)
 
 
-@pytest.mark.parametrize("name", WORKERS)
-@pytest.mark.parametrize("stream", [CountsAtOnce, BeginsAnew, TakesAgain, WalkedInOrder])
+@pytest.mark.parametrize(
+    ("stream", "name"),
+    [*zip(itertools.cycle([CountsAtOnce, BeginsAnew, TakesAgain, WalkedInOrder]), [*WORKERS] * 2, strict=False)],
+)
 def test_a_chain_of_loaders_with_workers_yields_each_item_once(stream: Any, name: str) -> None:
     chance = random.Random(f"{stream.__name__} {name}")
     check_chains(lambda: WORKERS[name](stream(SIZE)), [chance.randrange(SIZE + 3), chance.randrange(SIZE)])
@@ -186,39 +195,109 @@ def test_an_epoch_that_is_cut_short_leaves_a_stream_where_the_saved_run_left_it(
     assert (epochs[:3] if epochs[0] else epochs[1:]) == expected
 
 
-@pytest.mark.parametrize("name", MAIN)
-@pytest.mark.parametrize("stream", STATEFUL)
+@pytest.mark.parametrize(("stream", "name"), [(stream, name) for stream, name in PAIRS if stream is not NeedsArguments])
 def test_items_before_the_position_are_not_read_again(stream: Any, name: str) -> None:
-    reader = Reader(MAIN[name](stream(100)))
-    for _ in range(41):
+    assert 0 < reads_to_resume(lambda: MAIN[name](stream(100)), 40) <= 20  # buffers and threads read some items ahead
+
+
+def reads_to_resume(make: Callable[[], Any], position: int) -> int:
+    """Returns the number of reads that a new loader needs to yield the item after a position."""
+    reader, later = Reader(make()), Reader(make())
+    for _ in range(1 + position):
         reader.step()
-    state = state_of(reader.loader)
-    later = Reader(MAIN[name](stream(100)))
-    later.loader.load_state_dict(state)
-    reads.since()
-    later.step()
-    later.step()
-    assert 0 < reads.since() <= 20  # buffers and threads also read some items ahead
+    later.loader.load_state_dict(state_of(reader.loader))
     end(reader.loader)
-    end(later.loader)
+    reads.since()
+    in_workers.value = 0
+    later.step()
+    later.step()
+    end(later.loader)  # otherwise, a worker of this loader might still read items during the next count
+    return int(reads.since() + in_workers.value)
 
 
-@pytest.mark.parametrize("name", MAIN)
-def test_a_state_dict_that_needs_arguments_is_not_asked_for(name: str) -> None:
-    check_chains(lambda: MAIN[name](NeedsArguments(SIZE)), [4], [SIZE + 2], [3, 2])
+#: The number of items that forked workers have read together.
+in_workers = multiprocessing.get_context("fork").Value("q", 0)
+
+
+class Counted(TakesOnce):
+    def item(self, number: int) -> int:
+        with in_workers:
+            in_workers.value += 1
+        return number
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 900
+
+    __getitem__ = Counted.item
+
+
+BY_INDEX: dict[str, Callable[[], Any]] = {
+    "DataLoader2 over an index": lambda: DataLoader2.from_dataset(Numbers(), num_workers=2),
+    "StatefulDataLoader over an index": lambda: StatefulDataLoader(
+        Numbers(), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    ),
+    "node over an index": lambda: Loader(MapStyleWrapper(Numbers(), SequentialSampler(range(900)), num_workers=2)),
+}
+
+
+@pytest.mark.parametrize("name", [*WORKERS, *BY_INDEX])
+def test_reads_of_workers_to_resume_do_not_grow_with_the_position(
+    name: str, often: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cadence, "_DEAR", 1e9)  # makes a StatefulDataLoader take a snapshot after each item, too
+    make = BY_INDEX.get(name, lambda: WORKERS[name](Counted(900)))
+    near, far = reads_to_resume(make, 100), reads_to_resume(make, 800)
+    assert 0 < far <= near + 300  # workers read items ahead
+
+
+class SlowAtFirst(IterDataPipe[int]):
+    """An endless stream of numbers. Saving its first state takes 100 ms, and later states are saved quickly."""
+
+    def __init__(self) -> None:
+        self.at, self.saved = 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.at += 1
+            time.sleep(0.0005)
+            yield self.at
+
+    def state_dict(self) -> dict[str, int]:
+        time.sleep(0.0 if self.saved else 0.1)
+        self.saved += 1
+        return {"at": self.at}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.at = state_dict["at"]
+
+
+def test_a_slow_first_snapshot_does_not_delay_the_next_ones_for_long() -> None:
+    positions = set()
+    with DataLoader2(SlowAtFirst(), reading_service=service(1)) as loader:
+        deadline = time.monotonic() + 15.0
+        for _ in loader:
+            [shard] = loader.state_dict()["iteration_state"]["workers"]["workers"]
+            if shard["snapshot"] is not None:
+                positions.add(shard["snapshot"][0][0])
+            if len(positions) > 1 or time.monotonic() > deadline:
+                break
+    assert len(positions) > 1
 
 
 def test_a_worker_that_is_killed_is_replaced_at_its_position_in_a_later_epoch() -> None:
-    pipe = IterableWrapper(CountsEpochs(400), deepcopy=False).sharding_filter()
-    whole = Reader(of_pipe(pipe, 2)).finish(3)
+    def pipe() -> Any:
+        return IterableWrapper(CountsEpochs(200), deepcopy=False).sharding_filter()
+
+    whole = Reader(of_pipe(pipe(), 2)).finish(3)
     restarting = MultiProcessingReadingService(2, multiprocessing_context="fork", on_worker_exit="restart")
-    pipe = IterableWrapper(CountsEpochs(400), deepcopy=False).sharding_filter()
-    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=restarting)
+    loader: DataLoader2[Any] = DataLoader2(pipe(), reading_service=restarting)
     epochs: list[list[Any]] = []
     for _ in range(3):
         epochs.append([])
         iterator = iter(loader)
-        epochs[-1] += [next(iterator) for _ in range(150)]
+        epochs[-1] += [next(iterator) for _ in range(75)]
         os.kill(pids_of(loader)[0], signal.SIGKILL)
         with pytest.warns(RuntimeWarning, match="Another process has taken its place"):
             epochs[-1] += list(iterator)

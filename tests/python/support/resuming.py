@@ -1,11 +1,12 @@
-"""Functions that read a loader up to a position, or from a state on, and then shut the loader down.
-
-Another function loads the state of a pipe.
+"""Functions that read a loader up to a position, or from a state on, and then shut the loader down, a check of
+states, and a function that loads the state of a pipe.
 """
 
 from __future__ import annotations
 
 import pickle
+import time
+from collections.abc import Callable
 from typing import Any
 
 from torchdata.datapipes.state import load_state
@@ -54,3 +55,47 @@ def with_state(pipe: Any, state: Any, **options: Any) -> Any:
     """Loads a copy of a state into a pipe, and returns the pipe. The state is pickled in between."""
     load_state(pipe, pickle.loads(pickle.dumps(state)), **options)
     return pipe
+
+
+def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: float = 0.0) -> list[list[Any]]:
+    """Resumes from states of some moments, and compares the items with those of the uninterrupted loader.
+
+    Args:
+        make: creates a loader that resumes from a state, or begins with a seed if the state is None.
+        moments: pairs of an epoch and the number of items before the state is saved. -1 stands for a state after the
+            end of the epoch, and -2 for a state after the last item.
+        pause: the seconds before each state. During this time, threads can read ahead.
+
+    Returns:
+        The epochs of the uninterrupted loader. A state was saved at the beginning of each epoch, after each item, and
+        at the end.
+    """
+    whole: list[list[Any]] = []
+    states: list[list[Any]] = []
+    with make(None) as loader:
+        for _ in range(1 + max(epoch for epoch, _ in moments)):
+            reading = iter(loader)
+            time.sleep(pause)
+            whole.append([])
+            states.append([saved(loader)])
+            for item in reading:
+                whole[-1].append(item)
+                time.sleep(pause)
+                states[-1].append(saved(loader))
+            states[-1].append(saved(loader))
+        whole += [list(loader), list(loader)]
+    for epoch, at in moments:
+        state = states[epoch][at]
+        if at == 0:
+            with make(state) as loader:
+                iter(loader)
+                state = saved(loader)  # before the first item, this state must be equivalent to the loaded state
+        with make(state) as loader:
+            if at != -1:
+                assert list(loader) == whole[epoch][state["iteration_state"]["given"] :], (epoch, at)
+            state = saved(loader)
+            assert list(loader) == whole[epoch + 1], (epoch, at)
+    assert epochs_of(make(state)) == whole[epoch + 1 : epoch + 3], (
+        "saved again by the last loader at the end of its epoch"
+    )
+    return whole
