@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from torchdata._importing import loaded
 from torchdata._native import Exchange, SavedGlobals
 from torchdata.datapipes._pipe import skipping, splitting, witnessing
-from torchdata.datapipes._pipe.state import late_seeding
+from torchdata.datapipes._pipe.state import generators
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 
 __all__ = ["LOCKS", "ShardGlobals", "one_at_a_time"]
@@ -38,7 +38,7 @@ _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
 #: Variables of this package that have a separate value for each shard.
 _VARIABLES = (
-    (vars(late_seeding), "awaited"),
+    (vars(generators), "awaited"),
     (vars(skipping), "worker"),
     (vars(splitting), "telling"),
     (vars(witnessing), "current"),
@@ -115,7 +115,7 @@ class ShardGlobals(SavedGlobals):
         if module is not None:
             module._worker_info = None  # if it was imported while another shard ran, no value was saved
         self.load()
-        late_seeding.await_again(late_seeding.awaited)
+        generators.await_again(generators.awaited)
         for (_, load), saved in zip(self._others, self._kept, strict=True):
             load(saved)
         return module is not None and module._worker_info is not None
@@ -150,7 +150,7 @@ def _generators() -> dict[str, Any]:
     exchange, others = _exchange()
     if others:
         return save_generators()
-    contents = [exchange, vars(random._inst).get("gauss_next"), late_seeding.awaited_seeds(), *map(bytes, _parts)]
+    contents = [exchange, vars(random._inst).get("gauss_next"), generators.awaited_seeds(), *map(bytes, _parts)]
     if _saved is None or _saved[0] != contents:
         _saved = contents, save_generators()
     return _saved[1]
