@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.utils import StreamWrapper
 from torchdata.nodes import IterableWrapper as Node
 from torchdata.nodes import Loader, MapStyleWrapper, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
@@ -67,7 +68,7 @@ class CountedFile(io.RawIOBase):
     """A seekable file with one number per line, which counts the bytes that are read, and can be pickled."""
 
     def __init__(self, offset: int = 0) -> None:
-        self._file = io.BytesIO(b"".join(b"%06d\n" % number for number in range(SIZE)))
+        self._file = io.BytesIO(b"".join(b"%06d\r\n" % number for number in range(SIZE)))
         self._file.seek(offset)
 
     def __reduce__(self) -> Any:
@@ -94,6 +95,22 @@ class CountedFile(io.RawIOBase):
 
 def opened(path: str) -> tuple[str, Any]:
     return path, CountedFile()
+
+
+class CountedText:
+    """The recipe of the same file, opened as text."""
+
+    def open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(CountedFile(), newline="")
+
+
+def opened_as_text(path: str) -> tuple[str, Any]:
+    recipe = CountedText()
+    return path, StreamWrapper(recipe.open(), recipe=recipe)
+
+
+def text_lines() -> Any:
+    return IterableWrapper(["a file"]).map(opened_as_text).readlines(return_path=False).map(int)
 
 
 def lines() -> Any:
@@ -127,14 +144,17 @@ LOADERS: dict[str, Callable[[int], Any]] = {
     "DataLoader2 over a stream": lambda workers: of_pipe(IterableWrapper(Stream(), deepcopy=False), workers),
     "DataLoader2 over an index": lambda workers: of_data(Numbers(), workers),
     "DataLoader2 over a file": lambda workers: of_pipe(lines(), workers),
+    "DataLoader2 over a text file": lambda workers: of_pipe(text_lines(), workers),
     "StatefulDataLoader over a stream": lambda workers: stateful(Stream(), workers),
     "StatefulDataLoader over an index": lambda workers: stateful(Numbers(), workers),
     "StatefulDataLoader over a file": lambda workers: stateful(lines().sharding_filter(), workers),
+    "StatefulDataLoader over a text file": lambda workers: stateful(text_lines().sharding_filter(), workers),
     "nodes over a stream": lambda workers: node(Stream(), workers),
     "nodes over an index": lambda workers: Loader(
         MapStyleWrapper(Numbers(), SequentialSampler(Numbers()), num_workers=workers)
     ),
     "nodes over a file": lambda workers: node(lines(), workers),
+    "nodes over a text file": lambda workers: node(text_lines(), workers),
 }
 
 
