@@ -47,8 +47,8 @@ LAYERS = (
     "datapipes._pipe",
     "datapipes._pipe.state",
     "datapipes._pipe.graph _users_code",
-    "images _ranks _read_ahead _reporting _publishing _drawing",
-    "_by_value _machine _optional _old_modules _plain_pickles _redacting _stateful _threads _version",
+    "images _ranks _read_ahead _reporting _publishing _drawing _plain_pickles",
+    "_by_value _machine _optional _old_modules _redacting _stateful _threads _version",
     "_bounded_pickles _importing _signatures",
 )
 

@@ -23,8 +23,9 @@ from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process takes the next snapshot after max(SECONDS, FACTOR * c). A snapshot
 #: also delays other processes by about c seconds, because of copying and cold caches. All snapshots together take less
-#: than 1 % of the time.
-SECONDS, FACTOR = 0.02, 250.0
+#: than 2 % of the time. With two workers, recomputing the items of half a pause takes a few milliseconds, a fifth of
+#: the time that the workers need to start.
+SECONDS, FACTOR = 0.01, 100.0
 #: The maximum number of processes that delay the reader one after another when they take snapshots. If a snapshot takes
 #: longer than an item, a reader that takes items in strict order waits for each process that is taking a snapshot. With
 #: more than `ADDING_UP` processes, the reader is busy with items of other processes during a snapshot.

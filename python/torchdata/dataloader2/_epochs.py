@@ -223,15 +223,12 @@ class EpochRun:
             self.saved_positions = None  # the loaded positions belong to an earlier epoch
         else:
             self.seeds.go_on()
-        saved = self.saved_positions
+        resumed = saved = self.saved_positions
         in_workers = position is not None and (not position.in_main or pipeline.contract.has_workers())
         if saved is not None and in_workers and not saved.has_given and not lasts(pipeline.datapipe):
-            position = (
-                None  # no items were delivered: the epoch starts from the beginning, with the shards of this loader
-            )
+            position = resumed = None  # no items were delivered, so the epoch begins, with the shards of this loader
         if not pipeline.is_taken_over:
             pipeline.note_identity()
-            resumed = saved if position is not None else None
             contract = pipeline.contract
             in_shards = resumed is not None and not contract.has_workers() and resumed.has_shards(contract)
             pipeline.hand_over(

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from torchdata._plain_pickles import to_plain
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, check_fingerprint, difference
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint as _fingerprint
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
@@ -53,9 +54,7 @@ from torchdata.datapipes._pipe.state.layout import (
     checksums_of,
     dump_graph,
     parse_graph,
-    refuse_pickled_entries,
 )
-from torchdata.datapipes._pipe.state.plain import to_plain
 from torchdata.datapipes._pipe.state.record import Beginning, record_of, token_of
 from torchdata.datapipes.datapipe import IterDataPipe
 
@@ -404,11 +403,9 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
         >>> list(other)
         ['b', 'c']
     """
-    entries, graph = parse_graph(state), graph_of(datapipe)
+    entries, graph = parse_graph(state, allow_pickle), graph_of(datapipe)
     if state.get("checksums") is not None:
         check_checksums(state)
-    if not allow_pickle:
-        refuse_pickled_entries(entries)
     _require_same_pipes(graph, entries)
     described = state.get("graph") if strict else None
     if described is not None:

@@ -42,7 +42,7 @@ if __name__ == "__main__":
 IN_ONE_PROCESS = """
 import importlib.util, sys
 from torchdata._importing import call_when_imported
-from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
+from torchdata.datapipes._pipe.state.generators import seed_when_imported
 from torchdata.datapipes.iter import *  # all, because other modules wait for an import
 from torchdata.datapipes.map import *
 call_when_imported("pipes", {})  # pipes wait for an import of torch, too

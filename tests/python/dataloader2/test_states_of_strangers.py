@@ -105,7 +105,7 @@ def test_describe_opens_no_generator_and_refuses_other_objects():
 def test_a_loader_resumes_without_unpickling(monkeypatch):
     for workers in (2, 0):
         state, rest = saved(workers=workers)
-        monkeypatch.setattr("torchdata.datapipes._pipe.state.plain.pickle", None)
+        monkeypatch.setattr("torchdata._plain_pickles.pickle", None)
         monkeypatch.setattr("torchdata.dataloader2._checkpointing.unpickled", None)
         assert resumed(loader_of(shuffled(), workers), state, allow_pickle=False) == [rest]
 

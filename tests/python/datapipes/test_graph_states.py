@@ -17,7 +17,7 @@ from pipes_table.core import Doubling, plus_one
 from random_graphs.check import start
 from random_graphs.users import ByHand, Declared, OneToOne, UnstatedRandom, UnstatedTwice, drawn, is_odd
 from resuming import with_state
-from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
+from torchdata._plain_pickles import from_plain, to_plain
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter import IterableWrapper, Mapper, SampleMultiplexer
 from torchdata.datapipes.map import SequenceWrapper

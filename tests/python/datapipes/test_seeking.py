@@ -14,6 +14,7 @@ from resuming import with_state
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import save_state
+from torchdata.datapipes.utils import StreamWrapper
 
 ITEMS, PLACE = 2000, 1900
 
@@ -77,7 +78,26 @@ def archive() -> bytes:
     return tar_of((str(number), bytes(600)) for number in range(ITEMS))
 
 
-LINES = b"".join(b"%d,%s\n" % (number, b"x" * 50) for number in range(ITEMS))
+LINES = b"".join(b"%d,%s\r\n" % (number, b"x" * 50) for number in range(ITEMS))
+
+
+class CountedText:
+    """The recipe of a text file with the bytes `LINES`. The tests count the bytes that the text file reads."""
+
+    def __init__(self, newline: str | None) -> None:
+        self.newline = newline
+
+    def open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(Counted(LINES), newline=self.newline)
+
+
+def of_text(newline: str | None) -> Callable[[], Any]:
+    def build() -> Any:
+        recipe = CountedText(newline)
+        stream = StreamWrapper(recipe.open(), recipe=recipe)
+        return IterableWrapper([("name", stream)], deepcopy=False).readlines(return_path=False)
+
+    return build
 
 
 def of_file(content: Callable[[], bytes], pipe: Callable[[Any], Any]) -> Callable[[], Any]:
@@ -99,6 +119,14 @@ SOURCES = {
     "a map pipe": of_items(lambda items: SequenceWrapper(items, deepcopy=False).to_iter_datapipe()),
     "a shuffled map pipe": of_items(lambda items: SequenceWrapper(items, deepcopy=False).shuffle().set_seed(3)),
     "lines": of_file(lambda: LINES, lambda pipe: pipe.readlines(return_path=False)),
+    "lines of text": of_text(None),
+    "lines of text whose ends are kept": of_text(""),
+    "lines of text that end in carriage returns": of_text("\r"),
+    "lines of UTF-16": of_file(
+        lambda: LINES.decode().encode("utf-16"),
+        lambda pipe: pipe.readlines(return_path=False, decode=True, encoding="utf-16"),
+    ),
+    "rows of UTF-16": of_file(lambda: LINES.decode().encode("utf-16"), lambda pipe: pipe.parse_csv(encoding="utf-16")),
     "rows": of_file(lambda: LINES, lambda pipe: pipe.parse_csv()),
     "members": of_file(archive, lambda pipe: pipe.load_from_tar().map(lambda pair: (pair[0], pair[1].read()))),
 }

@@ -39,8 +39,8 @@ from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.exchanging import LOCKS, ShardGlobals
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
+from torchdata.datapipes._pipe.state.generators import seed_when_imported
 from torchdata.datapipes._pipe.state.halting import beginning_unread
-from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of

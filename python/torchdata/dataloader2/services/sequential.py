@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchdata._engine.snapshots import is_sealed, seal, unseal
-from torchdata._plain_pickles import loads_plain
+from torchdata._plain_pickles import from_plain, loads_plain, to_plain
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.services.interface import (
@@ -23,7 +23,6 @@ from torchdata.dataloader2.services.interface import (
 )
 from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME
-from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random.seed_generator import SeedGenerator

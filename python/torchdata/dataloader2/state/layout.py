@@ -19,6 +19,7 @@ from types import NoneType
 from typing import Any
 
 from torchdata._engine.snapshots import Account, KeptDealt, is_sealed, seal, seal_of, unseal
+from torchdata._plain_pickles import UntrustedPickleError, refuse_pickled
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.state.position import (
@@ -35,13 +36,7 @@ from torchdata.dataloader2.state.position import (
     WorkersPosition,
 )
 from torchdata.datapipes._pipe.graph.fingerprint import check_fingerprint
-from torchdata.datapipes._pipe.state.layout import (
-    check_generators,
-    dump_graph,
-    parse_graph,
-    refuse_pickled_entries,
-)
-from torchdata.datapipes._pipe.state.plain import refuse_pickled
+from torchdata.datapipes._pipe.state.layout import check_generators, dump_graph, parse_graph
 
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
@@ -252,18 +247,18 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
     recomputed = []
     if plain is not None and position is not None:
         with _naming(_POSITION):
-            own = {name: opened(plain[name], "a snapshot") for name in _SEALED if plain[name] is not None}
+            own = {
+                name: opened(plain[name], "a snapshot", allow_pickle=allow_pickle)
+                for name in _SEALED
+                if plain[name] is not None
+            }
             position = position._replace(**{name: _of_main(name, content) for name, content in own.items()})
             contents = [("" if name == "graph" else None, content) for name, content in own.items()]
-            contents += [(where, opened(snapshot, "a snapshot")) for where, snapshot in _snapshots(position)]
-            recomputed = list(_recomputed(position, contents))
             contents += [
-                (where, opened(content.filled.start, "a snapshot"))
-                for where, content in contents
-                if content.filled is not None and content.filled.start
+                (where, opened(snapshot, "a snapshot", allow_pickle=allow_pickle))
+                for where, snapshot in _snapshots(position)
             ]
-        for _, content in () if allow_pickle else contents:
-            refuse_pickled_entries(content.entries or (), content.generators)
+            recomputed = list(_recomputed(position, contents))
     if not allow_pickle and isinstance(of_service, bytes) and is_sealed(of_service):
         refuse_pickled(unseal(of_service, "the state of the services"), "a reading service")
     pipe = state[SERIALIZED_DATAPIPE_KEY_NAME]
@@ -275,6 +270,8 @@ def _naming(field: str) -> Iterator[None]:
     """Adds the name of the field to errors about invalid contents. Valid states have no cycles or deep nesting."""
     try:
         yield
+    except UntrustedPickleError:
+        raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise damaged(field, str(error)) from None
     except RecursionError:
@@ -342,7 +339,7 @@ def _position(plain: Any) -> Position:
         raise ValueError(f"it drops {plain['drop']} of {plain['given']} items")
     for name in _SEALED:
         sealed = plain.get(name, b"")
-        if sealed is not None and not is_sealed(sealed):
+        if sealed is not None and type(sealed) is not bytes:
             raise ValueError(f"its {name!r} is not a snapshot")
     if "workers" not in plain:
         raise ValueError("it says nothing of workers")
@@ -397,7 +394,7 @@ def _shard_position(worker: Any, whose: str) -> ShardPosition:
         return ShardPosition(given)
     sent, read_pass, share, content = worker["snapshot"]
     sent, share = _account(sent, f"the snapshot of {whose}"), _account(share, f"the share of {whose}")
-    if sent[0] > given[0] or type(read_pass) is not int or not 0 <= read_pass < _MOST or not is_sealed(content):
+    if sent[0] > given[0] or type(read_pass) is not int or not 0 <= read_pass < _MOST or type(content) is not bytes:
         raise ValueError(f"the snapshot of {whose} was taken after the saved position, or is not a snapshot")
     return ShardPosition(given, (sent, read_pass, share, content))
 
@@ -405,7 +402,8 @@ def _shard_position(worker: Any, whose: str) -> ShardPosition:
 def _dealt(dealt: Any, workers: int) -> KeptDealt:
     dealt_pass, accounts, content = dealt
     accounts = [_account(account, "the dispatching process") for account in accounts]
-    if type(dealt_pass) is not int or not 0 <= dealt_pass < _MOST or len(accounts) != workers or not is_sealed(content):
+    fits = type(dealt_pass) is int and 0 <= dealt_pass < _MOST and type(content) is bytes
+    if not fits or len(accounts) != workers:
         raise ValueError("the snapshot of the dispatching process is not of these workers, or no snapshot")
     return dealt_pass, accounts, content
 
@@ -423,13 +421,13 @@ def _account(account: Any, whose: str) -> Account:
 
 def _snapshots(position: Position) -> Iterator[tuple[str | None, bytes]]:
     """Yields the snapshots of all workers, each with the process whose pipes it contains."""
-    parts: list[tuple[str | None, bytes | None]] = []
+    parts: list[tuple[str | None, bytes]] = []
     if position.workers is not None:
         shards = enumerate(position.workers.shards)
         parts += [(f" in worker {number}", shard.snapshot[3]) for number, shard in shards if shard.snapshot]
         if position.workers.dispatching is not None:
             parts += [(None, position.workers.dispatching[2])]
-    return ((where, sealed) for where, sealed in parts if sealed)
+    return iter(parts)
 
 
 def _recomputed(position: Position, contents: Iterable[tuple[str | None, Content]]) -> Iterator[tuple[str, int, float]]:
@@ -457,29 +455,29 @@ def sealed(content: Content) -> bytes:
     return seal({"graph": graph, "generators": content.generators, **optional})
 
 
-def opened(snapshot: Any, what: str) -> Content:
+def opened(snapshot: Any, what: str, *, allow_pickle: bool = True) -> Content:
     """Returns the contents of a snapshot after checking them. Error messages about a damaged snapshot use `what` as its
-    name."""
+    name. If `allow_pickle` is False, pickled values raise ValueError."""
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")
     if "random" in content:
-        check_generators(content)
+        check_generators(content, allow_pickle)
         return Content(None, content)
     if "graph" not in content:
-        return Content(parse_graph(content))
-    check_generators(content.get("generators"))
-    entries = parse_graph(content["graph"])
-    filled = None if content.get("filled") is None else _filled(content["filled"], what)
+        return Content(parse_graph(content, allow_pickle))
+    check_generators(content.get("generators"), allow_pickle)
+    entries = parse_graph(content["graph"], allow_pickle)
+    filled = None if content.get("filled") is None else _filled(content["filled"], what, allow_pickle)
     return Content(entries, content["generators"], bool(content.get("read_out")), filled)
 
 
-def _filled(filled: Any, what: str) -> Filled:
+def _filled(filled: Any, what: str, allow_pickle: bool) -> Filled:
     seeds, start, checksum = filled if isinstance(filled, tuple) and len(filled) == 3 else (None, None, None)
     if not isinstance(seeds, bytes) or type(checksum) not in (int, NoneType):
         raise ValueError(f"{what} does not describe the epoch that has filled the caches")
     SeedGenerator.imported(seeds)
-    earlier = opened(start, what).filled if start else None
+    earlier = opened(start, what, allow_pickle=allow_pickle).filled if start else None
     if earlier is not None and earlier.start != b"":
         raise ValueError(f"{what} depends on more than one earlier epoch")
     return Filled(seeds, start, checksum)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from torchdata._importing import loaded
 from torchdata._native import Exchange, SavedGlobals
 from torchdata.datapipes._pipe import skipping, splitting, witnessing
-from torchdata.datapipes._pipe.state import late_seeding
+from torchdata.datapipes._pipe.state import generators
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 
 __all__ = ["LOCKS", "ShardGlobals", "one_at_a_time"]
@@ -38,7 +38,7 @@ _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
 #: Variables of this package that have a separate value for each shard.
 _VARIABLES = (
-    (vars(late_seeding), "awaited"),
+    (vars(generators), "awaited"),
     (vars(skipping), "worker"),
     (vars(splitting), "telling"),
     (vars(witnessing), "current"),
@@ -115,7 +115,7 @@ class ShardGlobals(SavedGlobals):
         if module is not None:
             module._worker_info = None  # if it was imported while another shard ran, no value was saved
         self.load()
-        late_seeding.await_again(late_seeding.awaited)
+        generators.await_again(generators.awaited)
         for (_, load), saved in zip(self._others, self._kept, strict=True):
             load(saved)
         return module is not None and module._worker_info is not None
@@ -123,12 +123,12 @@ class ShardGlobals(SavedGlobals):
     def generators(self) -> dict[str, Any]:
         """Returns the result of `save_generators` for this shard. This also works while another shard runs."""
         if not self.is_away:
-            return save_generators()
+            return _generators()
         others = ShardGlobals()
         others.leave()
         self.enter()
         try:
-            return save_generators()
+            return _generators()
         finally:
             self.leave()  # `enter` may have seeded a library that was imported by another shard
             others.enter()
@@ -136,14 +136,30 @@ class ShardGlobals(SavedGlobals):
 
 _Others = Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]
 
-#: The last result of `_exchange`.
+#: The last result of `_exchange`, and the memory that its `Exchange` object copies.
 _known: tuple[Exchange, _Others] | None = None
+_parts: Sequence[memoryview] = ()
+#: The last result of `save_generators`, and the contents of the generators' memory and variables at that time.
+_saved: tuple[list[Any], dict[str, Any]] | None = None
+
+
+def _generators() -> dict[str, Any]:
+    """Returns the result of `save_generators`. The last result is returned again if the generators have not changed,
+    because comparing their memory takes a small part of the time."""
+    global _saved
+    exchange, others = _exchange()
+    if others:
+        return save_generators()
+    contents = [exchange, vars(random._inst).get("gauss_next"), generators.awaited_seeds(), *map(bytes, _parts)]
+    if _saved is None or _saved[0] != contents:
+        _saved = contents, save_generators()
+    return _saved[1]
 
 
 def _exchange() -> tuple[Exchange, _Others]:
     """Returns the `Exchange` object for the loaded libraries, and functions that save and load the remaining
     generators. The result is cached until another module of `_IMPORTED_LATE` is imported."""
-    global _known
+    global _known, _parts
     if _known is not None and _known[0].is_current():
         return _known
     modules = sys.modules
@@ -168,7 +184,8 @@ def _exchange() -> tuple[Exchange, _Others]:
     variables = [*_VARIABLES, *(pair for way in ways for pair in way.variables)]
     if worker is not None:
         variables.append((vars(worker), "_worker_info"))
-    exchange = Exchange(expected, variables, [part for way in ways for part in way.memory])
+    _parts = [part for way in ways for part in way.memory]
+    exchange = Exchange(expected, variables, _parts)
     _known = exchange, [pair for way in ways for pair in way.others]
     return _known
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import warnings
+from functools import partial
 
 import pytest
 
@@ -14,6 +15,33 @@ from torchdata.datapipes.iter.streams import text
 from torchdata.datapipes.utils import StreamWrapper
 
 TABLE = 'key,item\r\na,"1\r\n2"\r\n\r\nb,é\r\nc,3,extra\r\nd\r\n'
+
+
+#: Contents of files with all kinds of line ends, characters of several bytes, and no newline at the end.
+MIXED = ["one\r\ntwo\n\nthrяe\r四\r\r\nfive\n\r", "", "五\n", "no newline", "\n" * 3, "a\rb\rc\r\nd\n" * 3]
+
+
+class TextRecipe:
+    """The recipe of a text file."""
+
+    def __init__(self, path, **options):
+        self.path, self.options = path, options
+
+    def open(self):
+        return open(self.path, **self.options)
+
+
+def text_file(options, path):
+    recipe = TextRecipe(path, **options)
+    return path, StreamWrapper(recipe.open(), recipe=recipe)
+
+
+def expected(stream, skip_lines=0, strip_newline=True):
+    with stream.file_obj as file:
+        lines = list(file)
+    if lines and not skip_lines:
+        lines[0] = lines[0].removeprefix("\ufeff")
+    return [line.strip("\r\n") if strip_newline else line for line in lines[skip_lines:]]
 
 
 def texts(*contents):
@@ -121,6 +149,45 @@ def test_lines_of_streams_in_memory_are_restored():
     check_restore(lambda: texts("1\n2\n3\n", "", "4\n").readlines())
     check_restore(lambda: texts("a,b\n1,2\n3,4\n", "").parse_csv_as_dict())
     check_restore(lambda: blobs(b"1\n2\n3\n", b"", b"4\n").readlines())
+
+
+@pytest.mark.parametrize("newline", [None, "", "\n", "\r", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "shift_jis", "iso2022_jp"])
+@pytest.mark.parametrize("options", [{}, {"skip_lines": 2, "strip_newline": False}])
+def test_each_line_of_a_text_file_is_restored(tmp_path, newline, encoding, options):
+    for number, content in enumerate(MIXED):
+        (tmp_path / f"{number}.txt").write_bytes(content.encode(encoding))
+    paths = sorted(map(str, tmp_path.iterdir()))
+    opened = partial(text_file, {"encoding": encoding, "newline": newline})
+    lines = check_restore(lambda: IterableWrapper(paths).map(opened).readlines(**{**options, "return_path": False}))
+    assert lines == [line for path in paths for line in expected(opened(path)[1], **options)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "shift_jis"])
+@pytest.mark.parametrize("options", [{}, {"skip_lines": 2, "strip_newline": False}])
+def test_each_line_of_bytes_is_restored(tmp_path, encoding, options):
+    for number, content in enumerate(MIXED):
+        (tmp_path / f"{number}.txt").write_bytes(content.encode(encoding))
+    reads = {"decode": True, "encoding": encoding, **options}
+    paths = sorted(map(str, tmp_path.iterdir()))
+    lines = check_restore(lambda: IterableWrapper(paths).open_files(mode="b").readlines(**reads, return_path=False))
+    opened = partial(text_file, {"encoding": encoding, "newline": "\n"})
+    assert lines == [line for path in paths for line in expected(opened(path)[1], **options)]
+
+
+@pytest.mark.parametrize("mode", ["b", "t"])
+@pytest.mark.parametrize("errors", [None, "replace", "ignore"])
+def test_each_line_of_a_file_with_invalid_bytes_is_restored(tmp_path, mode, errors):
+    (tmp_path / "bad.txt").write_bytes(b"one\ntw\xffo\r\n\xe2\x82\nthree\xf0\n" * 3)
+    options = {"encoding": "utf-8", "errors": errors or "ignore"} if mode == "t" else {"mode": "rb"}
+    files = [str(tmp_path / "bad.txt")] * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lines = check_restore(
+            lambda: IterableWrapper(files).map(partial(text_file, options)).readlines(decode=True, errors=errors)
+        )
+    mark = "\ufffd" if errors == "replace" else ""
+    assert [line for _, line in lines] == ["one", f"tw{mark}o", mark, f"three{mark}"] * 6
 
 
 def test_lines_limited_by_a_header_are_restored(folder):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torchdata._importing import call_when_imported
@@ -31,7 +31,6 @@ __all__ = [
     "note_passes_of_torchs",
     "pair_streams_with_torch",
     "pair_with_torch",
-    "replay_later",
     "twin_of",
     "yielded_so_far",
 ]
@@ -231,16 +230,6 @@ def yielded_so_far(datapipe: Any) -> int | None:
         )
     not_started = type(datapipe)._snapshot_state  # the class attribute contains the initial value
     return None if datapipe._snapshot_state is not_started else int(datapipe._number_of_samples_yielded)
-
-
-def replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
-    """Makes the next iteration of a PyTorch pipe yield the items of `begin()`; None restores ordinary iterations."""
-
-    def once_asked() -> Iterator[Any]:  # starts with the first request, after the sources were restored
-        if begin is not None:
-            yield from begin()
-
-    datapipe._fast_forward_iterator = None if begin is None else once_asked()
 
 
 def note_passes_of_torchs(note: Callable[[Any], None]) -> None:

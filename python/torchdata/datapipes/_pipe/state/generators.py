@@ -3,21 +3,30 @@
 Role: a saved state of a graph includes the states of the generators of `random`, NumPy and torch, because user
 functions may draw numbers from these generators, which their pipe cannot detect. This module's code runs in the process
 that owns the generators.
+
+A child process seeds the generators of the loaded libraries when an epoch begins. A user's function may import a
+library later, as often happens with the start method spawn. Such a library would seed its generator from the system's
+entropy, so the run could not be reproduced. To prevent this, each library is seeded right after its import, before the
+importing code continues. `process_reset_fn` provides the seeds of each epoch. States contain the pending seeds. A
+process that resumes at the beginning of an epoch needs these seeds for libraries that it has already imported, although
+the original run imported the libraries later.
 """
 
 from __future__ import annotations
 
 import importlib
 import random
+import sys
 import warnings
 from array import array
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from torchdata._importing import loaded
-from torchdata.datapipes._pipe.state.late_seeding import awaited_seeds, seed_now_or_when_imported
-from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
+from torchdata._importing import call_when_imported, loaded
+from torchdata._plain_pickles import from_plain, to_plain
 
-__all__ = ["load_generators", "save_generators"]
+__all__ = ["await_again", "awaited", "awaited_seeds", "load_generators", "save_generators", "seed_when_imported"]
 
 
 def save_generators() -> dict[str, Any]:
@@ -98,3 +107,54 @@ def _to_numpy(state: Any) -> Any:
 
     key, position, has_gauss, gauss = state
     return "MT19937", frombuffer(key, "<u4"), position, has_gauss, gauss
+
+
+# -- libraries that are imported later ---------------------------------------------------------------------------------
+
+_SEED: Mapping[str, Callable[[Any, int], object]] = {
+    "torch": lambda torch, seed: torch.manual_seed(seed),
+    "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
+}
+
+#: The seeds of modules that are not loaded, by their full names. A process has one dict for each of its shards.
+awaited: dict[str, int] = {}
+
+
+def seed_when_imported(seeds: Mapping[str, int]) -> None:
+    """Seeds a module's generator once, right after the module is imported.
+
+    Args:
+        seeds: the seeds of modules that are not loaded, by full module name ("torch", "numpy.random"). The mapping
+            replaces the seeds of the previous epoch, so an empty mapping only removes the previous seeds.
+    """
+    global awaited
+    awaited = dict(seeds)
+    call_when_imported("seeds", {name: partial(_seed, name) for name in seeds})
+
+
+def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
+    """Seeds several modules: imported modules now, and other modules right after their import."""
+    seed_when_imported({name: seed for name, seed in seeds.items() if name not in sys.modules})
+    for name, seed in seeds.items():
+        if name in sys.modules:
+            _SEED[name](sys.modules[name], seed)
+
+
+def await_again(seeds: dict[str, int]) -> None:
+    """Sets `awaited` to `seeds`, which was its value when the shard last ran. A module that another shard has imported
+    in the meantime is seeded immediately."""
+    global awaited
+    awaited = seeds
+    if seeds and not sys.modules.keys().isdisjoint(seeds):
+        for name in [name for name in seeds if name in sys.modules]:
+            _seed(name, sys.modules[name])
+
+
+def awaited_seeds() -> dict[str, int]:
+    return dict(awaited)
+
+
+def _seed(name: str, module: Any) -> None:
+    seed = awaited.pop(name, None)
+    if seed is not None:
+        _SEED[name](module, seed)

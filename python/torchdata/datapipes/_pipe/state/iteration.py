@@ -18,14 +18,14 @@ from itertools import count, islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torchdata._plain_pickles import from_plain, to_plain
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
-from torchdata.datapipes._pipe.graph.torch import note_passes_of_torchs, replay_later
+from torchdata.datapipes._pipe.graph.torch import note_passes_of_torchs
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.state.halting import Halts
 from torchdata.datapipes._pipe.state.hooks import depth_of, hooks_of
 from torchdata.datapipes._pipe.state.layout import PipeEntry, explaining_damage
-from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
 from torchdata.datapipes._pipe.state.record import NEVER, Beginning, PassRecord, existing_record, record_of, token_of
 
 __all__ = [
@@ -124,7 +124,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
         record_of(datapipe).tells_end = True
         entry = record_of(datapipe).loaded
         if awaits_iteration(datapipe) and entry is not None and entry.drop is not None:
-            replay_later(datapipe, None)
+            _replay_later(datapipe, None)
             return _noting_end(datapipe, _repeated_pass(datapipe, entry))
         return _noting_end(datapipe, iter(datapipe))
     iterator: Iterator[Any] = iter(datapipe)
@@ -232,10 +232,20 @@ def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
             _note_pass(datapipe)
         return _repeated_pass(datapipe, entry)
 
-    replay_later(datapipe, None if entry.drop is None else begin)
+    _replay_later(datapipe, None if entry.drop is None else begin)
     record = record_of(datapipe)
     record.loaded, record.before, record.later = entry, datapipe._valid_iterator_id, entry.later
     record.beginning, record.grown, record.asked = None, [], NEVER
+
+
+def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
+    """Makes the next iteration of a PyTorch pipe yield the items of `begin()`; None restores ordinary iterations."""
+
+    def once_asked() -> Iterator[Any]:  # starts with the first request, after the sources were restored
+        if begin is not None:
+            yield from begin()
+
+    datapipe._fast_forward_iterator = None if begin is None else once_asked()
 
 
 def _repeated_pass(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
@@ -462,7 +472,7 @@ def forget_below(datapipe: Any) -> None:
 def _forget(pipe: Any) -> None:
     record = record_of(pipe)
     if is_torchs(pipe):
-        replay_later(pipe, None)
+        _replay_later(pipe, None)
         if record.loaded is not None:
             record.loaded = PipeEntry(name_of(pipe))
         return

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from types import NoneType
 from typing import Any, NamedTuple
 
+from torchdata._plain_pickles import refuse_pickled
 from torchdata.datapipes._pipe.state.declared import MOST_ITEMS
-from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
 __all__ = [
     "STATE_VERSION",
@@ -25,7 +25,6 @@ __all__ = [
     "dump_graph",
     "explaining_damage",
     "parse_graph",
-    "refuse_pickled_entries",
 ]
 
 #: The version of the layout of graph states.
@@ -115,18 +114,19 @@ def dump_graph(entries: Iterable[PipeEntry]) -> dict[str, Any]:
     return {"version": STATE_VERSION, "pipes": [*map(dump_entry, entries)]}
 
 
-def parse_graph(state: Any) -> list[PipeEntry]:
-    """Returns the entries in the state of a graph, or raises a ValueError that names the invalid pipe and field."""
+def parse_graph(state: Any, allow_pickle: bool = True) -> list[PipeEntry]:
+    """Returns the entries in the state of a graph, or raises a ValueError that names the invalid pipe and field. If
+    `allow_pickle` is False, pickled values in the state of a pipe are invalid."""
     version = state.get("version") if isinstance(state, dict) else state
     if version != STATE_VERSION or type(version) is not int:
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
     entries = state.get("pipes")
     if not isinstance(entries, list):
         raise ValueError(f"its pipes are of type {type(entries).__name__}")
-    return [_parse_entry(entry, f"pipe {number} of the state") for number, entry in enumerate(entries, 1)]
+    return [_parse_entry(entry, f"pipe {number} of the state", allow_pickle) for number, entry in enumerate(entries, 1)]
 
 
-def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> PipeEntry:
+def _parse_entry(entry: Any, where: str, allow_pickle: bool, *, is_left: bool = False) -> PipeEntry:
     if not isinstance(entry, dict) or type(entry.get("type")) is not str:
         raise ValueError(f"{where} is not an entry with the name of a class")
     own = f"{where}, {entry['type']},"
@@ -147,18 +147,21 @@ def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> PipeEntry:
     state = entry.get("state", {})
     if not isinstance(state, dict) or not all(type(name) is str for name in state):
         raise ValueError(f"{own} has a state of type {type(state).__name__}")
+    if not allow_pickle:
+        refuse_pickled(state, entry["type"])
     if "generators" in entry:
-        check_generators(entry["generators"])
+        check_generators(entry["generators"], allow_pickle)
     ahead = entry.get("ahead", (0, 0, 0))
     if not isinstance(ahead, (list, tuple)) or len(ahead) != 3 or not all(type(part) in (bool, int) for part in ahead):
         raise ValueError(f"{own} has ahead={ahead!r}, which does not describe a thread")
     if is_left and "left" in entry:
         raise ValueError(f"{where} is left more than once")
+    left, may = entry.get("left"), f"{where}, which may be left,"
     return PipeEntry(
         entry["type"],
         restores,
         entry["yielded"] if restores else 0,
-        left=_parse_entry(entry["left"], f"{where}, which may be left,", is_left=True) if "left" in entry else None,
+        left=_parse_entry(left, may, allow_pickle, is_left=True) if "left" in entry else None,
         given=(entry["given"],) if "given" in entry else None,
         **{name: entry[name] for name in _OPTIONAL if name in entry},
     )
@@ -229,10 +232,11 @@ def explaining_damage(name: str) -> Iterator[None]:
         ) from error
 
 
-def check_generators(state: Any) -> None:
+def check_generators(state: Any, allow_pickle: bool = True) -> None:
     """Raises ValueError unless the value has the form of a result of `save_generators`.
 
-    The libraries read memory at the index in a generator's state without checking the index.
+    The libraries read memory at the index in a generator's state without checking the index. The state of NumPy's
+    generator is pickled only if the program had replaced NumPy's default generator.
     """
     if not isinstance(state, dict) or "random" not in state:
         raise ValueError("its global generators are not valid")
@@ -240,6 +244,8 @@ def check_generators(state: Any) -> None:
     numpy, torch, awaited = state.get("numpy"), state.get("torch", b""), state.get("awaited", {})
     if numpy is not None and not isinstance(numpy, dict):
         _check_numpy(numpy)
+    if not allow_pickle:
+        refuse_pickled(numpy, "NumPy's global generator")
     if type(torch) is not bytes:
         raise ValueError(f"the state of torch's generator is of type {type(torch).__name__}")
     if not isinstance(awaited, dict) or not all(
@@ -264,12 +270,3 @@ def _check_numpy(state: Any) -> None:
         raise ValueError("the state of NumPy's generator is not valid")
     if not 0 <= position < _WORDS or has_gauss not in (0, 1) or type(gauss) is not float:
         raise ValueError(f"the state of NumPy's generator stands at {position!r}, with {gauss!r} held")
-
-
-def refuse_pickled_entries(entries: Iterable[PipeEntry], generators: dict[str, Any] | None = None) -> None:
-    """Raises ValueError if the state of a pipe or of NumPy's global generator is pickled. The state of the generator is
-    pickled only if the program had replaced NumPy's default generator."""
-    for entry in (*entries, PipeEntry("", generators=generators)):
-        refuse_pickled(entry.state, entry.type)
-        refuse_pickled(entry.left and entry.left.state, entry.type)
-        refuse_pickled((entry.generators or {}).get("numpy"), "NumPy's global generator")

@@ -1,9 +1,9 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
 Role: each pipe converts pairs of path and stream to lines or rows. These pipes run in the process that iterates them.
-The position in a file is an offset, if the stream reports it. Text files do not report their offset during iteration.
-Text files are therefore read in units of whole lines, and the position is the offset of a unit and a number of lines,
-which a restored pipe skips.
+The position in a file is an offset, if the stream reports it. The offset of a text file includes the state of its
+decoder. Text files do not report their offset while `next` reads them, so `readline` reads them. For a stream that does
+not report an offset, the position is a number of lines, which a restored pipe skips.
 """
 
 from __future__ import annotations
@@ -84,47 +84,6 @@ def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
         yield rest
 
 
-#: The approximate number of characters per unit of a text file.
-_UNIT = 1 << 16
-
-
-class _Units(Iterator[Iterator[str]]):
-    """The lines of a text file, unit by unit.
-
-    Args:
-        file: an open text file that can seek, at the beginning of a line.
-        begin: the offset at which the file is positioned.
-    """
-
-    __slots__ = ("_file", "_in_last", "before", "begin")
-
-    def __init__(self, file: io.TextIOWrapper, begin: int) -> None:
-        self._file: io.TextIOWrapper | None = file
-        #: `begin` is the offset of the last unit, and `before` is the number of lines before this unit.
-        self.begin, self.before = begin, 0
-        self._in_last = 0
-
-    def __next__(self) -> Iterator[str]:
-        file = self._file
-        if file is None:
-            raise StopIteration
-        self.begin, self.before = file.tell(), self.before + self._in_last
-        try:
-            text = file.read(_UNIT)
-            text += "" if text.endswith("\n") else file.readline()
-        except UnicodeDecodeError:
-            text = "\r"
-        if not text:
-            raise StopIteration
-        if "\r" in text:
-            # If line ends are unknown or a line contains an error, the rest of the file is read line by line.
-            self._file = None
-            file.seek(self.begin)
-            return iter(file)
-        self._in_last = text.count("\n") + (not text.endswith("\n"))
-        return io.StringIO(text, newline="\n")
-
-
 class _Text(HoldsStream[Any]):
     """The base class of the text pipes: options, skipping lines, decoding, and the position in a file."""
 
@@ -133,7 +92,8 @@ class _Text(HoldsStream[Any]):
     #: The stream's position when the pipe received the stream. Then, `_lines_before` lines are skipped.
     _start: int | None = state(saved=False)
     _lines_before: int = state(0, saved=False)
-    _units: _Units | None = state(saved=False)
+    #: The decoder of a stream of bytes whose line ends are known only after decoding; None if lines are cut in bytes.
+    _decoder: io.TextIOWrapper | None = state(saved=False)
     #: Whether the stream has been read beyond the current line.
     _is_ahead: bool = state(False, saved=False)
 
@@ -165,23 +125,27 @@ class _Text(HoldsStream[Any]):
 
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
         """Returns the lines after the skipped lines or the saved position. C functions strip and decode the lines."""
-        self._start = position_of(stream)
+        self._start, self._decoder = position_of(stream), None
         self._lines_before = self._skip_lines if place is None else place["skip"]
         # This loop reads the bare file object, because a wrapper costs an additional Python frame per line.
         file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
         errors = _DROPPED if self._warns else self._errors
-        self._units = None
-        if type(file_obj) is io.TextIOWrapper and self._start is not None and file_obj.seekable():
-            self._units = _Units(file_obj, self._start)
-        lines: Iterator[Any] = iter(file_obj) if self._units is None else chain.from_iterable(self._units)
         self._is_ahead = self._decode and not _cuts_lines(self._encoding) and _reads_bytes(file_obj)
-        if self._is_ahead:
-            lines = _decoded_lines(file_obj, self._encoding, errors)
+        decoded = 0 if place is None else place.get("decoded", 0)
+        can_seek = self._start is not None and isinstance(file_obj, io.IOBase) and file_obj.seekable()
+        if self._is_ahead and can_seek:
+            file_obj = self._decoder = io.TextIOWrapper(file_obj, self._encoding, errors, newline="\n")
+            if decoded:
+                file_obj.seek(decoded)
+        if type(file_obj) is io.TextIOWrapper and position_of(file_obj) is not None:
+            lines: Iterator[Any] = iter(file_obj.readline, "")
+        else:
+            lines = _decoded_lines(file_obj, self._encoding, errors) if self._is_ahead else iter(file_obj)
         first = next(islice(lines, self._lines_before, None), None)
         if first is None:
             return iter(())
         in_bytes = isinstance(first, bytes)  # all lines of a stream have the same type
-        if not self._lines_before and not self._start:
+        if not self._lines_before and not self._start and not decoded:
             first = first.removeprefix(self._mark(in_bytes))
             if not first:  # the line consisted only of the byte order mark
                 return iter(())
@@ -199,7 +163,7 @@ class _Text(HoldsStream[Any]):
         """Returns the byte order mark at the start of a file, which is not part of its text."""
         if not in_bytes:
             return _BOM
-        return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name == "utf-8" else b""
+        return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name in ("utf-8", "utf-8-sig") else b""
 
     def _lines_read(self) -> int:
         """Returns how many lines the yielded items consist of, without the skipped lines (`_lines_before`)."""
@@ -212,12 +176,12 @@ class _Text(HoldsStream[Any]):
         return error
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
-        lines = self._lines_before + self._lines_read()
-        if self._units is not None:
-            return detached(stream, self._units.begin), {"skip": lines - self._units.before}
-        if position_of(stream) is not None and not self._is_ahead:
+        if not self._is_ahead and position_of(stream) is not None:
             return detached(stream), {"skip": 0}
-        return detached(stream, self._start), {"skip": lines}
+        decoded = None if self._decoder is None else position_of(self._decoder)
+        if decoded is not None:
+            return detached(stream, self._start), {"skip": 0, "decoded": decoded}
+        return detached(stream, self._start), {"skip": self._lines_before + self._lines_read()}
 
 
 @functional_datapipe("readlines")
