@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import gc
-import os
 import threading
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 
 from loopback import Loopback
 from torchdata._native import LeasedBuffer
+from waiting import check_in_forked_child
 
 
 def same(a, b):
@@ -149,11 +149,9 @@ def test_an_item_larger_than_the_budget_arrives(budget):
 
 def test_a_forked_child_cannot_take_its_parents_items(loopback):
     loopback.collector.start_epoch(99, 1)
-    pid = os.fork()
-    if pid == 0:
-        try:
+
+    def take():
+        with pytest.raises(RuntimeError, match="forked child"):
             next(iter(loopback.collector))
-        except RuntimeError as error:
-            os._exit(0 if "forked child" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    check_in_forked_child(take)

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from handlers import handling
 from torchdata._native import BellBoard, Collector, Link, Meeting, Sender, SharedIterator
 
 SECONDS = 60
@@ -129,10 +130,8 @@ class Rank:
 
 @pytest.fixture
 def alarms():
-    before = signal.signal(signal.SIGALRM, ring)
-    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    with handling(ring, signal.SIGALRM):
+        yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 @pytest.mark.parametrize("kind", [Message, Item, Left, InTurn, Rank])
