@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -262,49 +261,6 @@ def test_a_loader_in_a_notebook_is_words_tables_and_a_picture(loader: Any) -> No
     assert "Mapper(slow)" in found["text"]
     unused = DataLoader2(IterableWrapper(range(3)).map(str))
     assert "Mapper" in _Text(unused._repr_html_()).found["td"], "before the first epoch: the pipeline"
-
-
-def browser() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        found = shutil.which(name)
-        if found:
-            return found
-    pytest.skip("no Chromium is installed")
-
-
-def test_a_browser_shows_what_notebooks_get(loader: Any, tmp_path: Path) -> None:
-    """The test renders a page in Chromium.
-
-    A script in the page measures its layout, and writes the results into the document.
-    """
-    chromium = browser()
-    parts = [loader._repr_html_(), loader.stats()._repr_html_(), str(IterableWrapper([1]).map(str)._repr_html_())]
-    script = """
-      const seen = [...document.querySelectorAll("svg")].map(svg => {
-        const box = svg.getBoundingClientRect();
-        const inside = [...svg.querySelectorAll("text")].every(text => {
-          const place = text.getBoundingClientRect();
-          return place.width > 0 && place.left >= box.left && place.right <= box.right + 1;
-        });
-        const boxes = [...svg.querySelectorAll("rect")].map(rect => rect.getBoundingClientRect());
-        const fits = [...svg.querySelectorAll("text")].filter(text => !text.hasAttribute("fill-opacity"))
-          .every(text => {
-            const place = text.getBoundingClientRect();
-            return boxes.slice(1).some(box => place.left >= box.left && place.right <= box.right + 1);
-          });
-        return [box.width > 100, box.height > 50, inside, fits].join("+");
-      });
-      const cells = [...document.querySelectorAll("td")].every(cell => cell.offsetHeight > 0);
-      document.body.setAttribute("data-seen", seen.join(" ") + " cells+" + cells);
-    """
-    page = tmp_path / "page.html"
-    page.write_text(f"<meta charset=utf-8><body>{''.join(parts)}<script>{script}</script></body>")
-    profile = f"--user-data-dir={tmp_path / 'profile'}"
-    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", profile, "--dump-dom", page.as_uri()]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    seen = re.search(r'data-seen="([^"]*)"', run.stdout)
-    assert seen is not None, run.stderr[-2000:]
-    assert seen[1].split() == ["true+true+true+true"] * 3 + ["cells+true"]
 
 
 def test_numbers_that_round_up_to_the_next_unit_are_told_in_it() -> None:
