@@ -84,6 +84,8 @@ def test_nothing_is_written_where_there_is_no_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = DataLoader2(IterableWrapper(range(5)))
+    with pytest.raises(ValueError, match="interval is a positive number"):
+        loader.progress(interval=0)
     assert list(loader.progress()) == list(range(5))
     file = io.StringIO()
     assert list(loader.progress(file=file)) == list(range(5))
@@ -133,9 +135,3 @@ def test_leaving_the_loop_closes_the_bar_and_the_loader_continues() -> None:
         assert re.search(r"1/50|2/50", file.getvalue())
     assert len(list(loader)) == 50
     assert len(loader.progress()) == 50
-
-
-def test_bad_options_are_refused() -> None:
-    loader = DataLoader2(IterableWrapper(range(5)))
-    with pytest.raises(ValueError, match="interval is a positive number"):
-        loader.progress(interval=0)

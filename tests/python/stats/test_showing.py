@@ -61,14 +61,11 @@ def test_str_of_a_pipe_is_the_chain_with_parameters_and_repr_its_class() -> None
     )
     assert repr(pipe) == "Batcher", "as messages name it"
     assert str(SequenceWrapper([1]).map(str)).splitlines()[1] == "2 Mapper(fn=str)"
-
-
-def test_ipython_shows_the_chain() -> None:
     printed: list[str] = []
     printer = type("Printer", (), {"text": staticmethod(printed.append)})
-    IterableWrapper(range(3)).map(str)._repr_pretty_(printer, False)
-    IterableWrapper(range(3)).map(str)._repr_pretty_(printer, True)
-    assert printed == ["1 IterableWrapper(iterable=range(0, 3))\n2 Mapper(fn=str)", "Mapper"]
+    for is_in_a_cycle in (False, True):
+        pipe._repr_pretty_(printer, is_in_a_cycle)
+    assert printed == [str(pipe), "Batcher"], "IPython shows the chain"
 
 
 def test_secrets_and_data_are_not_printed() -> None:
@@ -129,6 +126,10 @@ def test_the_hottest_pipe_is_the_one_that_works_most(loader: Any) -> None:
     assert 0.8 * busy < hottest.heat <= busy
     assert sum(node.heat or 0.0 for node in workers) == pytest.approx(busy)
     assert {color_of(node) for node in workers if node.kind == "waits"} == {"#e7e7e7"}
+    colors = [color_of(Node("", [], heat)) for heat in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    greens = [int(color[3:5], 16) for color in colors]
+    assert greens == sorted(greens, reverse=True), "slower pipes are redder"
+    assert (colors[0], colors[-1]) == ("#ffffff", "#f2846d")
 
 
 def few_or_many(item: int) -> range:
@@ -146,13 +147,6 @@ def test_workers_that_have_very_different_work_are_drawn_one_by_one() -> None:
         ("main", 2),
     ]
     assert sum(arrow.crosses for arrow in graph.arrows) == 2
-
-
-def test_slower_pipes_are_drawn_redder() -> None:
-    colors = [color_of(Node("", [], heat)) for heat in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    greens = [int(color[3:5], 16) for color in colors]
-    assert greens == sorted(greens, reverse=True)
-    assert (colors[0], colors[-1]) == ("#ffffff", "#f2846d")
 
 
 def test_boxes_lie_apart_and_within_the_picture(loader: Any) -> None:
@@ -182,13 +176,10 @@ def test_pictures_are_saved_as_svg(loader: Any, tmp_path: Path) -> None:
         picture.save(tmp_path / "loader.png")
 
 
-def test_drawn_text_is_escaped() -> None:
+def test_a_picture_with_long_words_fits_a_phone_and_its_text_is_escaped(loader: Any) -> None:
     graph = DrawnGraph()
     graph.add(DrawnGroup("<b>&", [Node("</text><script>", ['"quoted"'])]))
     assert texts(Picture(graph).svg()) == ["<b>&", "</text><script>", '"quoted"']
-
-
-def test_a_picture_with_long_words_fits_a_phone(loader: Any) -> None:
     graph = DrawnGraph()
     for column, title in enumerate(("dispatching", "workers", "main")):
         graph.add(DrawnGroup(f"{title}: busy", [Node(f"Mapper({'a_long_name' * 9})", ["日本語" * 20, "x"])], column))
