@@ -280,9 +280,3 @@ def test_an_error_that_passes_two_processes_keeps_the_first_text():
     assert type(arrived) is KeywordOnly
     assert "Caught KeywordOnly in dispatching process" in told(arrived)
     assert "worker process 1" not in told(arrived)
-
-
-def test_an_interpreter_exception_becomes_a_runtime_error():
-    arrived = raised_elsewhere(SystemExit(3))
-    assert type(arrived) is RuntimeError
-    assert type(arrived.__cause__) is SystemExit

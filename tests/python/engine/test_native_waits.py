@@ -134,7 +134,7 @@ def alarms():
         yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-@pytest.mark.parametrize("kind", [Message, Item, Left, InTurn, Rank])
+@pytest.mark.parametrize("kind", [Message, Item, Room, Left, InTurn, Rank])
 def test_an_exception_of_a_signal_handler_ends_a_wait_and_loses_nothing(kind, alarms):
     with contextlib.closing(kind()) as waited:
         for _ in range(2):
@@ -143,12 +143,3 @@ def test_an_exception_of_a_signal_handler_ends_a_wait_and_loses_nothing(kind, al
                 waited.wait()
         waited.provide()
         assert waited.wait() == "come"
-
-
-def test_an_exception_of_a_signal_handler_ends_a_wait_for_room_and_the_message_can_be_sent_again(alarms):
-    room = Room()
-    alarms(0.05)
-    with pytest.raises(Alarm):
-        room.wait()
-    room.provide()
-    assert room.wait() == "come"

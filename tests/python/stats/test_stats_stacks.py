@@ -187,15 +187,18 @@ def test_shared_memory_that_the_program_has_closed_is_created_again():
     stacks.answer_no_more(second, 0)
 
 
-def test_no_process_gets_a_signal_without_a_handler():
-    """No signal is sent if the page of a process is damaged, or if its process id now belongs to another process."""
+def test_no_process_gets_a_signal_without_a_handler_and_faulthandler_has_the_handler():
+    """No signal is sent if the page of a process is damaged, or if its process id now belongs to another process. A
+    process must return its stacks even while a thread holds the interpreter's lock, so Python has no handler.
+    """
     board, page = answering()
-    descriptor = page["stack"]
     other = signal.SIGRTMAX - 5
     assert signal.getsignal(other) == signal.SIG_DFL
     for number in (0, -1, 1000, signal.SIGKILL, signal.SIGTERM, other):
-        assert stacks.ask_for_stack(os.getpid(), number, descriptor, 0.01) is None
+        assert stacks.ask_for_stack(os.getpid(), number, page["stack"], 0.01) is None
+    assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "what Python would do once the handler is gone"
     stacks.answer_no_more(board, 0)
+    assert not faulthandler.unregister(page["signal"])
 
 
 def test_later_changes_of_a_signal_handler_are_kept():
@@ -296,11 +299,3 @@ print("unharmed", sum("torchdata-stacks" in one for one in held))
 """
     told = output_of(script)
     assert told in ("unharmed 0\n", "unharmed 1\n"), "one descriptor at most, however many loaders there were"
-
-
-def test_the_handler_belongs_to_faulthandler_and_not_to_python():
-    """A process must return its stacks even while a thread holds the interpreter's lock."""
-    board, page = answering()
-    assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "what Python would do once the handler is gone"
-    stacks.answer_no_more(board, 0)
-    assert not faulthandler.unregister(page["signal"])
