@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401 - a fixture
 from programs import output_of
+from torchdata._engine.processes.crossing import ChildName
 from torchdata.datapipes.iter import IterableWrapper
 from watchdog import end_session, session
 
@@ -77,7 +79,8 @@ def test_a_worker_has_one_more_thread_knows_its_parent_and_ignores_ctrl_c(method
     assert (name, threads, ctrl_c) == ("torchdata worker process 0", (["MainThread"], 2), (True, set()))
     assert (parent, is_alive) == (real_parent, True)
     assert (parent == os.getpid()) == (method != "forkserver")
-    assert gc.get_threshold() == thresholds, "unpickling the name of a child sets them in a child"
+    assert pickle.loads(pickle.dumps(ChildName(name))) == name
+    assert gc.get_threshold() == thresholds, "unpickling the name of a child sets them only in a child"
 
 
 def test_a_child_sets_its_name_once_and_keeps_a_name_set_by_the_program(tmp_path):
