@@ -111,7 +111,7 @@ def said(process, what):
 
 
 #: With spawn and forkserver, the tests use only one family, because workers that import all modules start slowly.
-BY_METHOD = {"fork": list(FAMILIES), "spawn": list(FAMILIES)[:1], "forkserver": list(FAMILIES)[-1:]}
+BY_METHOD = {"fork": list(FAMILIES), "spawn": ["DataLoader2"], "forkserver": ["DataLoader2"]}
 
 
 @pytest.mark.parametrize("method", METHODS)
