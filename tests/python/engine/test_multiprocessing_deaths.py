@@ -172,7 +172,7 @@ def test_children_end_when_the_main_process_is_killed(script, method):
         """
         dl = make(worker_1_hangs, sys.argv[1], dispatch=True)
         it = iter(dl); next(it)
-        print(*dl.reading_service._children.pids, flush=True)
+        os.write(1, (" ".join(map(str, dl.reading_service._children.pids)) + "\\n").encode())
         time.sleep(1000)
         """
     )
