@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from families import TORCH
 from leftovers import fork_server
 from process_checks import loader, nothing_is_left  # noqa: F401 - a fixture
 from programs import output_of
@@ -100,9 +101,9 @@ def test_a_program_is_imported_once_for_all_its_workers(name, tmp_path):
     assert imports_of(tmp_path, main) == imports
 
 
+@pytest.mark.skipif(not TORCH, reason="needs torch")
 @pytest.mark.parametrize("source", ["range(4)", "list(torch.arange(4))"])
 def test_torch_is_imported_once_for_workers_that_receive_tensors_and_not_for_other_workers(source, tmp_path):
-    pytest.importorskip("torch")
     check = f"import torch; assert read(parent_has_torch, {source}) == [{'torch' in source}] * 4"
     assert imports_of(tmp_path, check) == 1
 

@@ -9,6 +9,7 @@ import os
 
 import pytest
 
+from families import TORCH
 from process_checks import METHODS, identity, loader, nothing_is_left  # noqa: F401 - a fixture
 from programs import output_of
 from torchdata.datapipes.iter import IterableWrapper
@@ -53,8 +54,8 @@ def test_settings_are_those_of_the_main_process_and_its_module_once_the_worker_h
     assert (seen["now"], seen["enabled"]) == ([1234, 5, 6], False)
 
 
+@pytest.mark.skipif(not TORCH, reason="needs torch")
 def test_torch_imported_late_by_a_worker_is_not_searched_either(tmp_path):
-    pytest.importorskip("torch")
     without, late = seen_in_a_worker(tmp_path, "spawn", inside="if number == 1: import torch", items=2)
     assert late["kept"] > 2 * without["kept"]
     assert (late["enabled"], late["now"]) == (True, list(gc.get_threshold()))

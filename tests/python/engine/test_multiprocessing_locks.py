@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ import time
 
 import pytest
 
+from families import TORCH
 from fresh_processes import run_program, with_torch
 from handlers import handling
 from process_checks import children, children_are_killed_soon, loader, nothing_is_left, wait_for  # noqa: F401
@@ -88,7 +88,7 @@ def programs_that_have_imported_torch():
     """Starts the server that forks programs before `nothing_is_left` counts processes. The server keeps running for all
     tests.
     """
-    if importlib.util.find_spec("torch") is not None:
+    if TORCH:
         with_torch()
 
 
@@ -113,7 +113,8 @@ def test_loaders_start_while_threads_of_main_draw_seed_or_print(busy, started, t
     script = BUSY.format(busy=busy, started=started, times=times)
     if "torch" not in busy:
         return run_apart(script, unread)
-    pytest.importorskip("torch", reason="its generator is what is drawn from")
+    if not TORCH:
+        pytest.skip("draws from the generator of torch")
     (tmp_path / "program.py").write_text(script)
     run = run_program(tmp_path / "program.py", ignored="Warning")
     assert (run.returncode, run.stderr) == (0, "")

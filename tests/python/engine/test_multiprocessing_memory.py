@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from families import TORCH
 from leftovers import OURS
 from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401
 from programs import output_of
@@ -48,9 +49,9 @@ class LargeTensors:
         return pages * os.sysconf("SC_PAGESIZE")
 
 
+@pytest.mark.skipif(not TORCH, reason="torch's tensors need torch")
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has is read from /proc")
 def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(monkeypatch):
-    pytest.importorskip("torch", reason="torch's tensors need torch")
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
     # The test uses spawn, because forked workers would inherit the main process's choice whether torch aligns tensors

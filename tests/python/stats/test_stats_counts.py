@@ -14,6 +14,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from families import TORCH
 from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
 from ranks import gloo_job
 from torchdata._engine import snapshots
@@ -320,8 +321,8 @@ def test_state_that_is_loaded_does_not_count_as_items():
         assert tokens[0].yielded == 100
 
 
+@pytest.mark.skipif(not TORCH, reason="ranks on gloo need torch")
 def test_each_rank_counts_its_own_share(tmp_path):
-    pytest.importorskip("torch", reason="ranks on gloo need torch")
     body = """
     def main(rank):
         from torchdata._observe.measuring import rank_of
