@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 
 use torchdata_core::protocol::Grant;
 
+use super::explore::holds;
 use super::memory::{Link, Unit};
 use super::saving::Ordered;
 use super::shared::Shared;
@@ -249,13 +250,4 @@ fn a_worker_on_another_machine_is_resumed_twice_and_called_between_snapshots() {
     holds("goes on twice", &Setting { resumes: 2, ..one.clone() });
     holds("goes on, breaks", &Setting { resumes: 1, breaks: true, epochs: 2, ..one.clone() });
     holds("replaced, calls", &Setting { restarts: true, deaths: 2, calls: true, ..one });
-}
-
-#[track_caller]
-pub fn holds(what: &str, setting: &Setting) {
-    let began = std::time::Instant::now();
-    match super::explore(setting) {
-        Ok(explored) => println!("a worker elsewhere {what}: {explored}, in {:.1} s", began.elapsed().as_secs_f64()),
-        Err(found) => panic!("a worker elsewhere {what}: {found}"),
-    }
 }

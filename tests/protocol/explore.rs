@@ -197,6 +197,19 @@ impl Known {
     }
 }
 
+/// Explores a model, which must have no invalid states, and prints the numbers of states and steps.
+#[track_caller]
+pub fn holds<M: Model>(what: &str, model: &M) -> Explored {
+    let began = std::time::Instant::now();
+    match explore(model) {
+        Ok(explored) => {
+            println!("{what}: {explored}, in {:.1} s", began.elapsed().as_secs_f64());
+            explored
+        }
+        Err(found) => panic!("{what}: {found}"),
+    }
+}
+
 /// Visits all states breadth first, so that the reported path to an error is as short as possible.
 ///
 /// # Errors

@@ -10,7 +10,8 @@ use std::collections::VecDeque;
 
 use torchdata_core::protocol::Grant;
 
-use super::carrying::{UNDER_WAY, holds};
+use super::carrying::UNDER_WAY;
+use super::explore::holds;
 use super::memory::Unit;
 use super::shared::Shared;
 use super::world::{Act, Doing, Main, Setting, Take, World};

@@ -19,39 +19,24 @@ mod shards;
 mod shared;
 mod world;
 
-use std::cell::RefCell;
-
-use explore::explore;
+use explore::{explore, holds};
 use world::Setting;
 
 fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting {
     Setting {
         workers,
         dispatches,
-        carried: false,
         outputs,
         window: 1,
         dispatch_window: 1,
-        heavy: false,
         ring: 2,
         epochs: 2,
         passes: 1,
-        header: None,
         leavers: 3,
-        looks: false,
         in_order: true,
-        breaks: false,
-        pauses: false,
-        calls: false,
-        deaths: 0,
-        restarts: false,
-        snapshots: 0,
-        resumes: 0,
         look_back: 1,
         follows: true,
-        reads_ahead: false,
-        fails_at: None,
-        checked: RefCell::default(),
+        ..Setting::default()
     }
 }
 
@@ -100,11 +85,7 @@ fn all_hold(setting: &Setting) {
         setting.outputs
     );
     for (what, setting) in happenings(setting) {
-        let began = std::time::Instant::now();
-        match explore(&setting) {
-            Ok(explored) => println!("{name}: {what}: {explored}, in {:.1} s", began.elapsed().as_secs_f64()),
-            Err(found) => panic!("{name}: {what}: {found}"),
-        }
+        holds(&format!("{name}: {what}"), &setting);
     }
 }
 
@@ -141,12 +122,18 @@ fn two_workers_and_the_dispatching_process() {
 
 #[test]
 fn three_workers_and_the_dispatching_process() {
-    all_hold(&setting(3, true, &[0, 2]));
+    for (what, setting) in happenings(&setting(3, true, &[0, 2])) {
+        // The other events take long with three workers, so they are explored by hand.
+        if setting.deaths == 0 && setting.in_order {
+            holds(&format!("3 workers, dispatching: {what}"), &setting);
+        }
+    }
 }
 
 #[test]
 #[ignore = "takes half an hour and some gigabytes: by hand, `cargo test --release --test protocol -- --ignored --nocapture`"]
 fn three_workers_and_the_dispatching_process_with_more_items() {
+    all_hold(&setting(3, true, &[0, 2]));
     all_hold(&setting(3, true, &[2, 0, 1]));
     all_hold(&setting(3, true, &[0, 1, 1]));
     all_hold(&Setting { window: 2, dispatch_window: 2, ..setting(3, true, &[0, 2]) });

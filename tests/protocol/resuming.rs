@@ -5,22 +5,13 @@
 //! The snapshot of the dispatching process must not contain items that a worker has not read yet. A resumed epoch must
 //! compute the expected items, and recomputed items must equal the items that the reader already has.
 
-use super::explore::explore;
+use super::explore::holds;
 use super::setting;
 use super::world::Setting;
 
 /// Returns a setting with one epoch, a short log, and snapshots at any moment.
 fn saving(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting {
     Setting { snapshots: 2, epochs: 1, ..setting(workers, dispatches, outputs) }
-}
-
-#[track_caller]
-fn holds(what: &str, setting: &Setting) {
-    let began = std::time::Instant::now();
-    match explore(setting) {
-        Ok(explored) => println!("{what}: {explored}, in {:.1} s", began.elapsed().as_secs_f64()),
-        Err(found) => panic!("{what}: {found}"),
-    }
 }
 
 /// Returns one setting for each kind of event, for loaders without a dispatching process.

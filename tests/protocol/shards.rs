@@ -15,7 +15,7 @@ use torchdata_core::protocol::{
 
 use super::explore::{Model, Take};
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Shards {
     workers: usize,
     shards: usize,

@@ -18,7 +18,7 @@ use super::saving::{Graph, Ordered};
 use super::shared::{Part, Pool, Shared};
 
 /// The setting of an exploration: the kind of loader, and the events that may happen.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Setting {
     pub workers: usize,
     pub dispatches: bool,

@@ -23,28 +23,13 @@ fn ranks_without_faults_agree_in_any_order() {
 }
 
 #[test]
-fn every_remaining_rank_learns_which_rank_exited() {
-    explore(Harm::Dies);
+fn every_remaining_rank_learns_which_rank_exited_or_was_stopped() {
+    [Harm::Dies, Harm::Stops].into_iter().for_each(explore);
 }
 
 #[test]
-fn every_remaining_rank_learns_which_rank_was_stopped() {
-    explore(Harm::Stops);
-}
-
-#[test]
-fn every_rank_learns_which_rank_did_not_reach_the_operation() {
-    explore(Harm::Hangs);
-}
-
-#[test]
-fn every_rank_learns_which_rank_left_regularly() {
-    explore(Harm::Parts);
-}
-
-#[test]
-fn every_rank_learns_which_rank_abandoned_the_operation() {
-    explore(Harm::Leaves);
+fn every_rank_learns_which_rank_is_late_has_left_or_has_abandoned_the_operation() {
+    [Harm::Hangs, Harm::Parts, Harm::Leaves].into_iter().for_each(explore);
 }
 
 mod judged {

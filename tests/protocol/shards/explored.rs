@@ -1,35 +1,12 @@
 //! Explores loaders in which workers run several shards.
 
 use super::Shards;
-use crate::explore::{Explored, explore};
+use crate::explore::{explore, holds};
 
 fn shards(workers: usize, items: &'static [u8]) -> Shards {
-    Shards {
-        workers,
-        shards: items.len() / workers,
-        items,
-        window: 1,
-        ring: 2,
-        in_order: true,
-        epochs: 1,
-        breaks: false,
-        deaths: 0,
-        snapshots: 0,
-        resumes: 0,
-        keeps: true,
-        counts: true,
-    }
-}
-
-#[track_caller]
-fn holds(what: &str, setting: &Shards) -> Explored {
-    match explore(setting) {
-        Ok(explored) => {
-            println!("{what}: {} workers, {:?}: {explored}", setting.workers, setting.items);
-            explored
-        }
-        Err(found) => panic!("{what}: {found}"),
-    }
+    let shards = items.len() / workers;
+    let plain = Shards { workers, shards, items, window: 1, ring: 2, epochs: 1, ..Shards::default() };
+    Shards { in_order: true, keeps: true, counts: true, ..plain }
 }
 
 /// Explores a setting with different events, such as exits of workers. Events can happen after any step.

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import gc
-import os
 import threading
 
 import numpy as np
@@ -13,57 +10,23 @@ import pytest
 
 from loopback import Loopback
 from torchdata._native import LeasedBuffer
-
-
-def same(a, b):
-    """Returns whether two items are equal in value and in type, recursively."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    return a == b or (a != a and b != b)
-
-
-@dataclasses.dataclass
-class Sample:
-    image: np.ndarray
-    label: int
-
-
-Point = collections.namedtuple("Point", "x y")
+from waiting import check_in_forked_child
 
 
 class Named(dict):
     """A subclass of dict."""
 
 
+#: Items of kinds that `test_codec_random.py` does not create.
 SPECIAL = {
-    "huge int": 10**400,
-    "negative huge int": -(2**63) - 1,
-    "smallest int64": -(2**63),
-    "dataclass": Sample(np.arange(5000), 3),
-    "namedtuple": Point(1, np.ones(3)),
     "dict subclass": Named(a=1),
     "set": {1, 2, 3},
     "range": range(7),
     "ellipsis": ...,
-    "object array": np.array([1, "two", None], dtype=object),
     "structured array": np.zeros(3, dtype=[("a", "i4"), ("b", "f8")]),
-    "record with large array": {"a": np.arange(10**5), "b": np.zeros((3, 0, 2))},
-    "zero-dimensional array": np.array(5.0),
-    "fortran array": np.asfortranarray(np.arange(6000.0).reshape(60, 100)),
-    "strided array": np.arange(40000)[::2],
-    "reversed array": np.arange(40000)[::-1],
-    "transposed 3d array": np.arange(24000).reshape(20, 30, 40).transpose(2, 0, 1),
-    "broadcast array": np.broadcast_to(np.arange(100), (100, 100)),
-    "big-endian array": np.arange(5000, dtype=">f8"),
-    "long string": "ä" * 100_000,
-    "long bytes": b"x" * 100_000,
     "masked array": np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]),
+    "record with large array": {"a": np.arange(10**5), "b": np.zeros((3, 0, 2))},
+    "long string": "ä" * 100_000,
     "many large buffers": [np.full(2000, i) for i in range(700)],
 }
 
@@ -73,16 +36,14 @@ def test_special_values_arrive_equal(loopback, name):
     item = SPECIAL[name]
     received = loopback.one(item)
     assert type(received) is type(item)
-    if isinstance(item, Sample):
-        assert same(dataclasses.astuple(received), dataclasses.astuple(item))
-    elif isinstance(item, np.ndarray):
-        assert received.dtype == item.dtype
-        assert received.shape == item.shape
+    if isinstance(item, np.ndarray):
+        assert (received.dtype, received.shape) == (item.dtype, item.shape)
         assert received.tolist() == item.tolist()
-    elif isinstance(item, (Point, list)):
+    elif isinstance(item, list):
         assert all(map(np.array_equal, received, item))
     elif isinstance(item, dict):
-        assert same(dict(received), dict(item))
+        assert list(item) == list(received)
+        assert all(map(np.array_equal, received.values(), item.values()))
     else:
         assert received == item
 
@@ -149,11 +110,9 @@ def test_an_item_larger_than_the_budget_arrives(budget):
 
 def test_a_forked_child_cannot_take_its_parents_items(loopback):
     loopback.collector.start_epoch(99, 1)
-    pid = os.fork()
-    if pid == 0:
-        try:
+
+    def take():
+        with pytest.raises(RuntimeError, match="forked child"):
             next(iter(loopback.collector))
-        except RuntimeError as error:
-            os._exit(0 if "forked child" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    check_in_forked_child(take)

@@ -76,11 +76,6 @@ def test_an_array_that_only_the_item_refers_to_crosses_without_a_copy(loopback, 
     received += 1
 
 
-def test_an_array_that_refers_to_a_part_of_a_buffer_is_copied(loopback):
-    _, received = sent_and_received(loopback, lambda array: array[:50])
-    np.testing.assert_array_equal(received, np.full((50, 200), 5, "float32"))
-
-
 class Sub(np.ndarray):
     pass
 
@@ -187,16 +182,11 @@ def test_an_array_that_is_sent_twice_in_an_item_is_one_object_on_arrival(loopbac
 
 
 def test_memory_of_arrays_that_were_handed_over_comes_back(loopback):
-    for received in loopback.send(map(made, range(300))):
+    for received in loopback.send(map(made, range(100))):
         assert received[0, 0] == received[-1, -1]
     del received
     gc.collect()
-    ((_, peak, _),) = loopback.sender.arena_usage()
-    assert peak < 30 * np.empty(SHAPE, "float32").nbytes
-
-
-def torch_of(capsule):
-    return TestTensors.torch.from_dlpack(capsule)
+    assert peak(loopback) < 30 * np.empty(SHAPE, "float32").nbytes
 
 
 class TestTensors:
@@ -239,7 +229,7 @@ class TestTensors:
         "another shape": (lambda t: t.view(-1), lambda t: t.fill_(9)),
         "an array": (lambda t: t.numpy(), lambda a: a.fill(9)),
         "a storage": (lambda t: t.untyped_storage(), lambda s: s.fill_(9)),
-        "a capsule": (lambda t: t.__dlpack__(), lambda c: torch_of(c).fill_(9)),
+        "a capsule": (lambda t: t.__dlpack__(), lambda c: TestTensors.torch.from_dlpack(c).fill_(9)),
     }
 
     @pytest.mark.parametrize("name", KEPT)

@@ -208,23 +208,14 @@ class Network(ConnectionError):
     """An exception class, which the main process raises instead of a subclass that cannot be imported."""
 
 
-@pytest.fixture
-def only_in_the_worker():
-    """Yields a module that imitates a module which only workers can import."""
-    module = types.ModuleType("only_in_the_worker")
-    sys.modules["only_in_the_worker"] = module
-    yield module
-    sys.modules.pop("only_in_the_worker", None)
-
-
-def test_an_exception_of_a_class_that_the_main_process_lacks_arrives_as_its_nearest_base(only_in_the_worker):
+def test_an_exception_of_a_class_that_the_main_process_lacks_arrives_as_its_nearest_base(monkeypatch):
     cls = type("Timeout", (Network,), {"__module__": "only_in_the_worker"})
-    only_in_the_worker.Timeout = cls
-    try:
-        raise cls("after 3 s")
-    except cls as error:
-        description = pickle.dumps(describe(error, "worker process 1"))
-    del sys.modules["only_in_the_worker"]
+    with monkeypatch.context() as worker:
+        worker.setitem(sys.modules, "only_in_the_worker", types.SimpleNamespace(Timeout=cls))
+        try:
+            raise cls("after 3 s")
+        except cls as error:
+            description = pickle.dumps(describe(error, "worker process 1"))
     with pytest.raises(Network, match=r"Caught Timeout in worker process 1\.\n(.*\n)*.*Timeout: after 3 s") as caught:
         reraise(pickle.loads(description))
     assert type(caught.value) is Network
@@ -280,9 +271,3 @@ def test_an_error_that_passes_two_processes_keeps_the_first_text():
     assert type(arrived) is KeywordOnly
     assert "Caught KeywordOnly in dispatching process" in told(arrived)
     assert "worker process 1" not in told(arrived)
-
-
-def test_an_interpreter_exception_becomes_a_runtime_error():
-    arrived = raised_elsewhere(SystemExit(3))
-    assert type(arrived) is RuntimeError
-    assert type(arrived.__cause__) is SystemExit

@@ -5,15 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from functools import partial
 
 import pytest
 
+from families import TORCH
 from leftovers import fork_server
 from process_checks import loader, nothing_is_left  # noqa: F401 - a fixture
+from programs import output_of
 from torchdata._engine.processes import forker
 from torchdata._engine.processes.forker import RemoteChild, forker_of_program
 from torchdata._engine.processes.start import start_all
@@ -48,37 +48,18 @@ if __name__ == "__main__":
 """
 
 
-def run(tmp_path, main):
+def imports_of(tmp_path, main):
     """Runs a program, and returns how often other processes have imported its main module."""
-    program = tmp_path / "program.py"
-    program.write_text(HEAD + textwrap.indent(textwrap.dedent(main), "    "))
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=250)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    program = HEAD + textwrap.indent(textwrap.dedent(main), "    ")
+    assert output_of(program, file=tmp_path / "program.py") == ""
     return len((tmp_path / "program.py.imports").read_text().split())
 
 
-def test_all_loaders_of_a_program_import_it_once(tmp_path):
-    main = """
-        for _ in range(3):
-            assert read() == [0, 1, 2, 3]
+#: Programs that other processes import a given number of times.
+PROGRAMS = {
+    "all loaders of the program share one process, also in threads that ask at once": (
+        1,
         """
-    assert run(tmp_path, main) == 1
-
-
-def test_torch_is_imported_once_for_workers_that_receive_tensors_and_not_for_other_workers(tmp_path):
-    pytest.importorskip("torch")
-    main = """
-        import torch
-        {}
-        """
-    for source in ("range(4)", "list(torch.arange(4))"):
-        check = f"assert read(parent_has_torch, {source}) == [{'torch' in source}] * 4"
-        assert run(tmp_path, main.format(check)) == 1
-        (tmp_path / "program.py.imports").unlink()
-
-
-def test_threads_that_ask_at_once_for_the_first_workers_are_served_by_one_process(tmp_path):
-    main = """
         got = []
         threads = [threading.Thread(target=lambda: got.append(read())) for _ in range(4)]
         for thread in threads:
@@ -86,32 +67,45 @@ def test_threads_that_ask_at_once_for_the_first_workers_are_served_by_one_proces
         for thread in threads:
             thread.join()
         assert got == [[0, 1, 2, 3]] * 4, got
+        assert read() == [0, 1, 2, 3]
+        """,
+    ),
+    "workers begin in the folder and with the path of that moment": (
+        1,
         """
-    assert run(tmp_path, main) == 1
-
-
-def test_workers_begin_in_the_folder_and_with_the_path_of_that_moment(tmp_path):
-    main = """
         read()
         for folder in ("first", "second"):
             os.mkdir(folder := f"{__file__}.{folder}")
             os.chdir(folder)
             sys.path.insert(0, folder)
             assert set(read(where)) == {(folder, folder)}
+        """,
+    ),
+    "a child that the main process forks has its own process": (
+        2,
         """
-    assert run(tmp_path, main) == 1
-
-
-def test_a_child_that_the_main_process_forks_has_its_own_fork_server(tmp_path):
-    main = """
         read()
         pid = os.fork()
         if pid == 0:
             os._exit(read() != [0, 1, 2, 3])
         assert os.waitpid(pid, 0)[1] == 0
         assert read() == [0, 1, 2, 3]
-        """
-    assert run(tmp_path, main) == 2
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_imported_once_for_all_its_workers(name, tmp_path):
+    imports, main = PROGRAMS[name]
+    assert imports_of(tmp_path, main) == imports
+
+
+@pytest.mark.skipif(not TORCH, reason="needs torch")
+@pytest.mark.parametrize("source", ["range(4)", "list(torch.arange(4))"])
+def test_torch_is_imported_once_for_workers_that_receive_tensors_and_not_for_other_workers(source, tmp_path):
+    check = f"import torch; assert read(parent_has_torch, {source}) == [{'torch' in source}] * 4"
+    assert imports_of(tmp_path, check) == 1
 
 
 def test_a_stopped_process_is_replaced(monkeypatch):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from programs import run
 
 pytestmark = pytest.mark.alone
 
@@ -42,12 +40,6 @@ except OSError as error:
     ],
 )
 def test_an_error_names_the_limit_and_the_way_out(limit, workers, value, environment, words):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, limit, str(workers), str(value)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    done = run(PROGRAM, limit, workers, value, options=["-W", "ignore"], **environment)
     assert done.returncode == 0, done.stderr
     assert all(word in done.stdout for word in words), done.stdout

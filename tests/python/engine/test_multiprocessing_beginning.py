@@ -5,16 +5,18 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from pathlib import Path
 
 import pytest
 
 from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401 - a fixture
+from programs import output_of
+from torchdata._engine.processes.crossing import ChildName
 from torchdata.datapipes.iter import IterableWrapper
 from watchdog import end_session, session
 
@@ -37,8 +39,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("doing", ["asleep", "at work"])
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(("method", "doing"), [("spawn", "asleep"), ("spawn", "at work"), ("forkserver", "at work")])
 def test_children_that_are_importing_the_program_end_with_the_main_process(tmp_path, method, doing):
     program, here = tmp_path / "program.py", tmp_path / "here"
     program.write_text(textwrap.dedent(PROGRAM))
@@ -59,53 +60,48 @@ def test_children_that_are_importing_the_program_end_with_the_main_process(tmp_p
         main.stdout.close()
 
 
-def threads_of_the_process(_):
-    return [thread.name for thread in threading.enumerate()], len(list(Path("/proc/self/task").iterdir()))
+def seen_by_a_worker(_):
+    parent = multiprocessing.parent_process()
+    threads = [thread.name for thread in threading.enumerate()], len(os.listdir("/proc/self/task"))
+    ctrl_c = signal.getsignal(signal.SIGINT) is signal.SIG_IGN, signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    return multiprocessing.current_process().name, threads, (parent.pid, os.getppid(), parent.is_alive()), ctrl_c
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_worker_that_runs_has_one_thread_of_python_and_one_that_watches_main(method):
-    with loader(IterableWrapper([0]).map(threads_of_the_process), 1, multiprocessing_context=method) as dl:
-        assert list(dl) == [(["MainThread"], 2)]
-
-
-def says_its_threads():
-    print([thread.name for thread in threading.enumerate()], gc.get_threshold()[0], flush=True)
+def test_a_worker_has_one_more_thread_knows_its_parent_and_ignores_ctrl_c(method):
+    """The second thread watches the main process. If a program joins all children in multiprocessing's list, the
+    program must not wait for the loader's workers.
+    """
+    thresholds = gc.get_threshold()
+    with loader(IterableWrapper([0]).map(seen_by_a_worker), 1, multiprocessing_context=method) as dl:
+        ((name, threads, (parent, real_parent, is_alive), ctrl_c),) = dl
+        assert multiprocessing.active_children() == []
+    assert (name, threads, ctrl_c) == ("torchdata worker process 0", (["MainThread"], 2), (True, set()))
+    assert (parent, is_alive) == (real_parent, True)
+    assert (parent == os.getpid()) == (method != "forkserver")
+    assert pickle.loads(pickle.dumps(ChildName(name))) == name
+    assert gc.get_threshold() == thresholds, "unpickling the name of a child sets them only in a child"
 
 
 def test_a_child_sets_its_name_once_and_keeps_a_name_set_by_the_program(tmp_path):
     """After a child has imported the program, it receives its name a second time, with the process object."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import gc, multiprocessing, sys\n"
-        "from torchdata._engine.processes.crossing import ChildName\n"
-        "from test_multiprocessing_beginning import says_its_threads\n"
-        "if __name__ == '__mp_main__':\n"
-        "    gc.set_threshold(1234)\n"
-        "if __name__ == '__main__':\n"
-        "    start = multiprocessing.get_context('spawn').Process\n"
-        "    process = start(target=says_its_threads, name=ChildName('child'))\n"
-        "    process.start()\n"
-        "    process.join()\n"
-    )
-    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=250, env=environment)
-    assert (done.stdout, done.stderr) == ("['MainThread', 'torchdata-early-watch'] 1234\n", "")
+    program = """
+        import gc, multiprocessing, threading
+        from torchdata._engine.processes.crossing import ChildName
 
+        def says_its_threads():
+            print([thread.name for thread in threading.enumerate()], gc.get_threshold()[0], flush=True)
 
-def of_the_parent(_):
-    parent = multiprocessing.parent_process()
-    return parent.pid, os.getppid(), parent.is_alive()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_multiprocessing_tells_a_worker_of_its_parent(method):
-    with loader(IterableWrapper([0]).map(of_the_parent), 1, multiprocessing_context=method) as dl:
-        ((parent, actual, is_alive),) = dl
-    assert parent == actual
-    assert is_alive
-    assert (parent == os.getpid()) == (method != "forkserver")
+        if __name__ == '__mp_main__':
+            gc.set_threshold(1234)
+        if __name__ == '__main__':
+            start = multiprocessing.get_context('spawn').Process
+            process = start(target=says_its_threads, name=ChildName('child'))
+            process.start()
+            process.join()
+    """
+    told = output_of(program, file=tmp_path / "program.py")
+    assert told == "['MainThread', 'torchdata-early-watch'] 1234\n"
 
 
 #: A program in which the worker itself must detect the exit of the main process.

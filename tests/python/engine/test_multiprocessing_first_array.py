@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from programs import run
 
 #: Forks a process for each attempt, because a process receives its first array only once. The worker sends a signal
 #: while it creates its first array. The signal's handler in the main process raises an exception. The main process
@@ -17,6 +15,7 @@ if {loaded}:
     import numpy
 from process_checks import loader
 from torchdata.datapipes.iter import IterableWrapper
+from waiting import check_in_forked_child
 
 class Interrupted(Exception):
     pass
@@ -63,33 +62,19 @@ def one_try(number):
 total = 0
 for number in range({tries}):
     reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.write(writing, bytes([one_try(number)]))
-            code = 0
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    os.close(writing)
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, f"try {{number}} ended with {{os.waitstatus_to_exitcode(status)}}"
+    check_in_forked_child(lambda: os.write(writing, bytes([one_try(number)])))
     total += os.read(reading, 1)[0]
-    os.close(reading)
 print(total)
 """
 
 
-@pytest.mark.parametrize("loaded", [False, True], ids=["without NumPy in main", "with NumPy in main"])
-@pytest.mark.parametrize(("size", "tries", "step"), [(100, 5, 0.0005), (5_000_000, 3, 0.004)], ids=["800 B", "40 MB"])
+@pytest.mark.parametrize(
+    ("loaded", "size", "tries", "step"),
+    [(False, 100, 5, 0.0005), (True, 100, 3, 0.0005), (False, 5_000_000, 3, 0.004)],
+    ids=["without NumPy in main", "with NumPy in main", "40 MB"],
+)
 def test_a_handler_that_raises_while_the_first_array_is_decoded_raises_out_of_the_loop(loaded, size, tries, step):
-    script = TRIES.format(loaded=loaded, size=size, tries=tries, step=step)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
-    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=250)
-    assert run.returncode == 0, run.stderr
-    assert "panicked" not in run.stderr
-    assert int(run.stdout) >= tries, "signals were swallowed"
+    done = run(TRIES.format(loaded=loaded, size=size, tries=tries, step=step))
+    assert done.returncode == 0, done.stderr
+    assert "panicked" not in done.stderr
+    assert int(done.stdout) >= tries, "signals were swallowed"

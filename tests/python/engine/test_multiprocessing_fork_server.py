@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from leftovers import fork_server
 from process_checks import (  # noqa: F401
     Sleeps,
+    children_are_killed_soon,
     is_gone,
     kill_fork_server,
     loader,
@@ -24,6 +23,7 @@ from process_checks import (  # noqa: F401
     patch_start,
     wait_for,
 )
+from programs import output_of
 from torchdata._engine.processes.forker import ForkingProcess
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
@@ -53,31 +53,30 @@ def test_an_exit_during_a_start_by_a_fork_server_is_reported_without_waiting_for
         seconds.append(time.monotonic() - killed[-1])
 
 
-def test_a_fork_server_that_has_just_died_is_replaced():
-    datapipe = IterableWrapper(range(9)).sharding_filter()
-    with loader(datapipe, multiprocessing_context="forkserver") as dl:
+def read_by_a_fork_server():
+    """Reads all items of a loader, and returns the id of the fork server that has started the workers."""
+    with loader(IterableWrapper(range(9)).sharding_filter(), multiprocessing_context="forkserver") as dl:
         assert sorted(dl) == list(range(9))
-    for _ in range(5):
-        os.kill(fork_server(), signal.SIGKILL)
-        with loader(datapipe, multiprocessing_context="forkserver") as dl:
-            assert sorted(dl) == list(range(9))
+    return fork_server()
+
+
+def test_a_fork_server_that_has_just_died_is_replaced():
+    for _ in range(3):
+        os.kill(read_by_a_fork_server(), signal.SIGKILL)
+    read_by_a_fork_server()
 
 
 def test_a_fork_server_that_dies_before_it_has_read_what_was_asked_of_it_is_replaced(monkeypatch):
-    datapipe = IterableWrapper(range(9)).sharding_filter()
-    with loader(datapipe, multiprocessing_context="forkserver") as dl:
-        assert sorted(dl) == list(range(9))
-    stopped, got, asked = fork_server(), [], threading.Event()
+    stopped, got, asked = read_by_a_fork_server(), [], threading.Event()
     ask = ForkingProcess.ask
     monkeypatch.setattr(ForkingProcess, "ask", lambda *args, **options: (asked.set(), ask(*args, **options))[1])
     os.kill(stopped, signal.SIGSTOP)
-    with loader(datapipe, multiprocessing_context="forkserver") as dl:
-        reader = threading.Thread(target=lambda: got.extend(dl))
-        reader.start()
-        assert asked.wait(120)
-        os.kill(stopped, signal.SIGKILL)
-        reader.join()
-        assert sorted(got) == list(range(9))
+    reader = threading.Thread(target=lambda: got.append(read_by_a_fork_server()))
+    reader.start()
+    assert asked.wait(120)
+    os.kill(stopped, signal.SIGKILL)
+    reader.join()
+    assert got == [fork_server()] != [stopped]
 
 
 def wait_until_up(server):
@@ -86,9 +85,7 @@ def wait_until_up(server):
 
 
 def test_a_fork_server_that_dies_whenever_it_is_asked_raises_an_error(monkeypatch):
-    datapipe = IterableWrapper(range(9)).sharding_filter()
-    with loader(datapipe, multiprocessing_context="forkserver") as dl:
-        assert sorted(dl) == list(range(9))
+    read_by_a_fork_server()
     asked = []
 
     def send(server, *message):
@@ -100,16 +97,14 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_raises_an_error(monkeypatc
     real_send = ForkingProcess._send
     with (
         monkeypatch.context() as patch,
-        loader(datapipe, multiprocessing_context="forkserver") as dl,
         pytest.raises(
             ConnectionResetError, match="worker process 0 could not be started: the forking process has ended"
         ),
     ):
         patch.setattr(ForkingProcess, "_send", send)
-        list(dl)
+        read_by_a_fork_server()
     assert len(set(asked)) == 2
-    with loader(datapipe, multiprocessing_context="forkserver") as dl:
-        assert sorted(dl) == list(range(9))
+    read_by_a_fork_server()
 
 
 def test_a_child_whose_fork_server_exits_during_the_start_is_not_reported_as_exited(monkeypatch):
@@ -129,6 +124,7 @@ def test_a_child_whose_fork_server_exits_during_the_start_is_not_reported_as_exi
         assert killed[1] not in (None, fork_server())
 
 
+@pytest.mark.usefixtures("children_are_killed_soon")
 @pytest.mark.parametrize("stuck", [False, True])
 def test_children_of_an_exited_fork_server_end_with_the_loader(stuck):
     datapipe = IterableWrapper(range(99)).sharding_filter().map(Sleeps(7, 1000.0 if stuck else 0.0))
@@ -180,9 +176,5 @@ def test_the_exit_of_a_child_of_an_exited_fork_server_is_reported_if_it_is_left_
     tmp_path, main, told
 ):
     """In a container, children of an exited fork server become children of the container's first process."""
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(ORPHAN))
-    done = subprocess.run([sys.executable, path, main], capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
-    assert re.match(told, done.stdout), done.stdout
-    assert not done.stderr
+    printed = output_of(ORPHAN, main, file=tmp_path / "program.py")
+    assert re.match(told, printed), printed

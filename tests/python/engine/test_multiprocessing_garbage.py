@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import gc
 import json
-import multiprocessing
 import os
-import pickle
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
+from families import TORCH
 from process_checks import METHODS, identity, loader, nothing_is_left  # noqa: F401 - a fixture
+from programs import output_of
 from torchdata.datapipes.iter import IterableWrapper
 
 #: A user's program with three gaps for code: `{top}` at module level, `{guarded}` in the main process, and `{inside}`
@@ -26,7 +23,7 @@ PROGRAM = """
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
 
-    def look(_):
+    def look(number):
         {inside}
         now, kept = gc.get_threshold(), gc.get_freeze_count()
         return {{"top": AT_THE_TOP, "now": now, "enabled": gc.isenabled(), "kept": kept}}
@@ -34,66 +31,34 @@ PROGRAM = """
     if __name__ == "__main__":
         {guarded}
         service = MultiProcessingReadingService(1, multiprocessing_context=sys.argv[1])
-        loader = DataLoader2(IterableWrapper([0]).map(look), reading_service=service)
-        (seen,) = loader
+        loader = DataLoader2(IterableWrapper(range({items})).map(look), reading_service=service)
+        seen = list(loader)
         loader.shutdown()
         print(json.dumps(seen))
 """
 
 
-def seen_in_a_worker(tmp_path, method, top="", guarded="pass", inside=""):
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM.format(top=top, guarded=guarded, inside=inside)))
-    done = subprocess.run(
-        [sys.executable, program, method], env={**os.environ, "TESTS_LEAN": "0"},
-        capture_output=True, text=True, timeout=250, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_garbage_collection_skips_the_imports_of_spawned_workers(tmp_path):
-    guarded = "gc.set_threshold(600, 9, 8)"
-    seen = seen_in_a_worker(tmp_path, "spawn", guarded=guarded)
-    assert seen["top"][0] >= 100_000
-    assert seen["now"] == [600, 9, 8], "the thresholds of the main process hold once the worker has started"
-    assert seen["kept"] > 1000
+def seen_in_a_worker(tmp_path, method, top="", guarded="pass", inside="", items=1):
+    program = PROGRAM.format(top=top, guarded=guarded, inside=inside, items=items)
+    return json.loads(output_of(program, method, file=tmp_path / "program.py", TESTS_LEAN="0"))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_thresholds_are_those_of_the_main_process(tmp_path, method):
-    assert seen_in_a_worker(tmp_path, method, guarded="gc.set_threshold(600, 9, 8)")["now"] == [600, 9, 8]
-    assert seen_in_a_worker(tmp_path, method)["now"] == list(gc.get_threshold())
+def test_settings_are_those_of_the_main_process_and_its_module_once_the_worker_has_started(tmp_path, method):
+    (seen,) = seen_in_a_worker(tmp_path, method, guarded="gc.set_threshold(600, 9, 8)")
+    assert seen["now"] == [600, 9, 8]
+    if method == "spawn":
+        assert seen["top"][0] >= 100_000, "imports are not searched"
+        assert seen["kept"] > 1000
+    (seen,) = seen_in_a_worker(tmp_path, method, top="gc.set_threshold(1234, 5, 6); gc.disable()")
+    assert (seen["now"], seen["enabled"]) == ([1234, 5, 6], False)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_settings_of_the_main_module_are_kept(tmp_path, method):
-    seen = seen_in_a_worker(tmp_path, method, top="gc.set_threshold(1234, 5, 6); gc.disable()")
-    assert seen["now"] == [1234, 5, 6]
-    assert not seen["enabled"]
-
-
+@pytest.mark.skipif(not TORCH, reason="needs torch")
 def test_torch_imported_late_by_a_worker_is_not_searched_either(tmp_path):
-    pytest.importorskip("torch")
-    without = seen_in_a_worker(tmp_path, "spawn")
-    late = seen_in_a_worker(tmp_path, "spawn", inside="import torch")
+    without, late = seen_in_a_worker(tmp_path, "spawn", inside="if number == 1: import torch", items=2)
     assert late["kept"] > 2 * without["kept"]
-    assert late["enabled"]
-
-
-def with_the_name_of_its_process(_):
-    return multiprocessing.current_process().name
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_names_of_processes_change_nothing_where_they_are_sent(method):
-    """If a program joins all children in multiprocessing's list, the program must not wait for the loader's workers."""
-    before = gc.get_threshold()
-    with loader(IterableWrapper([0]).map(with_the_name_of_its_process), 1, multiprocessing_context=method) as dl:
-        received = list(dl)
-        assert received == pickle.loads(pickle.dumps(received)) == ["torchdata worker process 0"]
-        assert multiprocessing.active_children() == []
-    assert gc.get_threshold() == before
+    assert (late["enabled"], late["now"]) == (True, list(gc.get_threshold()))
 
 
 def private_kib():

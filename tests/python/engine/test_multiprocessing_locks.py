@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import os
 import re
 import signal
@@ -14,8 +12,10 @@ import time
 
 import pytest
 
+from families import TORCH
 from fresh_processes import run_program, with_torch
-from process_checks import children, loader, nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
+from handlers import handling
+from process_checks import children, children_are_killed_soon, loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata._engine.processes import fork
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -56,15 +56,12 @@ def seeds(x):
     torch.manual_seed(x)
     return x
 
-def of_a_loader():
-    served = loader(IterableWrapper(range(10)).sharding_filter().map(said))
-    assert sorted(served) == list(range(10))
-    served.shutdown()
+def of_a_loader(function=said, workers=2):
+    with loader(IterableWrapper(range(10)).sharding_filter().map(function), workers, timeout=60) as served:
+        assert sorted(served) == list(range(10))
 
 def of_one_that_seeds():
-    served = loader(IterableWrapper(range(10)).sharding_filter().map(seeds), 4, timeout=60)
-    assert sorted(served) == list(range(10))
-    served.shutdown()
+    of_a_loader(seeds, 4)
 
 over = threading.Event()
 
@@ -72,7 +69,7 @@ def busy(do):
     while not over.is_set():
         do()
 
-threads = [threading.Thread(target=busy, args=({busy}(),)) for _ in range({threads})]
+threads = [threading.Thread(target=busy, args=({busy}(),)) for _ in range(3)]
 for thread in threads:
     thread.start()
 time.sleep(0.05)
@@ -91,7 +88,7 @@ def programs_that_have_imported_torch():
     """Starts the server that forks programs before `nothing_is_left` counts processes. The server keeps running for all
     tests.
     """
-    if importlib.util.find_spec("torch") is not None:
+    if TORCH:
         with_torch()
 
 
@@ -103,15 +100,24 @@ def unread():
 
 
 @pytest.mark.parametrize(
-    ("busy", "threads"),
-    [*itertools.product(["torch_numbers", "many_small_torch_numbers"], [1, 3]), ("numpy_numbers", 3), ("output", 3)],
+    ("busy", "started", "times"),
+    [
+        ("torch_numbers", "of_a_loader", 4),
+        ("many_small_torch_numbers", "of_a_loader", 4),
+        ("numpy_numbers", "of_a_loader", 4),
+        ("output", "of_a_loader", 4),
+        ("torch_seeds", "of_one_that_seeds", 8),
+    ],
 )
-def test_loaders_start_while_threads_of_main_draw_and_print(busy, threads, unread, tmp_path):
-    run_busy(busy, "of_a_loader", unread, threads, 5, tmp_path / "program.py")
-
-
-def test_workers_seed_torch_though_they_were_forked_while_threads_of_main_did(unread, tmp_path):
-    run_busy("torch_seeds", "of_one_that_seeds", unread, 3, 20, tmp_path / "program.py")
+def test_loaders_start_while_threads_of_main_draw_seed_or_print(busy, started, times, unread, tmp_path):
+    script = BUSY.format(busy=busy, started=started, times=times)
+    if "torch" not in busy:
+        return run_apart(script, unread)
+    if not TORCH:
+        pytest.skip("draws from the generator of torch")
+    (tmp_path / "program.py").write_text(script)
+    run = run_program(tmp_path / "program.py", ignored="Warning")
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def replacing_loaders():
@@ -163,16 +169,6 @@ def test_a_worker_is_replaced_while_a_thread_holds_the_lock_of_torchs_devices(na
     assert items == list(range(20))
 
 
-def run_busy(busy, started, output, threads, times, path):
-    script = BUSY.format(busy=busy, started=started, threads=threads, times=times)
-    if "torch" not in busy:
-        return run_apart(script, output)
-    pytest.importorskip("torch", reason="its generator is what is drawn from")
-    path.write_text(script)
-    run = run_program(path, ignored="Warning")
-    assert (run.returncode, run.stderr) == (0, "")
-
-
 def run_apart(script, output):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("PYTHONUNBUFFERED", None)  # Python uses a lock only for buffered output
@@ -211,8 +207,10 @@ gc.freeze()  # the interpreter then exits faster
 """
 
 
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-@pytest.mark.parametrize("when", ["before the start", "right before the fork"])
+@pytest.mark.parametrize(
+    ("library", "when"),
+    [("numpy", "before the start"), ("numpy", "right before the fork"), ("torch", "right before the fork")],
+)
 def test_loaders_start_while_a_thread_imports_what_children_need(library, when, unread):
     pytest.importorskip(library, reason="it is what is imported")
     run_apart(IMPORTING.format(library=library, when=when), unread)
@@ -257,22 +255,17 @@ def lock(monkeypatch, tmp_path):
 @pytest.mark.parametrize("reaped", ["by us", "by the kernel"])
 def test_a_child_that_finds_a_lock_held_is_forked_again(lock, reaped):
     forked = lock(lambda number: hang() if number < 3 else None)
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL if reaped == "by us" else signal.SIG_IGN)
-    try:
-        served = loader(IterableWrapper(range(20)), 1)
+    action = signal.SIG_DFL if reaped == "by us" else signal.SIG_IGN
+    with handling(action, signal.SIGCHLD), loader(IterableWrapper(range(20)), 1) as served:
         assert list(served) == list(range(20))
-        served.shutdown()
-    finally:
-        signal.signal(signal.SIGCHLD, before)
     assert forked() == 3
 
 
 def test_only_the_failed_child_of_several_is_forked_again(lock, monkeypatch):
     forked = lock(lambda number: hang() if number == 2 else None)
-    monkeypatch.setattr(fork, "LIMITS", (3.0, 60.0))
-    served = loader(IterableWrapper(range(20)).sharding_filter(), 3)
-    assert sorted(served) == list(range(20))
-    served.shutdown()
+    monkeypatch.setattr(fork, "LIMITS", (2.0, 60.0))
+    with loader(IterableWrapper(range(20)).sharding_filter(), 3) as served:
+        assert sorted(served) == list(range(20))
     assert forked() == 4
 
 
@@ -314,13 +307,15 @@ def test_a_child_that_exits_before_it_begins_is_reported(lock):
     assert forked() == 1
 
 
+@pytest.mark.usefixtures("children_are_killed_soon")
 def test_the_main_process_does_not_wait_endlessly_for_a_stopped_child(lock, monkeypatch):
     lock(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
     monkeypatch.setattr(fork, "PATIENCE", 0.2)
-    served = loader(IterableWrapper(range(20)), 1, timeout=0.5)  # a stopped worker sends no item
-    with pytest.raises(TimeoutError, match="no item came from worker process 0 within"):
+    with (
+        loader(IterableWrapper(range(20)), 1, timeout=0.5) as served,  # a stopped worker sends no item
+        pytest.raises(TimeoutError, match="no item came from worker process 0 within"),
+    ):
         list(served)
-    served.shutdown()
 
 
 def test_alarms_of_the_program_are_not_changed():
@@ -328,22 +323,13 @@ def test_alarms_of_the_program_are_not_changed():
         raise AssertionError("nobody has set an alarm")
 
     def alarms(_x):
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        return (
-            signal.getsignal(signal.SIGALRM) is on_alarm,
-            signal.SIGALRM in mask,
-            signal.getitimer(signal.ITIMER_REAL),
-        )
+        blocked = signal.SIGALRM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        return signal.getsignal(signal.SIGALRM) is on_alarm, blocked, signal.getitimer(signal.ITIMER_REAL)
 
-    handler = signal.signal(signal.SIGALRM, on_alarm)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-    signal.setitimer(signal.ITIMER_REAL, 100)
-    try:
-        served = loader(IterableWrapper([0]).map(alarms), 1)
-        assert list(served) == [(False, True, (0.0, 0.0))]  # workers must not have the handler of the main process
+    with handling(on_alarm, signal.SIGALRM):
+        signal.setitimer(signal.ITIMER_REAL, 100)
+        with loader(IterableWrapper([0]).map(alarms), 1) as served:
+            assert list(served) == [(False, True, (0.0, 0.0))]  # workers must not have the handler of the main process
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
-        served.shutdown()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGALRM, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -14,25 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from families import TORCH
 from leftovers import OURS
 from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401
+from programs import output_of
 from torchdata.datapipes.iter import IterableWrapper
 
 PORTABLE = os.environ.get("TORCHDATA_PORTABLE") == "1"
-
-
-def regions():
-    """Returns the length and the start of each shared memory region of this package.
-
-    The kernel may list a region as several mappings, because advice about memory applies to parts of it.
-    """
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    ours: dict[str, list[int]] = {}
-    for line in lines:
-        if re.search(OURS, line):
-            fields = line.split()
-            ours.setdefault(fields[4], []).extend(int(end, 16) for end in fields[0].split("-"))
-    return sorted((max(ends) - min(ends), min(ends)) for ends in ours.values())
 
 
 def resident():
@@ -61,9 +49,9 @@ class LargeTensors:
         return pages * os.sysconf("SC_PAGESIZE")
 
 
+@pytest.mark.skipif(not TORCH, reason="torch's tensors need torch")
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has is read from /proc")
 def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(monkeypatch):
-    pytest.importorskip("torch", reason="torch's tensors need torch")
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
     # The test uses spawn, because forked workers would inherit the main process's choice whether torch aligns tensors
@@ -75,17 +63,12 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 
-class OneLarge:
-    """A function that returns 32 MB for the first item, and small arrays for later items."""
-
-    def __call__(self, x):
-        return np.full(4 << 20 if x == 0 else 4 << 10, x)
-
-
 @pytest.mark.parametrize("ended", [True, False])
 def test_memory_that_a_large_item_took_goes_back_whether_the_worker_works_waits_or_rests(ended):
     count = 8 if ended else 1_000_000
-    with loader(IterableWrapper(range(count)).map(OneLarge()), num_workers=1) as dl:
+    with loader(
+        IterableWrapper(range(count)).map(lambda x: np.full(4 << 20 if x == 0 else 4 << 10, x)), num_workers=1
+    ) as dl:
         iterator = iter(dl)
         array = next(iterator)
         assert array.nbytes == 32 << 20
@@ -99,18 +82,14 @@ def test_memory_that_a_large_item_took_goes_back_whether_the_worker_works_waits_
             assert int(next(iterator)[0]) == 1
 
 
-class Many:
-    def __call__(self, x):
-        return [np.full(1100, x + i) for i in range(400)]
-
-
 @pytest.mark.skipif(PORTABLE, reason="the fallback is not woken: it naps, and looks")
 def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
     def switches(pid):
         status = Path(f"/proc/{pid}/status").read_text()
         return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)[1])
 
-    with loader(IterableWrapper(range(12)).map(Many()), num_workers=1, worker_prefetch_cnt=1) as dl:
+    pipe = IterableWrapper(range(12)).map(lambda x: [np.full(1100, x + i) for i in range(400)])
+    with loader(pipe, num_workers=1, worker_prefetch_cnt=1) as dl:
         iterator = iter(dl)
         next(iterator)
         (pid,) = dl.reading_service._children.pids
@@ -125,10 +104,6 @@ def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
             # A worker that waits for space wakes up ten times a second, to check whether the main process still exists.
             counts.append(switches(pid) - before - 10 * (time.monotonic() - began))
         assert sorted(counts)[2] < 40, counts
-
-
-def own_descriptors(pid):
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def foreign_mappings(pid):
@@ -156,59 +131,34 @@ def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
         # Each worker needs two pidfds: one for its process, and one for the reader of its items. The loader itself
         # needs a few descriptors.
         assert len(os.listdir("/proc/self/fd")) - before <= 2 * 7 + 8
-        counts = [own_descriptors(pid) for pid in pids]
+        counts = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts
         # A worker maps the wake-up words, its control link and its data link.
         assert {foreign_mappings(pid) for pid in pids} == {3}
-
-
-@pytest.mark.skipif(PORTABLE, reason="the fallback keeps the descriptors by which it reserves room")
-def test_256_workers_start_with_1024_descriptors(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import resource
-            from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-            from torchdata.datapipes.iter import IterableWrapper
-            resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-            datapipe = IterableWrapper(range(256)).sharding_filter()
-            with DataLoader2(datapipe, reading_service=MultiProcessingReadingService(256, "fork")) as dl:
-                print(list(dl) == list(range(256)))
-            """
-        )
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=250)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
 FULL_TMPDIR = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
 FULL_TMPDIR += ['mount -t tmpfs -o size=1m tmpfs "$FULL" && exec "$0" "$@"']
 
 
+HEAD = """
+import os, sys
+import numpy as np
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+def make(f, **options):
+    dp = IterableWrapper(range(6)).map(f)
+    return DataLoader2(dp, reading_service=MultiProcessingReadingService(1, "fork", **options))
+"""
+
+
 def run_in_small_tmpdir(tmp_path, body):
     """Runs a script with 1 MB of space for temporary files, and with the portable fallback."""
     full = tmp_path / "small"
     full.mkdir()
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import os, sys
-            import numpy as np
-            from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-            from torchdata.datapipes.iter import IterableWrapper
-            def make(f, **options):
-                dp = IterableWrapper(range(6)).map(f)
-                return DataLoader2(dp, reading_service=MultiProcessingReadingService(1, "fork", **options))
-            """
-        )
-        + textwrap.dedent(body)
-    )
     environment = {**os.environ, "TORCHDATA_PORTABLE": "1", "TMPDIR": str(full), "FULL": str(full)}
-    return subprocess.run(
-        [*FULL_TMPDIR, sys.executable, script], env=environment, capture_output=True, text=True, timeout=250
-    )
+    command = [*FULL_TMPDIR, sys.executable, "-c", HEAD + textwrap.dedent(body)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
 
 
 def mounts():
@@ -286,19 +236,6 @@ SHORT_OF_MEMORY = """
 @pytest.mark.parametrize("budget", [1024, 0])
 def test_an_item_for_which_main_has_no_memory_raises_an_error_and_the_next_epoch_is_complete(budget):
     # With a memory budget, workers send the item in one block of shared memory, and with a budget of 0 in pieces.
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SHORT_OF_MEMORY % budget)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    error, end = run.stdout.splitlines()
+    error, end = output_of(SHORT_OF_MEMORY % budget).splitlines()
     assert re.search(r"no memory for \d+ bytes of an item that has arrived: use smaller items", error), error
     assert end == "complete"
-
-
-def test_nothing_of_the_loader_is_left():
-    gc.collect()
-    assert regions() == []

@@ -11,7 +11,15 @@ import time
 
 import pytest
 
-from process_checks import METHODS, ExitsAt, is_gone, loader, nothing_is_left, wait_for  # noqa: F401
+from handlers import handling
+from process_checks import (  # noqa: F401
+    ExitsAt,
+    children_are_killed_soon,
+    is_gone,
+    loader,
+    nothing_is_left,
+    wait_for,
+)
 from torchdata._engine.workers import child
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
@@ -28,35 +36,24 @@ HANDLERS = {"as it is": signal.SIG_DFL, "ignored": signal.SIG_IGN, "reaped": rea
 
 @pytest.fixture(params=HANDLERS)
 def sigchld(request):
-    before = signal.signal(signal.SIGCHLD, HANDLERS[request.param])
-    yield request.param
-    signal.signal(signal.SIGCHLD, before)
+    with handling(HANDLERS[request.param], signal.SIGCHLD):
+        yield request.param
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_shutdown_ends_everything_silently(sigchld, method):
-    with loader(IterableWrapper(range(40)).sharding_filter(), multiprocessing_context=method) as dl:
-        for _ in range(2):
-            assert list(dl) == list(range(40))
-        pids = dl.reading_service._children.pids
-    assert all(map(is_gone, pids))
-
-
+@pytest.mark.usefixtures("children_are_killed_soon")
 def test_a_stuck_worker_is_ended_too(sigchld):
-    dl = loader(IterableWrapper(range(10)).sharding_filter().map(sleeps))
+    dl = loader(IterableWrapper(range(10)).sharding_filter().map(lambda _: time.sleep(1000)))
     iter(dl)
     pids = dl.reading_service._children.pids
-    started = time.monotonic()
     dl.shutdown()
-    assert time.monotonic() - started < 30
     assert all(map(is_gone, pids))
 
 
-def sleeps(x):
-    time.sleep(1000)
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("sigchld", "method"),
+    [*((name, "fork") for name in HANDLERS), ("ignored", "spawn"), ("reaped", "forkserver")],
+    indirect=["sigchld"],
+)
 def test_an_error_reports_an_exit_and_why_its_code_is_unknown(sigchld, method):
     datapipe = IterableWrapper(range(40)).sharding_filter().map(ExitsAt(6, after=0.1))
     with loader(datapipe, multiprocessing_context=method) as dl:
@@ -73,28 +70,19 @@ def test_an_error_reports_an_exit_and_why_its_code_is_unknown(sigchld, method):
     assert why in str(caught.value)
 
 
-def test_a_worker_exit_between_epochs_is_noticed(sigchld):
+def test_a_worker_exit_between_epochs_is_noticed_and_its_process_id_is_not_signalled(sigchld, monkeypatch):
+    """After a child was reaped, its process id may belong to another process."""
+    signalled = []
+    kill = os.kill
     with loader(IterableWrapper(range(10)).sharding_filter()) as dl:
         assert list(dl) == list(range(10))
         pid = dl.reading_service._children.pids[0]
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: is_gone(pid))
+        monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid) or kill(pid, number))
         with pytest.raises(WorkerExitedError, match="worker process 0"):
             list(dl)
-
-
-def test_a_child_that_another_process_reaped_is_not_signalled(sigchld, monkeypatch):
-    """After a child was reaped, its process id may belong to another process."""
-    dl = loader(IterableWrapper(range(10)).sharding_filter())
-    assert list(dl) == list(range(10))
-    pids = dl.reading_service._children.pids
-    os.kill(pids[0], signal.SIGKILL)
-    wait_for(lambda: is_gone(pids[0]))
-    signalled = []
-    kill = os.kill
-    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid) or kill(pid, number))
-    dl.shutdown()
-    assert pids[0] not in signalled
+    assert pid not in signalled
 
 
 @pytest.mark.parametrize(

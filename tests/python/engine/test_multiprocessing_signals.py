@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import json
@@ -17,8 +18,10 @@ import traceback
 import pytest
 
 from families import FAMILIES
+from handlers import handling
 from leftovers import children, is_gone
 from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
+from programs import run
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
@@ -108,7 +111,7 @@ def said(process, what):
 
 
 #: With spawn and forkserver, the tests use only one family, because workers that import all modules start slowly.
-BY_METHOD = {"fork": list(FAMILIES), "spawn": list(FAMILIES)[:1], "forkserver": list(FAMILIES)[-1:]}
+BY_METHOD = {"fork": list(FAMILIES), "spawn": ["DataLoader2"], "forkserver": ["DataLoader2"]}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -182,15 +185,11 @@ def how_it_takes_signals(_):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_programs_that_a_worker_starts_handle_signals_normally(method):
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGUSR1, signal.SIGCHLD)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN + 4})
-    try:
+    with handling(lambda *_: None, signal.SIGUSR1, signal.SIGCHLD):
         with loader(IterableWrapper([0]).map(how_it_takes_signals), 1, multiprocessing_context=method) as dl:
             assert list(dl) == [({"_take_no_notice", signal.SIG_DFL}, [signal.SIGRTMIN + 4], 3, -signal.SIGTERM)]
-    finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def test_forked_workers_keep_ignored_signals_and_handlers_of_c_libraries(tmp_path):
@@ -198,15 +197,11 @@ def test_forked_workers_keep_ignored_signals_and_handlers_of_c_libraries(tmp_pat
         os.kill(os.getpid(), signal.SIGUSR2)
         return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, "in asks" in (tmp_path / "stacks").read_text()
 
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with open(tmp_path / "stacks", "w") as file:
-            faulthandler.register(signal.SIGUSR2, file=file)
-            with loader(IterableWrapper([0]).map(asks), 1) as dl:
-                assert list(dl) == [(True, True)]
-    finally:
+    with handling(signal.SIG_IGN, signal.SIGHUP), open(tmp_path / "stacks", "w") as file:
+        faulthandler.register(signal.SIGUSR2, file=file)
+        with loader(IterableWrapper([0]).map(asks), 1) as dl:
+            assert list(dl) == [(True, True)]
         faulthandler.unregister(signal.SIGUSR2)
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_handler_that_a_worker_sets_itself_runs_there():
@@ -218,12 +213,12 @@ def test_a_handler_that_a_worker_sets_itself_runs_there():
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         time.sleep(60)
 
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
-    try:
-        with loader(IterableWrapper([0]).map(alarmed), 1) as dl, pytest.raises(TimeoutError, match="the worker's own"):
-            list(dl)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with (
+        handling(lambda *_: None, signal.SIGALRM),
+        loader(IterableWrapper([0]).map(alarmed), 1) as dl,
+        pytest.raises(TimeoutError, match="the worker's own"),
+    ):
+        list(dl)
 
 
 class Rang(Exception):
@@ -231,26 +226,17 @@ class Rang(Exception):
 
 
 class Timer:
+    """Raises an exception in a handler after a while."""
+
     NUMBERS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM)
 
     def __init__(self):
         self.rung, self.where = 0, ""
-        self._before = {}
-
-    def __enter__(self):
-        self._before = {number: signal.signal(number, self._ring) for number in self.NUMBERS}
-        return self
-
-    def __exit__(self, *_):
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def wind(self, seconds):
-        self.rung = 0
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
-    def _ring(self, number, frame):
+    def ring(self, number, frame):
         if number == signal.SIGALRM and random.random() < 0.5:  # half of the alarms send another signal
             os.kill(os.getpid(), random.choice(self.NUMBERS[1:]))
             return
@@ -259,9 +245,8 @@ class Timer:
         raise Rang
 
     def await_ring(self):
-        deadline = time.monotonic() + 100
-        while not self.rung and time.monotonic() < deadline:
-            time.sleep(0.001)
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: self.rung, 100)
         raise AssertionError(f"the handler has raised, and the exception is lost:\n{self.where}")
 
 
@@ -282,12 +267,15 @@ def is_rang(error):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_nothing(family):
     """A timer expires at a random moment between the start of a loader and the time shortly after its first item."""
-    opened, begun = FAMILIES[family], time.monotonic()
-    with opened("fork") as items:
-        next(items)
+    opened = FAMILIES[family]
+    for _ in range(2):  # the first loader imports modules
+        begun = time.monotonic()
+        with opened("fork") as items:
+            next(items)
     took = time.monotonic() - begun
-    for _ in range(20):
-        with Timer() as timer:
+    for _ in range(8):
+        timer = Timer()
+        with handling(timer.ring, *Timer.NUMBERS):
             caught = 0
             try:
                 timer.wind(max(1e-6, 1.2 * random.random() * took))
@@ -325,28 +313,27 @@ def raises(number, _frame):
     raise ValueError(number)
 
 
-@pytest.mark.parametrize("handler", [raises, Raises(), Raises().__call__], ids=["function", "object", "method"])
-@pytest.mark.parametrize(("method", "use"), [("fork", DataLoader2.state_dict), ("spawn", iter)], ids=["state", "spawn"])
+@pytest.mark.parametrize(
+    ("handler", "method", "use"),
+    [
+        (raises, "fork", DataLoader2.state_dict),
+        *((handler, "spawn", iter) for handler in (raises, Raises(), Raises().__call__)),
+    ],
+    ids=["state", "function", "object", "method"],
+)
 def test_an_exception_of_a_handler_while_a_pipeline_is_pickled_is_raised(handler, method, use):
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with (
-            loader(IterableWrapper(range(3)).sharding_filter().map(Rings()), multiprocessing_context=method) as dl,
-            pytest.raises(ValueError, match=str(int(signal.SIGUSR1))),
-        ):
-            use(dl)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with (
+        handling(handler, signal.SIGUSR1),
+        loader(IterableWrapper(range(3)).sharding_filter().map(Rings()), multiprocessing_context=method) as dl,
+        pytest.raises(ValueError, match=str(int(signal.SIGUSR1))),
+    ):
+        use(dl)
 
 
 @pytest.fixture
 def raising():
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
-    handler = Raises()
-    before = {number: signal.signal(number, handler) for number in numbers}
-    yield handler
-    for number, one in before.items():
-        signal.signal(number, one)
+    with handling(Raises(), signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM) as handler:
+        yield handler
 
 
 def test_all_held_signals_are_delivered_in_order_although_the_first_raises(raising):
@@ -401,7 +388,8 @@ class RaisesSigterm:
 @pytest.mark.parametrize(
     ("family", "method", "way"),
     [
-        *((family, "fork", way) for family in FAMILIES for way in WAYS),
+        *(("DataLoader2", "fork", way) for way in WAYS),
+        *((family, "fork", "kill") for family in list(FAMILIES)[1:]),
         *((family, method, "kill") for method in METHODS[1:] for family in BY_METHOD[method]),
     ],
 )
@@ -447,8 +435,5 @@ if __name__ == "__main__":
     ("method", "said"), [("spawn", "was killed by SIGTERM"), ("forkserver", "the program's main module has failed")]
 )
 def test_a_program_that_raises_sigterm_where_it_is_imported_starts_no_worker(method, said, tmp_path):
-    path = tmp_path / "program.py"
-    path.write_text(ENDS_WHERE_IT_IS_IMPORTED.format(method=method))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, timeout=250)
-    assert said in run.stdout, run.stderr
+    done = run(ENDS_WHERE_IT_IS_IMPORTED.format(method=method), file=tmp_path / "program.py")
+    assert said in done.stdout, done.stderr

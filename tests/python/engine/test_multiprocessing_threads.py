@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from programs import run
 
 #: A program that forks a process for each attempt, because helper objects are created only once per process. In each
 #: process, several threads create loaders with the start method "fork". At the same time, another thread sends items
 #: that use the codec's helpers and NumPy's API for the first time. The engine does not protect the program's own
 #: imports during a fork.
 ROUNDS = """
-import contextlib, os, signal, sys, threading, time, traceback
+import sys, threading, time, traceback
 import torchdata.datapipes.iter, torchdata.dataloader2
 from loopback import Loopback
 from process_checks import loader
 from torchdata.datapipes import DataChunk
 from torchdata.datapipes.iter import IterableWrapper
+from waiting import check_in_forked_child
 
 class Pickled:
     def __eq__(self, other):
@@ -64,39 +63,21 @@ def one_round(number):
                 failures.append(traceback.format_exc())
         return run
 
-    steps = [guarded(use), guarded(iterate), guarded(make, 0), guarded(make, number % 40 * 0.006)]
+    steps = [guarded(use), guarded(iterate), guarded(make, 0), guarded(make, number * 0.06)]
     threads = [threading.Thread(target=step, daemon=True) for step in steps]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join({deadline} + 5)
-    return failures + [f"{{thread}} did not end" for thread in threads if thread.is_alive()]
+        assert not thread.is_alive()
+    assert not failures, "\\n".join(failures)
 
 for number in range({rounds}):
-    pid = os.fork()
-    if pid == 0:
-        os.setpgid(0, 0)
-        failures = ["the round did not end"]
-        try:
-            failures = one_round(number)
-        finally:
-            print(*failures, sep="\\n", file=sys.stderr, flush=True)
-            os._exit(bool(failures))
-    deadline = time.monotonic() + {deadline} + 20
-    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    if ended != (pid, 0):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        sys.exit(f"round {{number}} failed: {{ended}}")
+    check_in_forked_child(lambda: one_round(number), {deadline} + 20)
 """
 
 
 @pytest.mark.parametrize("loaded", ["", "import numpy\n"], ids=["without NumPy in main", "with NumPy in main"])
 def test_threads_may_fork_workers_while_others_use_the_extension_for_the_first_time(loaded):
-    script = loaded + ROUNDS.format(rounds=4, deadline=60)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True, timeout=250
-    )
-    assert run.returncode == 0, run.stderr
+    done = run(loaded + ROUNDS.format(rounds=3, deadline=60), options=["-W", "ignore"])
+    assert done.returncode == 0, done.stderr

@@ -35,6 +35,7 @@ from torchdata._native import (
     TimedCall,
 )
 from torchdata.datapipes.iter import IterableWrapper
+from waiting import check_in_forked_child
 
 
 class Holder:
@@ -68,12 +69,6 @@ def queue_with_a_mark(holder):
     return queue
 
 
-def queue_with_a_place(holder):
-    queue = queue_with_a_mark(holder)
-    queue.pop()
-    return queue
-
-
 def queue_with_an_error(holder):
     queue = ReadAheadQueue("a test", 3)
     error = ValueError()
@@ -86,6 +81,12 @@ def queue_that_was_restored(holder):
     queue = ReadAheadQueue("a test", 1)
     for item in (1, holder, 2):
         queue.append(item)
+    queue.pop()
+    return queue
+
+
+def queue_with_a_place(holder):
+    queue = queue_with_a_mark(holder)
     queue.pop()
     return queue
 
@@ -228,25 +229,16 @@ WAYS = {
 
 
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
-def test_a_cycle_is_collected(make):
+def test_a_cycle_is_collected_unless_it_is_in_use(make):
     holder = Holder()
-    holder.held = make(holder)
+    native = holder.held = make(holder)
     gone = weakref.ref(holder)
     del holder
     gc.collect()
+    assert gone().held is native
+    del native
+    gc.collect()
     assert gone() is None
-
-
-@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
-def test_objects_in_use_are_not_collected(make):
-    holder = Holder()
-    native = holder.held = make(holder)
-    there = weakref.ref(holder)
-    del holder
-    gc.collect()
-    gc.collect()
-    assert there() is not None
-    assert there().held is native
 
 
 def test_every_class_is_tried_here_or_holds_no_objects():
@@ -310,18 +302,14 @@ def test_garbage_collection_does_not_free_items_that_a_thread_waits_for():
 def test_garbage_collection_in_a_forked_child_ignores_an_inherited_queue():
     holder = Holder()
     holder.held = queue_of_items(holder)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            there = weakref.ref(holder)
-            del holder
-            gc.collect()
-            code = 0 if there() is not None else 2  # a thread of the parent may use the object
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    there = [weakref.ref(holder)]
+
+    def collect():
+        gc.collect()
+        assert there[0]() is not None  # a thread of the parent may use the object
+
+    del holder
+    check_in_forked_child(collect)
 
 
 def test_a_collector_in_use_is_not_reused():

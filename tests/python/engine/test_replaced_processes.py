@@ -76,8 +76,7 @@ def ended(loader: Any) -> Iterator[Any]:
             loader.root.shutdown()  # type: ignore[attr-defined]
 
 
-@each_family
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("family", "way"), [*((batches, way) for way in WAYS), (nodes, "sleep"), (nodes, "stop")])
 def test_nothing_is_lost_if_a_process_hangs_even_after_a_load(family: Any, way: str, tmp_path: Path) -> None:
     (tmp_path / "resumed").mkdir()
     with ended(family(At(Hanging(way, tmp_path)), **HANGS)) as loader:

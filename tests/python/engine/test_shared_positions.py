@@ -11,7 +11,7 @@ import pytest
 
 import families
 from families import FAMILIES
-from process_checks import MULTIPROCESSING, loader, nothing_is_left, with_methods  # noqa: F401
+from process_checks import MULTIPROCESSING, loader, nothing_is_left  # noqa: F401
 from torchdata._engine.processes import positions
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -61,33 +61,18 @@ def told(family, function, workers=2, epochs=2, method="fork", between=lambda: N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_shared_file_position_causes_one_warning(family, file, path):
+def test_a_file_position_that_workers_share_causes_one_warning(family, file, path):
     (said,) = told(family, lambda x: row(file, x) and x)
     assert said.startswith(SAID)
     assert str(path) in said
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_workers_that_open_the_file_themselves_are_not_told(family, file, path):
-    def opens(x):
-        with open(path, "rb") as own:
-            return row(own, x) and x
-
-    assert told(family, opens) == []
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_one_worker_has_the_position_to_itself(family, file):
+    positions._told.clear()
     assert told(family, lambda x: row(file, x) and x, workers=1) == []
 
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_reads_of_the_main_process_are_not_taken_for_those_of_workers(family, file, path):
     def opens(x):
         with open(path, "rb") as own:
             return row(own, x) and x
 
-    assert told(family, opens, between=lambda: row(file, 5)) == []
+    assert told(family, opens, between=lambda: row(file, 5)) == [], "reads of main are not those of workers"
 
 
 class OpensAnew:
@@ -109,7 +94,7 @@ class OpensAnew:
         return row(self.file, x)[0]
 
 
-@pytest.mark.parametrize(("method", "family"), with_methods(*FAMILIES))
+@pytest.mark.parametrize(("method", "family"), [("spawn", "DataLoader2"), *(("fork", family) for family in FAMILIES)])
 def test_an_object_that_reopens_its_file_when_unpickled_has_a_position_in_each_worker(family, method, path):
     rows = bytes(x % 256 for x in range(COUNT))
     path.write_bytes(b"".join(bytes([x]) * ROW for x in rows))
@@ -156,7 +141,3 @@ def test_a_file_that_only_the_dispatching_process_reads_causes_no_warning(reads,
         for _ in range(3):
             assert sorted(dl) == list(range(COUNT))
     assert sum(SAID in str(one.message) for one in found) == count
-
-
-def test_a_file_that_no_worker_reads_causes_no_warning(file):
-    assert told("DataLoader2", lambda x: x) == []

@@ -92,6 +92,10 @@ def test_no_more_workers_are_advised_than_keep_the_cores_busy(counted):
     assert words.endswith("With a computes of 3 ms the training step (1.5 ms) would be the limit.")
     words = str(diagnose(seen(counted["computes"], cores=1, workers=2)))
     assert "The only core is busy with 2 workers" in words
+    stats = seen(counted["computes"], cores=2)
+    far = tuple(replace(one, node="far") if one.role == "worker" else one for one in stats.processes)
+    words = str(diagnose(replace(stats, processes=far)))
+    assert "With 25 workers the training step" in words, "the workers of other machines have other cores"
 
 
 def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
@@ -110,12 +114,6 @@ def test_computing_during_the_start_does_not_count_as_work(counted):
         "With 25 workers the training step (400 µs) would be the limit if the work is waiting; if it computes, "
         "2 workers keep the 2 cores busy."
     )
-
-
-def test_workers_of_other_machines_are_not_counted_by_the_cores_of_this_one(counted):
-    stats = seen(counted["computes"], cores=2)
-    far = tuple(replace(one, node="far") if one.role == "worker" else one for one in stats.processes)
-    assert "With 25 workers the training step" in str(diagnose(replace(stats, processes=far)))
 
 
 def test_the_diagnosis_knows_whether_real_workers_compute(counted):

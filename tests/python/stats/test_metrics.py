@@ -6,12 +6,10 @@ import os
 import signal
 import time
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ranks import gloo_job
 from torchdata import metrics
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
@@ -132,19 +130,3 @@ def test_two_loaders_share_a_registry_of_the_program() -> None:
             list(loader)
         found = [registry.get_sample_value("torchdata_items_total", {"rank": "0"}) for registry in registries]
     assert found == [10.0, 20.0]
-
-
-RANKED = """
-def main(rank):
-    from torchdata._observe.measuring import rank_of
-    service = SequentialReadingService(DistributedReadingService(60), MultiProcessingReadingService(1, "fork"))
-    with DataLoader2(IterableWrapper(range(9)).sharding_filter(), reading_service=service) as loader:
-        list(loader)
-        return rank_of(loader)
-"""
-
-
-def test_the_label_is_the_rank_of_the_job(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="ranks of torch.distributed")
-    with gloo_job(tmp_path, RANKED, 2) as job:
-        assert job.outcomes() == [0, 1]

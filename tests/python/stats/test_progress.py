@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import torchdata
+from terminal import Screen
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -40,42 +38,23 @@ print("done", count)
 
 def run_in_terminal(tmp_path: Path, length: str) -> str:
     """Runs the program in a terminal of 100 columns, and returns its output."""
-    import fcntl
-    import struct
-    import termios
-
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    main, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1]),
-        "TERM": "xterm-256color",
-    }
-    environment.pop("COLUMNS", None)
-    command = [sys.executable, "-W", "error", str(script), length]
-    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
-    os.close(terminal)
-    written = b""
-    while True:
-        try:
-            data = os.read(main, 65536)
-        except OSError:  # raised when all processes have closed the terminal
-            break
-        if not data:
-            break
-        written += data
-    os.close(main)
-    assert process.wait(120) == 0, written.decode()
-    return written.decode()
+    pytest.importorskip("pyte", reason="a terminal is looked at by it")
+    pytest.importorskip("tqdm", reason="it is an extra")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    screen = Screen("-W", "error", str(tmp_path / "program.py"), length, rows=30, columns=100)
+    try:
+        assert screen.end() == 0, screen.written.decode()
+    finally:
+        screen.close()
+    return screen.written.decode()
 
 
 def looks(written: str) -> list[str]:
     """Returns the lines that a terminal shows one after another while it displays the text `written`."""
-    screen = pytest.importorskip("pyte", reason="a terminal is looked at by it")
-    seen = screen.Screen(100, 30)
-    stream = screen.Stream(seen)
+    import pyte
+
+    seen = pyte.Screen(100, 30)
+    stream = pyte.Stream(seen)
     found: list[str] = []
     for part in re.split(r"(?<=[\r\n])", written):
         stream.feed(part)
@@ -84,7 +63,6 @@ def looks(written: str) -> list[str]:
 
 
 def test_a_terminal_shows_rate_fraction_and_waiting(tmp_path: Path) -> None:
-    pytest.importorskip("tqdm", reason="it is an extra")
     seen = looks(run_in_terminal(tmp_path, "known"))
     text = "\n".join(seen)
     assert seen[-1] == "done 60"
@@ -97,7 +75,6 @@ def test_a_terminal_shows_rate_fraction_and_waiting(tmp_path: Path) -> None:
 
 
 def test_an_epoch_of_unknown_length_has_no_fraction(tmp_path: Path) -> None:
-    pytest.importorskip("tqdm", reason="it is an extra")
     seen = looks(run_in_terminal(tmp_path, "unknown"))
     assert "60item" in "\n".join(seen).replace(" ", "")
     assert not re.search(r"\d+/60|100%\|", "\n".join(seen))
@@ -107,6 +84,8 @@ def test_nothing_is_written_where_there_is_no_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = DataLoader2(IterableWrapper(range(5)))
+    with pytest.raises(ValueError, match="interval is a positive number"):
+        loader.progress(interval=0)
     assert list(loader.progress()) == list(range(5))
     file = io.StringIO()
     assert list(loader.progress(file=file)) == list(range(5))
@@ -140,7 +119,7 @@ def test_a_notebook_shows_the_bar_below_its_cell(monkeypatch: pytest.MonkeyPatch
     assert re.search(r"20/20 .*item/s, \d+ % waiting", written["stderr"].splitlines()[-1])
 
 
-class Screen(io.StringIO):
+class TextOfATerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -149,16 +128,10 @@ def test_leaving_the_loop_closes_the_bar_and_the_loader_continues() -> None:
     pytest.importorskip("tqdm", reason="it is an extra")
     loader = DataLoader2(IterableWrapper(range(50)))
     for _ in range(2):
-        file = Screen()
+        file = TextOfATerminal()
         iterator = iter(loader.progress(file=file))
         assert [next(iterator), next(iterator)] == [0, 1]
         iterator.close()  # type: ignore[attr-defined]
         assert re.search(r"1/50|2/50", file.getvalue())
     assert len(list(loader)) == 50
     assert len(loader.progress()) == 50
-
-
-def test_bad_options_are_refused() -> None:
-    loader = DataLoader2(IterableWrapper(range(5)))
-    with pytest.raises(ValueError, match="interval is a positive number"):
-        loader.progress(interval=0)

@@ -146,26 +146,19 @@ def test_a_long_step_and_a_pause_cause_no_warning() -> None:
     raise AssertionError("this machine stands still all the time")
 
 
-def test_a_debugger_causes_no_stall_warning() -> None:
+def test_a_debugger_causes_no_stall_warning_and_none_comes_if_warnings_are_off() -> None:
     for _ in range(20):
         pipe = IterableWrapper(range(1)).map(held_by_a_debugger)
         with recorded() as warned, DataLoader2(pipe, stall_warning=0.05) as loader:
             assert list(loader) == [0]
         if not warned:  # if the machine pauses, a warning is correct
-            return
-    raise AssertionError("each time it was told")
-
-
-def test_nothing_is_reported_if_warnings_are_off() -> None:
-    with recorded() as warned, DataLoader2(IterableWrapper(range(1)).map(naps), stall_warning=None) as loader:
-        assert list(loader) == [0]
+            break
+    else:
+        raise AssertionError("each time it was told")
+    with recorded() as warned, DataLoader2(IterableWrapper([0.2]).map(time.sleep), stall_warning=None) as loader:
+        assert list(loader) == [None]
         assert watching_threads() == 0
     assert not warned
-
-
-def naps(item: int) -> int:
-    time.sleep(0.2)
-    return item
 
 
 def test_a_waiting_main_process_is_reported_once(tmp_path: Path) -> None:
@@ -199,7 +192,7 @@ def test_a_warning_shows_where_a_rank_waits_for_another() -> None:
 def test_a_forked_child_has_no_thread_and_starts_one_with_the_next_item() -> None:
     with DataLoader2(IterableWrapper(range(100)), stall_warning=5) as loader:
         iterator = iter(loader)
-        for _ in range(20):
+        for _ in range(5):
             next(iterator)
             wait_for(lambda: watching_threads() == 1)
             child = os.fork()
@@ -207,7 +200,7 @@ def test_a_forked_child_has_no_thread_and_starts_one_with_the_next_item() -> Non
                 os._exit(watching_threads() or len(os.listdir("/proc/self/task")) - 1)
             assert watching_threads() == 0, "not before the next item"
             assert os.waitpid(child, 0)[1] == 0
-        assert len(list(iterator)) == 80
+        assert len(list(iterator)) == 95
 
 
 def test_signals_are_left_to_the_threads_of_the_program() -> None:
@@ -242,7 +235,7 @@ def test_forks_of_other_threads_never_find_one_of_its_locks_held() -> None:
         try:
             with DataLoader2(IterableWrapper(range(100_000_000)), stall_warning=0.001) as loader:
                 for _ in loader:
-                    if len(results) >= 15:
+                    if len(results) >= 8:
                         break
         finally:
             over.set()
@@ -252,7 +245,7 @@ def test_forks_of_other_threads_never_find_one_of_its_locks_held() -> None:
 
 def test_a_loader_that_is_deleted_while_it_is_watched_leaves_nothing() -> None:
     before = set(_watched)  # other tests have left these threads behind
-    for _ in range(20):
+    for _ in range(5):
         iterator = iter(DataLoader2(IterableWrapper(range(3)), stall_warning=0.01))
         next(iterator)
         del iterator

@@ -69,24 +69,21 @@ def rows_of(stats: Any) -> dict[str, tuple[str | None, int]]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_users_own_code_is_counted_with_file_and_line(way: dict[str, Any]) -> None:
+    """Workers that are started for each epoch count from zero."""
     loader = StatefulDataLoader(Photos(), batch_size=4, collate_fn=pad, stats="full", **way)
+    one_board = not way.get("num_workers") or way.get("persistent_workers")
+    earlier = loader.stats()
     for epoch in (1, 2):
-        assert len(list(loader)) == 6
+        assert len(list(loader.progress())) == 6
         stats = loader.stats()
-        assert (stats.epoch, stats.items, stats.running) == (
-            epoch,
-            12 if is_one_board(way) and epoch == 2 else 6,
-            False,
-        )
+        epochs = epoch if one_board else 1
+        assert (stats.epoch, stats.items, stats.running) == (epoch, 6 * epochs, False)
+        assert loader.stats(earlier).items == 6
+        earlier = stats
     found = rows_of(stats)
-    epochs = 2 if is_one_board(way) else 1
     assert found["Photos.__getitem__"] == (place_of(Photos.__getitem__.__code__), 24 * epochs)
     assert found["pad"] == (place_of(pad.__code__), 6 * epochs)
     assert found["StatefulDataLoader"] == (None, 6 * epochs)
-
-
-def is_one_board(way: dict[str, Any]) -> bool:
-    return not way.get("num_workers") or bool(way.get("persistent_workers"))
 
 
 @pytest.mark.parametrize("way", WAYS[:2])
@@ -112,14 +109,6 @@ def test_a_copy_counts_for_itself(make: Any) -> None:
     assert (copied.stats().items, copied.stats().full) == (0, True)
     list(copied)
     assert (copied.stats().items, loader.stats().items) == (6, 6)
-
-
-def test_new_workers_count_from_zero() -> None:
-    loader = StatefulDataLoader(Photos(), batch_size=4, num_workers=1, multiprocessing_context="fork")
-    list(loader)
-    earlier = loader.stats()
-    list(loader)
-    assert loader.stats(earlier).items == 6
 
 
 def test_few_batches_are_timed_unless_all_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +201,7 @@ def test_an_argument_and_the_environment_turn_the_warning_off(name: str, monkeyp
     not hasattr(os, "memfd_create") or os.environ.get("TORCHDATA_PORTABLE") == "1",
     reason="loaders are found through memory files in Linux's /proc",
 )
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize(("name", "workers"), [*((name, 1) for name in LOADERS), ("StatefulDataLoader", 0)])
 def test_every_loader_is_seen_from_outside_with_its_slow_function_and_its_own_arguments(
     name: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,18 +222,20 @@ def test_every_loader_is_seen_from_outside_with_its_slow_function_and_its_own_ar
         loader.shutdown()
 
 
-def test_the_bar_over_an_epoch_gives_its_batches() -> None:
-    assert len(list(StatefulDataLoader(Photos(), batch_size=4).progress())) == 6
-
-
 def name_of(pid: int) -> str:
     with open(f"/proc/{pid}/comm") as file:
         return file.read().strip()
 
 
-@pytest.mark.parametrize("kind", ["StatefulDataLoader", "DataLoader2", "dispatching"])
+def renames(worker: int) -> None:
+    with open("/proc/self/comm", "w") as file:
+        file.write(f"mine_{worker}")
+
+
+@pytest.mark.parametrize("kind", ["StatefulDataLoader", "own names", "DataLoader2", "dispatching"])
 def test_processes_have_names_and_the_loader_tells_their_numbers(kind: str) -> None:
-    loader: Any = StatefulDataLoader(Photos(), num_workers=2, multiprocessing_context="fork")
+    rename = renames if kind == "own names" else None
+    loader: Any = StatefulDataLoader(Photos(), num_workers=2, worker_init_fn=rename, multiprocessing_context="fork")
     if kind == "DataLoader2":
         loader = DataLoader2.from_dataset(Photos(), num_workers=2)
     if kind == "dispatching":
@@ -254,9 +244,10 @@ def test_processes_have_names_and_the_loader_tells_their_numbers(kind: str) -> N
     iterator = iter(loader)
     next(iterator)
     wanted = ["td_worker_0", "td_worker_1", *(["td_dispatch"] if kind == "dispatching" else [])]
+    wanted = ["mine_0", "mine_1"] if kind == "own names" else wanted
     wait_for(lambda: list(map(name_of, loader.worker_pids())) == wanted)
     list(iterator)
-    if kind != "StatefulDataLoader":
+    if isinstance(loader, DataLoader2):
         loader.shutdown()
     assert loader.worker_pids() == []
 
@@ -288,20 +279,6 @@ def test_the_processes_of_all_nodes_belong_to_one_loader() -> None:
         loader.shutdown()
         assert loader.worker_pids() == []
         assert find(os.getpid()) == []
-
-
-def renames(worker: int) -> None:
-    with open("/proc/self/comm", "w") as file:
-        file.write(f"mine_{worker}")
-
-
-def test_a_process_name_that_a_worker_sets_is_kept() -> None:
-    loader = StatefulDataLoader(Photos(), num_workers=1, worker_init_fn=renames, multiprocessing_context="fork")
-    iterator = iter(loader)
-    next(iterator)
-    (pid,) = loader.worker_pids()
-    assert name_of(pid) == "mine_0"
-    list(iterator)
 
 
 def bad(index: int) -> int:

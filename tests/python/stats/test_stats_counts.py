@@ -14,8 +14,8 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-import torchdata
-from process_checks import METHODS, loader, nothing_is_left, wait_for, with_methods  # noqa: F401
+from families import TORCH
+from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
 from ranks import gloo_job
 from torchdata._engine import snapshots
 from torchdata._native import IterationToken, StatsBoard
@@ -29,6 +29,7 @@ from torchdata.dataloader2 import (
 )
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
+from waiting import check_in_forked_child
 
 pytestmark = pytest.mark.alone
 
@@ -101,21 +102,6 @@ def test_workers_count_what_they_read_make_and_send(method):
     assert {process.state for process in after.processes} == {"ended"}
 
 
-def test_with_dispatching_each_leg_is_counted():
-    pipe = IterableWrapper(range(40)).map(double)
-    pipe = pipe.sharding_round_robin_dispatch(torchdata.dataloader2.graph.settings.SHARDING_PRIORITIES.MULTIPROCESSING)
-    with loader(pipe.map(double), 2) as dl:
-        for _ in range(3):
-            assert sorted(dl) == list(range(0, 160, 4))
-        stats = dl.stats()
-    assert stats.dispatching is not None
-    assert (stats.items, stats.dispatching.items) == (120, 120)
-    assert items_out(stats.dispatching)["Mapper(double)"] == 120
-    for worker in stats.workers:
-        assert (worker.items, items_out(worker)["DispatchedSource"]) == (60, 60)
-        assert set(worker.waited_for) == {"the dispatching process"}
-
-
 def test_bytes_memory_and_copies_are_those_of_the_items():
     kept = []
     with loader(IterableWrapper(range(40)).sharding_filter().map(big), 1, memory_budget=1 << 20) as dl:
@@ -131,9 +117,6 @@ def test_bytes_memory_and_copies_are_those_of_the_items():
     assert stats.copies + stats.fragments >= 25
     assert stats.copied_bytes == 50_000 * stats.copies
     assert [int(item[0]) for item in kept] == list(range(40))
-
-
-def test_fragments_are_counted_if_there_is_no_memory():
     with loader(IterableWrapper(range(5)).sharding_filter().map(big), 1, memory_budget=0) as dl:
         assert len(list(dl)) == 5
         stats = dl.stats()
@@ -179,16 +162,22 @@ def test_workers_that_wait_for_room_say_so():
     assert fast.step_seconds == pytest.approx(fmean(steps), rel=0.3)
 
 
-def test_statistics_since_earlier_ones_count_from_there():
-    with loader(IterableWrapper(range(50)).sharding_filter()) as dl:
-        list(dl)
+def test_with_dispatching_each_leg_is_counted_also_since_earlier_statistics():
+    pipe = IterableWrapper(range(40)).map(double).sharding_round_robin_dispatch(MULTIPROCESSING)
+    with loader(pipe.map(double), 2) as dl:
+        assert sorted(dl) == list(range(0, 160, 4))
         before = dl.stats()
-        list(dl)
-        list(dl)
-        since = dl.stats(before)
-        assert (since.items, sum(worker.items for worker in since.workers)) == (100, 100)
-        assert since.seconds < dl.stats().seconds
-        assert dl.stats().items == 150
+        for _ in range(2):
+            assert sorted(dl) == list(range(0, 160, 4))
+        since, stats = dl.stats(before), dl.stats()
+    assert (since.items, sum(worker.items for worker in since.workers)) == (80, 80)
+    assert since.seconds < stats.seconds
+    assert stats.dispatching is not None
+    assert (stats.items, stats.dispatching.items) == (120, 120)
+    assert items_out(stats.dispatching)["Mapper(double)"] == 120
+    for worker in stats.workers:
+        assert (worker.items, items_out(worker)["DispatchedSource"]) == (60, 60)
+        assert set(worker.waited_for) == {"the dispatching process"}
 
 
 def test_items_that_are_read_ahead_are_kept():
@@ -316,17 +305,8 @@ def test_a_forked_child_that_reads_on_changes_nothing_of_its_parents_counters():
         iterator = iter(dl)
         for _ in range(10):
             next(iterator)
-        child = os.fork()
-        if child == 0:
-            try:
-                for _ in range(500):
-                    next(iterator)
-                os._exit(0)
-            except BaseException:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
-        stats = dl.stats()
-        assert [pipe.items_out for pipe in stats.pipes] == [10, 10]
+        check_in_forked_child(lambda: [next(iterator) for _ in range(500)])
+        assert [pipe.items_out for pipe in dl.stats().pipes] == [10, 10]
         assert next(iterator) == 20
 
 
@@ -341,24 +321,26 @@ def test_state_that_is_loaded_does_not_count_as_items():
         assert tokens[0].yielded == 100
 
 
+@pytest.mark.skipif(not TORCH, reason="ranks on gloo need torch")
 def test_each_rank_counts_its_own_share(tmp_path):
-    pytest.importorskip("torch", reason="ranks on gloo need torch")
     body = """
     def main(rank):
+        from torchdata._observe.measuring import rank_of
         pipe = IterableWrapper(range(18)).sharding_filter().map(identity)
         service = SequentialReadingService(DistributedReadingService(20), MultiProcessingReadingService(2, "fork"))
         with DataLoader2(pipe, reading_service=service) as loader:
             taken = len(list(loader)) + len(list(loader))
             stats = loader.stats()
         with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
-            alone = len(list(loader))
-            return taken, stats.items, [w.items for w in stats.workers], alone, loader.stats().items, len(stats.pipes)
+            alone = len(list(loader)), loader.stats().items
+        return rank_of(loader), taken, stats.items, [w.items for w in stats.workers], alone, len(stats.pipes)
     """
     with gloo_job(tmp_path, body) as job:
-        for taken, items, by_worker, alone, counted, pipes in job.outcomes():
+        for number, (rank, taken, items, by_worker, alone, pipes) in enumerate(job.outcomes()):
+            assert rank == number, "metrics have the rank as a label"
             assert taken == items == 16
             assert all(worker >= 8 for worker in by_worker)
-            assert alone == counted == 9
+            assert alone == (9, 9)
             assert pipes == 2 + 2 * 3
 
 
@@ -376,15 +358,8 @@ class Odd(IterDataPipe):
 
 
 def test_counts_are_true_whatever_the_graph_and_its_history():
-    """The test draws random graphs and services, and draws which epochs are left early. `TORCHDATA_SEED` sets a single
-    seed to test.
-    """
-    seeds = (
-        [int(os.environ["TORCHDATA_SEED"])]
-        if "TORCHDATA_SEED" in os.environ
-        else range(int(os.environ.get("TORCHDATA_RUNS", "12")))
-    )
-    for seed in seeds:
+    """The test draws random graphs and services, and draws which epochs are left early."""
+    for seed in range(12):
         _random_history(seed)
 
 
@@ -395,34 +370,19 @@ def _random_history(seed):
     pipe = IterableWrapper(range(count)).sharding_filter()
     size = rng.choice([None, 1, 4])
     pipe = Odd(pipe, every)
-    if size:
-        pipe = pipe.batch(size)
+    pipe = pipe.batch(size) if size else pipe
     if rng.random() < 0.3:
         pipe = pipe.prefetch(rng.randrange(1, 10))
     service = None
     if workers:
-        service = MultiProcessingReadingService(
-            workers,
-            multiprocessing_context="fork",
-            worker_prefetch_cnt=rng.randrange(0, 12),
-            in_order=rng.random() < 0.7,
-        )
-    epochs = rng.randrange(1, 5)
-    got = 0
+        ahead, in_order = rng.randrange(0, 12), rng.random() < 0.7
+        service = MultiProcessingReadingService(workers, "fork", worker_prefetch_cnt=ahead, in_order=in_order)
+    epochs, got, whole = rng.randrange(1, 5), 0, True
     with DataLoader2(pipe, reading_service=service, stats=level) as dl:
-        whole = True
         for _ in range(epochs):
             limit = rng.randrange(0, 30) if rng.random() < 0.4 else None
-            iterator = iter(dl)
-            taken = 0
-            while limit is None or taken < limit:
-                try:
-                    next(iterator)
-                except StopIteration:
-                    break
-                taken += 1
-            else:
-                whole = False
+            taken = sum(1 for _ in islice(dl, limit))
+            whole = whole and taken != limit
             got += taken
             assert dl.stats().items == got, seed
         stats = dl.stats()
@@ -462,14 +422,14 @@ class Counted(IterDataPipe):
         self.at = state["at"] + 1
 
 
-@pytest.mark.parametrize(("method", "dispatched"), with_methods(False, True))
-def test_each_snapshot_that_a_child_sends_is_counted(method, dispatched, tmp_path, monkeypatch):
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_each_snapshot_that_a_child_sends_is_counted(dispatched, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # takes a snapshot after each item
     log = tmp_path / "taken"
     pipe = Counted(60, str(log))
     pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
-    with loader(pipe.map(double), multiprocessing_context=method) as dl:
+    with loader(pipe.map(double)) as dl:
         assert len(list(dl)) == 60
         stats = dl.stats()
     by_process = {process.name: process.snapshots for process in stats.processes}
@@ -528,7 +488,7 @@ def test_threads_that_assign_a_counter_and_begin_epochs_at_once_spoil_neither() 
     def begin(token: IterationToken) -> list[int]:
         return [token.begin()[0] for _ in range(300)]
 
-    for _ in range(20):
+    for _ in range(5):
         token = IterationToken()
         with ThreadPoolExecutor(6) as threads:
             assigned = [threads.submit(assign, board, token) for board in boards * 2]

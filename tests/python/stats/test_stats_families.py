@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+from hanging import stalls_told
 from process_checks import nothing_is_left  # noqa: F401
 from torchdata._observe.outside import stalls
 from torchdata._observe.outside.attaching import NoLoaderError, attach
-from torchdata._observe.outside.stalls import StallWarning
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 from waiting import wait_for
@@ -61,41 +60,33 @@ def test_a_stateful_loader_is_found_and_its_batches_are_counted(tmp_path: Path) 
         attach(os.getpid())
 
 
-@contextmanager
-def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Records the stall warnings that `Waiting` causes. After the first warning, the function creates the file for
-    which `Waiting` waits."""
-    told: list[str] = []
-
-    def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:
-        if category is StallWarning and "in __getitem__" in str(message):
-            told.append(str(message))
-            there.touch()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", tell)
-        yield told
+def node_over(items: list[int], there: Path) -> ParallelMapper[int]:
+    read = Waiting(there).__getitem__
+    return ParallelMapper(IterableWrapper(items), read, 2, method="process", multiprocessing_context="fork")
 
 
-def test_main_warns_of_the_worker_of_a_stateful_loader_that_gives_no_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("family", ["StatefulDataLoader", "ParallelMapper"])
+def test_main_warns_of_the_process_that_gives_no_item(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalls, "STALL", 0.2)
-    loader = StatefulDataLoader(Waiting(tmp_path / "there"), 1, num_workers=2, multiprocessing_context="fork")
-    with stalls_told(tmp_path / "there", monkeypatch) as told:
-        assert [int(batch) for batch in loader] == list(range(20))
-    assert "main waits for worker process 1" in told[0]
-    assert "with start method 'fork' the usual cause is a library whose threads do not survive a fork" in told[0]
-    assert "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process" in told[0]
+    monkeypatch.setattr(stalls, "STALL", 0.3)
+    there = tmp_path / "there"
+    node = node_over(list(range(20)), there)
+    loader: Any = Loader(node)
+    if family == "StatefulDataLoader":
+        loader = StatefulDataLoader(Waiting(there), 1, num_workers=2, multiprocessing_context="fork")
+    with stalls_told(there, monkeypatch, "main waits for worker process", "in __getitem__") as told:
+        assert [int(item) for item in loader] == list(range(20))
+    assert "no item has come for" in told[0]
+    if family == "StatefulDataLoader":
+        assert "main waits for worker process 1" in told[0]
+        assert "with start method 'fork' the usual cause is a library whose threads do not survive a fork" in told[0]
+        assert "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process" in told[0]
+    node.shutdown()
 
 
 def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path) -> None:
-    waiting = Waiting(tmp_path / "there")
-    node = ParallelMapper(
-        IterableWrapper([1, 5, 5]), waiting.__getitem__, 2, method="process", multiprocessing_context="fork"
-    )
-    loader = Loader(node)
+    loader = Loader(node_over([1, 5, 5], tmp_path / "there"))
     iterator = iter(loader)
     assert next(iterator) == 1
     attached = max(attach(os.getpid()), key=lambda found: len(found.stats().processes))  # the view of this loader
@@ -109,27 +100,9 @@ def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path)
         attach(os.getpid())
 
 
-def test_main_warns_of_the_process_of_a_node_that_gives_no_item(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stalls, "STALL", 0.5)
-    waiting = Waiting(tmp_path / "there")
-    node = ParallelMapper(
-        IterableWrapper(range(20)), waiting.__getitem__, 2, method="process", multiprocessing_context="fork"
-    )
-    with stalls_told(tmp_path / "there", monkeypatch) as told:
-        assert list(Loader(node)) == list(range(20))
-    assert "no item has come for" in told[0]
-    assert "main waits for worker process" in told[0]
-    node.shutdown()
-
-
 def test_a_process_that_nobody_waits_for_causes_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stalls, "STALL", 0.5)
-    waiting = Waiting(tmp_path / "there")
-    node = ParallelMapper(
-        IterableWrapper([1, 5]), waiting.__getitem__, 2, method="process", multiprocessing_context="fork"
-    )
+    node = node_over([1, 5], tmp_path / "there")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         iterator = iter(Loader(node))

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import textwrap
 import time
 import warnings
@@ -22,6 +17,7 @@ import pytest
 
 from leftovers import descriptors, shared_files
 from process_checks import loader, no_earlier_loader, nothing_is_left, wait_for  # noqa: F401
+from terminal import Screen
 from torchdata._observe.outside.attaching import NoLoaderError, attach, find
 from torchdata._observe.outside.stacks import kernel_state
 from torchdata._observe.outside.stalls import StallWarning
@@ -102,7 +98,7 @@ def run(*arguments):
     )
 
 
-def test_a_loader_is_found_through_its_process_and_its_workers(program):
+def test_a_loader_is_found_through_its_process_and_its_workers_and_cannot_be_changed(program):
     process = program("on")
     (attached,) = attach(process.pid)
     assert attached.pid == process.pid
@@ -115,17 +111,6 @@ def test_a_loader_is_found_through_its_process_and_its_workers(program):
     before = stats.items
     wait_for(lambda: attached.stats().items > before + 50)
     assert any(pipe.own_seconds for pipe in attached.stats().pipes)
-
-
-def test_an_observer_can_change_nothing(program):
-    process = program("on")
-    (attached,) = attach(process.pid)
-    descriptor = next(
-        f"/proc/{process.pid}/fd/{name}"
-        for name in os.listdir(f"/proc/{process.pid}/fd")
-        if os.readlink(f"/proc/{process.pid}/fd/{name}").startswith("/memfd:torchdata-stats")
-    )
-    assert os.path.exists(descriptor)
     mappings = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:torchdata-stats" in line]
     assert mappings
     assert all(line.split()[1].startswith("r--") for line in mappings)
@@ -323,57 +308,6 @@ def test_a_second_loader_causes_no_warning():
     raise AssertionError("this machine stands still all the time")
 
 
-class Screen:
-    """Runs a program in a pseudo terminal, and reads the contents of its screen."""
-
-    def __init__(self, *arguments, rows=40, columns=140):
-        import pyte
-
-        self.screen = pyte.Screen(columns, rows)
-        self.stream = pyte.ByteStream(self.screen)
-        self.pid, self.master = pty.fork()
-        if self.pid == 0:
-            # `execve` passes an explicit environment, because pytest imports readline, which sets LINES and COLUMNS
-            # without Python's knowledge.
-            environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-            os.execve(sys.executable, [sys.executable, *arguments], {**environment, "TERM": "xterm-256color"})
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.status = None
-
-    def read(self, seconds=0.05):
-        if select.select([self.master], [], [], seconds)[0]:
-            try:
-                data = os.read(self.master, 65536)
-            except OSError:
-                data = b""
-            self.stream.feed(data)
-        return "\n".join(line.rstrip() for line in self.screen.display)
-
-    def wait(self, *words, seconds=120.0):
-        deadline = time.monotonic() + seconds
-        while not all(word in self.read() for word in words):
-            assert time.monotonic() < deadline, f"the screen does not show {words}:\n{self.read()}"
-
-    def press(self, key):
-        os.write(self.master, key.encode())
-
-    def end(self, seconds=120.0):
-        deadline = time.monotonic() + seconds
-        while self.status is None:
-            self.read()
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.status = os.waitstatus_to_exitcode(status)
-            assert time.monotonic() < deadline, f"it did not end:\n{self.read()}"
-        return self.status
-
-    def close(self):
-        if self.status is None:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        os.close(self.master)
-
-
 @pytest.fixture
 def top():
     pytest.importorskip("rich")
@@ -393,14 +327,22 @@ def top():
 def test_the_live_view_shows_processes_pipes_and_verdict_and_goes_without_a_trace(program, top):
     process = program("on")
     before = descriptors(process.pid), shared_files()
-    screen = top(process.pid)
-    screen.wait("worker process 1", "Mapper(step)", "items/s", "q quit")
+    screen = top(process.pid, rows=40)
+    screen.wait("worker process 1", "Mapper(step)", "items/s", "q quit   s stacks\n")
     screen.wait("limits you")
-    screen.press("q")
-    assert screen.end() == 0
+    narrow, low = top(process.pid, rows=24, columns=80), top(process.pid, rows=7)
+    narrow.wait("worker process 1", "Mapper(step)", "items/s")
+    assert not any("…" in line for line in narrow.read().splitlines() if "worker process" in line)
+    low.wait("items/s", "q quit   s stacks   ", "lines more than there is room for")
+    # The small screen reports how many lines of the large screen are missing. Both screens show the line that explains
+    # the keys.
+    wait_for(lambda: f" {len(screen.read().rstrip().splitlines()) - 7} lines more" in low.read())
+    for one in (screen, narrow, low):
+        one.press("q")
+        assert one.end() == 0
     assert process.poll() is None
     wait_for(lambda: descriptors(process.pid) <= before[0])  # a running program may have a file open for a moment
-    assert shared_files([screen.pid]) == before[1]  # files of other programs do not count
+    assert shared_files([screen.pid, narrow.pid, low.pid]) == before[1]  # files of other programs do not count
     assert "worker process 1" in attach(process.pid)[0].stats().processes[2].name
 
 
@@ -416,15 +358,6 @@ def test_the_live_view_shows_the_stacks_of_a_hung_loader(program, top):
     assert screen.end() in (0, 130)
 
 
-def test_the_live_view_keeps_to_a_narrow_terminal(program, top):
-    process = program("on")
-    screen = top(process.pid, rows=24, columns=80)
-    screen.wait("worker process 1", "Mapper(step)", "items/s")
-    assert not any("…" in line for line in screen.read().splitlines() if "worker process" in line)
-    screen.press("q")
-    assert screen.end() == 0
-
-
 def test_the_live_view_shows_two_loaders_and_ends_with_the_last(program, top):
     first, second = program("on"), program("on")
     screen = top(rows=400)  # the screen is large, because loaders of other programs may be shown, too
@@ -437,15 +370,3 @@ def test_the_live_view_shows_two_loaders_and_ends_with_the_last(program, top):
     screen.wait(f"pid {second.pid}")
     screen.press("q")
     assert screen.end() == 0
-
-
-def test_the_live_view_says_how_much_does_not_fit(program, top):
-    process = program("on")
-    low, high = top(process.pid, rows=7), top(process.pid, rows=40)
-    low.wait("items/s", "q quit   s stacks   ", "lines more than there is room for")
-    high.wait("q quit   s stacks\n", "Mapper(step)")
-    # The small screen reports how many lines of the large screen are missing. The small screen and the large screen
-    # both show the line that explains the keys.
-    wait_for(lambda: f" {len(high.read().rstrip().splitlines()) - 7} lines more" in low.read())
-    low.press("q")
-    assert low.end() == 0

@@ -8,14 +8,13 @@ import gc
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
 from process_checks import loader
+from programs import output_of
 from torchdata._native import StatsBoard
 from torchdata._observe.outside import stacks
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -152,11 +151,10 @@ def test_workers_that_never_come_to_an_epoch_leave_no_memory():
     assert memories() == []
 
 
-def test_a_late_stack_request_ends_no_process_and_writes_nothing():
-    script = f"""
-import os, signal, sys
+def test_a_late_stack_request_ends_no_process_and_writes_nothing(tmp_path):
+    script = """
+import os, sys
 os.close(2)
-sys.path[:] = {sys.path!r}
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 taken = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
@@ -174,12 +172,7 @@ with DataLoader2(IterableWrapper(range(3))) as loader:
 os.kill(os.getpid(), number)
 print("unharmed")
 """
-    path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"late-{os.getpid()}")
-    try:
-        done = subprocess.run([sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True, timeout=250)
-    finally:
-        os.unlink(path)
-    assert (done.returncode, done.stdout) == (0, "unharmed\n")
+    assert output_of(script, tmp_path / "taken") == "unharmed\n"
 
 
 def test_shared_memory_that_the_program_has_closed_is_created_again():
@@ -194,15 +187,18 @@ def test_shared_memory_that_the_program_has_closed_is_created_again():
     stacks.answer_no_more(second, 0)
 
 
-def test_no_process_gets_a_signal_without_a_handler():
-    """No signal is sent if the page of a process is damaged, or if its process id now belongs to another process."""
+def test_no_process_gets_a_signal_without_a_handler_and_faulthandler_has_the_handler():
+    """No signal is sent if the page of a process is damaged, or if its process id now belongs to another process. A
+    process must return its stacks even while a thread holds the interpreter's lock, so Python has no handler.
+    """
     board, page = answering()
-    descriptor = page["stack"]
     other = signal.SIGRTMAX - 5
     assert signal.getsignal(other) == signal.SIG_DFL
     for number in (0, -1, 1000, signal.SIGKILL, signal.SIGTERM, other):
-        assert stacks.ask_for_stack(os.getpid(), number, descriptor, 0.01) is None
+        assert stacks.ask_for_stack(os.getpid(), number, page["stack"], 0.01) is None
+    assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "what Python would do once the handler is gone"
     stacks.answer_no_more(board, 0)
+    assert not faulthandler.unregister(page["signal"])
 
 
 def test_later_changes_of_a_signal_handler_are_kept():
@@ -236,13 +232,12 @@ def test_two_simultaneous_requests_each_get_one_stack():
     assert {answer.count("Stack (most recent call first)") for answer in answers if answer} == {1}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork(seed):
+def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork():
     """At random moments, the test begins or ends a loader, requests stacks, or forks.
 
     The requests must not kill a process or leak a descriptor, and each forked child must return its own stacks.
     """
-    rng, over, failures = random.Random(seed), threading.Event(), []
+    rng, over, failures = random.Random(0), threading.Event(), []
 
     def guarded(step):
         def run():
@@ -302,14 +297,5 @@ os.kill(os.getpid(), numbers[0])
 held = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if name != "3"]
 print("unharmed", sum("torchdata-stacks" in one for one in held))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout in ("unharmed 0\n", "unharmed 1\n"), "one descriptor at most, however many loaders there were"
-
-
-def test_the_handler_belongs_to_faulthandler_and_not_to_python():
-    """A process must return its stacks even while a thread holds the interpreter's lock."""
-    board, page = answering()
-    assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "what Python would do once the handler is gone"
-    stacks.answer_no_more(board, 0)
-    assert not faulthandler.unregister(page["signal"])
+    told = output_of(script)
+    assert told in ("unharmed 0\n", "unharmed 1\n"), "one descriptor at most, however many loaders there were"

@@ -6,7 +6,10 @@ this module imports torch only when a family needs torch.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import importlib.util
+import sys
 
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
@@ -54,9 +57,17 @@ def dataloader2(method, function=identity, count=20):
     return Opened(loader, lambda _: loader.shutdown())
 
 
-def stateful(method, function=identity, count=20):
-    from torchdata.stateful_dataloader import StatefulDataLoader
+def imported(name):
+    """Imports a module. Objects of the import are excluded from garbage collection, because tests collect often."""
+    if name not in sys.modules:
+        importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
+    return sys.modules[name]
 
+
+def stateful(method, function=identity, count=20):
+    StatefulDataLoader = imported("torchdata.stateful_dataloader").StatefulDataLoader
     loader = StatefulDataLoader(
         Mapped(function, count),
         batch_size=None,
@@ -68,18 +79,16 @@ def stateful(method, function=identity, count=20):
 
 
 def nodes(method, function=identity, count=20):
-    from torchdata.nodes import IterableWrapper as Source
-    from torchdata.nodes import Loader, ParallelMapper
-
-    node = ParallelMapper(
-        Source(range(count)),
+    nodes = imported("torchdata.nodes")
+    node = nodes.ParallelMapper(
+        nodes.IterableWrapper(range(count)),
         function,
         num_workers=WORKERS,
         method="process",
         multiprocessing_context=method,
         max_concurrent=WORKERS,
     )
-    return Opened(Loader(node), lambda _: node.shutdown())
+    return Opened(nodes.Loader(node), lambda _: node.shutdown())
 
 
 FAMILIES = {"DataLoader2": dataloader2}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import threading
 import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,3 +135,21 @@ class ClockOfHangs:
             self.seconds += now - self.read_at
         self.read_at = now
         return self.seconds
+
+
+@contextlib.contextmanager
+def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Iterator[list[str]]:
+    """Records the stall warnings that contain all `words`. After such a warning, the file `there` exists, for which the
+    hanging function waits.
+    """
+    told: list[str] = []
+
+    def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:
+        if category.__name__ == "StallWarning" and all(word in str(message) for word in words):
+            told.append(str(message))
+            there.touch()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", tell)
+        yield told

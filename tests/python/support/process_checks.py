@@ -20,6 +20,7 @@ from leftovers import (  # noqa: F401 - tests take some from here
     started_children,
     state,
 )
+from torchdata._engine.processes import shutdown
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._observe.outside.attaching import find
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -53,6 +54,12 @@ def nothing_is_left():
     # server.
     assert descriptors() <= before[0] + 6, "descriptors were left open"
     assert shared_mappings() <= before[3], "shared memory was left mapped"
+
+
+@pytest.fixture
+def children_are_killed_soon(monkeypatch):
+    """Limits how long a shutdown waits for hanging children before it kills them."""
+    monkeypatch.setattr(shutdown, "ASKED", 0.2)
 
 
 @pytest.fixture(autouse=True)

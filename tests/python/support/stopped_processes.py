@@ -20,6 +20,7 @@ if __name__ == "__mp_main__" and "starting" in sys.argv:
 from leftovers import cmdline, descendants, state
 from process_checks import wait_for
 from restarted import pipeline, restarting
+from torchdata._engine.processes import shutdown
 
 
 def own_processes():
@@ -54,6 +55,7 @@ def replace_a_worker(loader):
 
 
 def main(method, when, ending, file):
+    shutdown.ASKED = 0.2  # the children are stopped, so the shutdown kills them
     loader = restarting(pipeline(100_000, dispatched=True), multiprocessing_context=method)
     if when == "starting":
         threading.Thread(target=iter, args=(loader,), daemon=True).start()

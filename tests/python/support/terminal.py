@@ -1,15 +1,16 @@
-"""Runs a program in a pseudo terminal, and presses Ctrl-C in this terminal.
+"""Runs programs in a pseudo terminal, reads its screen, and presses keys such as Ctrl-C.
 
-The terminal sends SIGINT to the main process, the workers and all other processes of the program at once.
+At Ctrl-C, the terminal sends SIGINT to the main process, the workers and all other processes of the program at once.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
 import signal
-import subprocess
+import struct
 import sys
 import termios
 import time
@@ -22,19 +23,14 @@ class Terminal:
     """Runs a Python script, and reads the output of the script and its children line by line."""
 
     def __init__(self, *arguments):
-        self.master, slave = pty.openpty()
-        attributes = termios.tcgetattr(slave)
-        attributes[3] &= ~termios.ECHO  # the terminal must not print "^C" into the output
-        attributes[1] &= ~termios.OPOST
-        termios.tcsetattr(slave, termios.TCSANOW, attributes)
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", _OWN_TERMINAL, *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-        )
-        os.close(slave)
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            attributes = termios.tcgetattr(0)
+            attributes[3] &= ~termios.ECHO  # the terminal must not print "^C" into the output
+            attributes[1] &= ~termios.OPOST
+            termios.tcsetattr(0, termios.TCSANOW, attributes)
+            os.execv(sys.executable, [sys.executable, "-W", "error", *arguments])
+        self.status = None
         self._read = b""
 
     def line(self, seconds=60.0):
@@ -60,6 +56,17 @@ class Terminal:
     def press_ctrl_c(self):
         os.write(self.master, CTRL_C)
 
+    def end(self, seconds=120.0):
+        """Waits until the script has ended, and returns its exit code."""
+        deadline = time.monotonic() + seconds
+        while self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+            assert time.monotonic() < deadline, "it did not end"
+            time.sleep(0.005)
+        return self.status
+
     def processes(self):
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -67,7 +74,7 @@ class Terminal:
                 fields = stat.read_text().rsplit(")", 1)[1].split()
             except OSError:
                 continue
-            if int(fields[3]) == self.process.pid and fields[0] != "Z":
+            if int(fields[3]) == self.pid and fields[0] != "Z":
                 found.append(int(stat.parent.name))
         return found
 
@@ -77,7 +84,7 @@ class Terminal:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        self.process.wait()
+        self.end()
         os.close(self.master)
 
     def __enter__(self):
@@ -87,10 +94,53 @@ class Terminal:
         self.close()
 
 
-#: Code that runs before the script, and makes the terminal the controlling terminal of the session. A terminal sends
-#: signals only to the session that it controls.
-_OWN_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-W", "error", *sys.argv[1:]])
-"""
+class Screen:
+    """Runs Python in a pseudo terminal of a given size, and reads the contents of its screen."""
+
+    def __init__(self, *arguments, rows=40, columns=140):
+        import pyte
+
+        self.screen = pyte.Screen(columns, rows)
+        self.stream = pyte.ByteStream(self.screen)
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            # `execve` passes an explicit environment, because pytest imports readline, which sets LINES and COLUMNS
+            # without Python's knowledge.
+            environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            os.execve(sys.executable, [sys.executable, *arguments], {**environment, "TERM": "xterm-256color"})
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.status, self.written = None, b""
+
+    def read(self, seconds=0.05):
+        if select.select([self.master], [], [], seconds)[0]:
+            try:
+                data = os.read(self.master, 65536)
+            except OSError:
+                data = b""
+            self.written += data
+            self.stream.feed(data)
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def wait(self, *words, seconds=120.0):
+        deadline = time.monotonic() + seconds
+        while not all(word in self.read() for word in words):
+            assert time.monotonic() < deadline, f"the screen does not show {words}:\n{self.read()}"
+
+    def press(self, key):
+        os.write(self.master, key.encode())
+
+    def end(self, seconds=120.0):
+        deadline = time.monotonic() + seconds
+        while self.status is None:
+            self.read()
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+            assert time.monotonic() < deadline, f"it did not end:\n{self.read()}"
+        return self.status
+
+    def close(self):
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.master)

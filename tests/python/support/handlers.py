@@ -1,0 +1,20 @@
+"""Sets signal handlers for the duration of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def handling(handler: Any, *numbers: signal.Signals | int) -> Iterator[Any]:
+    """Handles some signals. At the end, stops the alarm timer, and restores the former handlers."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield handler
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, former in before.items():
+            signal.signal(number, former)
