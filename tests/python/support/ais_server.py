@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from server_process import server_process
+from server_process import serve, server_process
 
 #: Names per page of a listing.
 NAMES_PER_PAGE = 5
@@ -102,17 +102,7 @@ def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[s
     return server_process(__file__, told=json.dumps(as_text))
 
 
-def main() -> None:
-    import threading
-
+if __name__ == "__main__":
     for bucket, objects in json.loads(sys.stdin.readline()).items():
         Cluster.buckets[bucket] = {name: (bytes.fromhex(content), 1) for name, content in objects.items()}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Cluster)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(server.server_address[1], flush=True)
-    sys.stdin.read()
-    server.shutdown()
-
-
-if __name__ == "__main__":
-    main()
+    serve(ThreadingHTTPServer(("127.0.0.1", 0), Cluster))

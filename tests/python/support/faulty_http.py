@@ -2,28 +2,28 @@
 correctly.
 
 The server runs in a separate process, as in `http_server`. At most `IN_A_ROW` successive requests for a file fail
-before a request is answered completely, so a client with more retries always gets the file. Usage:
-
-    python tests/python/support/faulty_http.py --faults 3000 --seed 1
+before a request is answered completely, so a client with more retries always gets the file.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
+
+from drivers.frame import Driver
+from server_process import serve, server_process
 
 FAULTS = ["503", "500", "429", "429 date", "reset", "hang-up", "cut", "body reset", "wrong length", "slow", "slow body"]
 IN_A_ROW = 3
@@ -113,8 +113,8 @@ class Listener(ThreadingHTTPServer):
 
 
 class Faulty:
-    def __init__(self, port: int, seed: int) -> None:
-        self.root, self.seed = f"http://127.0.0.1:{port}", seed
+    def __init__(self, root: str, seed: int) -> None:
+        self.root, self.seed = root, seed
 
     def urls(self, count: int) -> list[str]:
         return [f"{self.root}/{number}" for number in range(count)]
@@ -136,49 +136,26 @@ def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Itera
         faults: the kinds of faults that the server may cause.
         spared: the probability that a request is answered without a fault.
     """
-    command = [sys.executable, __file__, "--serve", ",".join(faults), "--seed", str(seed), "--spared", str(spared)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield Faulty(int(process.stdout.readline()), seed)
-        finally:
-            process.stdin.close()
-            process.wait(120)
+    with server_process(__file__, str(seed), ",".join(faults), str(spared)) as root:
+        yield Faulty(root, seed)
 
 
-def serve(seed: int, faults: list[str], spared: float) -> None:
-    server = Listener(seed, faults, spared)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(server.server_address[1], flush=True)
-    sys.stdin.read()
-
-
-def drive(seed: int, wanted: int) -> None:
+def check(seed: int) -> int:
+    """Reads files from a faulty server, and returns the number of faults."""
     from torchdata.datapipes.iter import HttpReader
     from torchdata.datapipes.iter.web import client
 
     client.BACKOFF, client.LONGEST_WAIT = 0.001, 0.001
+    count, size = 50, random.Random(seed).choice([-1, 1000, 100_000])
     with running(seed) as server:
-        epochs = 0
-        while (met := server.faults()).total() < wanted:
-            count, read = 50, random.Random(epochs).choice([-1, 1000, 100_000])
-            pipe = HttpReader(server.urls(count), timeout=TIMEOUT, max_retries=10)
-            for (url, stream), content in zip(pipe, server.contents(count), strict=True):
-                assert b"".join(iter(lambda: stream.read(read), b"")) == content, url  # noqa: B023
-            epochs += 1
-            print(f"{epochs} epochs of {count} files, {met.total()} faults", flush=True)
-        print(dict(met))
+        pipe = HttpReader(server.urls(count), timeout=TIMEOUT, max_retries=10)
+        for (url, stream), content in zip(pipe, server.contents(count), strict=True):
+            assert b"".join(iter(partial(stream.read, size), b"")) == content, url
+        return server.faults().total()
+
+
+DRIVER = Driver(lambda seed, _: seed, check, "faults")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--faults", type=int, default=1000)
-    parser.add_argument("--serve")
-    parser.add_argument("--spared", type=float, default=0.2)
-    arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.seed, arguments.serve.split(","), arguments.spared)
-    else:
-        drive(arguments.seed, arguments.faults)
+    serve(Listener(int(sys.argv[1]), sys.argv[2].split(","), float(sys.argv[3])))

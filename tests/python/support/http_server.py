@@ -25,10 +25,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +33,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
+
+from server_process import serve, server_process
 
 LOG = "requests.log"
 #: The name of a file with one byte for each `PIECE` of data that the server has begun to send.
@@ -201,8 +200,8 @@ class Listener(ThreadingHTTPServer):
 class Server:
     """The test's interface to the server: its address, its folder, and the requests that the server has received."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.root = folder, f"http://127.0.0.1:{port}"
+    def __init__(self, folder: Path, root: str) -> None:
+        self.folder, self.root = folder, root
 
     def url(self, name: str, content: bytes | None = None, **query: object) -> str:
         """Returns the URL of a file, which is written first if `content` is given."""
@@ -235,25 +234,11 @@ class Server:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Server]:
-    command = [sys.executable, __file__, str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield Server(folder, int(process.stdout.readline()))
-        finally:
-            process.stdin.close()
-            process.wait(120)
-
-
-def main(folder: str) -> None:
-    server = Listener(("127.0.0.1", 0), Handler)
-    server.folder = Path(folder)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(server.server_address[1], flush=True)
-    sys.stdin.read()
-    os._exit(0)
+    with server_process(__file__, str(folder)) as root:
+        yield Server(folder, root)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    listener = Listener(("127.0.0.1", 0), Handler)
+    listener.folder = Path(sys.argv[1])
+    serve(listener)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from socketserver import BaseServer
+from typing import NoReturn
 
 
 @contextlib.contextmanager
@@ -28,3 +32,11 @@ def server_process(*arguments: str, told: str = "") -> Iterator[str]:
                 process.wait(120)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def serve(server: BaseServer) -> NoReturn:
+    """Runs a server in this process, which was started by `server_process`. Prints the port of the server."""
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_address[1], flush=True)
+    sys.stdin.read()
+    os._exit(0)
