@@ -6,19 +6,16 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from demo.data import write_photographs
 from doc_blocks import EXAMPLES
-from fresh_processes import python_path
+from fresh_processes import python_path, run_python
 from needing import needs
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((python_path(), EXAMPLES))}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
+    return run_python(*arguments, PYTHONPATH=os.pathsep.join((python_path(), EXAMPLES)))
 
 
 def test_the_demo_trains_survives_a_killed_worker_and_resumes(tmp_path: Path) -> None:

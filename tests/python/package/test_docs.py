@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +13,7 @@ import pytest
 
 import doc_blocks
 import torchdata
-from fresh_processes import python_path, run_program
+from fresh_processes import run_program, run_python
 from needing import needs
 from torchdata.datapipes.iter import IterDataPipe
 
@@ -99,9 +96,7 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
     if doc_blocks.NEEDS_TORCH.search(code):
         run = run_program(script)
     else:
-        environment = {**os.environ, "PYTHONPATH": python_path()}
-        command = [sys.executable, "-W", "error", str(script)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
+        run = run_python("-W", "error", script, folder=tmp_path)
     assert (run.returncode, run.stderr) == (0, "")
     # In the output that the README shows, `...` stands for text that differs between machines.
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from fresh_processes import run_python
 
 WAYS = """
 import importlib, pickle, sys
@@ -42,7 +41,7 @@ assert set(pipes.__all__) <= set(dir(pipes))
 
 
 def run(code: str, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=250)
+    done = run_python("-c", code, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import torchdata
+from fresh_processes import run_python
 from needing import needs
 
 PACKAGE = Path(torchdata.__file__).parent
@@ -25,15 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def warnings_of(program: str, site: Path) -> str:
-    env = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env=env,
-        check=False,
-    )
+    done = run_python("-W", "always", "-c", program, PYTHONPATH=str(site), PYTHONDONTWRITEBYTECODE="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(site / "torchdata" / "__init__.py")
     return done.stderr

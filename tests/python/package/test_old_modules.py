@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
-import subprocess
-import sys
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +16,7 @@ from torchdata.dataloader2.graph._serialization import (
     serialize_datapipe,
 )
 
+from fresh_processes import run_python
 from torchdata._engine.processes import shutdown
 from torchdata._old_modules import OLD_MODULES, homes_of, names_of
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -58,8 +57,7 @@ def test_a_module_named_like_a_function_can_be_called_in_its_place() -> None:
         "stream = utils.StreamWrapper(io.BytesIO()); utils.janitor(stream); print(stream.closed)\n"
         "from torchdata.datapipes.utils.janitor import janitor; print(callable(janitor))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True)
-    assert done.stdout == "True\nTrue\n"
+    assert run_python("-c", code).stdout == "True\nTrue\n"
 
 
 def test_old_modules_of_the_linter_and_of_services_can_be_imported() -> None:

@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import doc_blocks
 from archive_bytes import tar_of
-from fresh_processes import python_path
+from fresh_processes import run_python
 from needing import needs
 from ranks import torchrun
 from s3_server import ENVIRONMENT, fill, s3_server
@@ -34,14 +31,7 @@ def recipe(page: str, words: str) -> str:
 
 def run(code: str, folder: Path, **environment: str) -> str:
     (folder / "train.py").write_text(code)
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "train.py"],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", **environment},
-    )
+    ended = run_python("-W", "ignore", "train.py", folder=folder, OMP_NUM_THREADS="1", **environment)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import subprocess
-import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import torchdata
+from fresh_processes import run_python
 from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left  # noqa: F401 - a fixture
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes._pipe.explaining import explain
@@ -139,12 +138,7 @@ def test_the_environment_turns_all_frames_on():
     for where in ([], ["worker"]):
         found = {}
         for value in ("0", "1"):
-            run = subprocess.run(
-                [sys.executable, "-c", program, *folders, *where],
-                env={**os.environ, "TORCHDATA_FULL_TRACEBACK": value},
-                capture_output=True,
-                text=True,
-            )
+            run = run_python("-c", program, *folders, *where, TORCHDATA_FULL_TRACEBACK=value)
             assert run.returncode == 1
             assert "ValueError: bad image" in run.stderr
             found[value] = run.stderr.count(OURS)
@@ -304,8 +298,7 @@ def test_a_warning_of_a_worker_shows_the_line_that_began_it_however_it_was_start
         f"        with DataLoader2(pipe, reading_service=Service(1, {method!r})) as loader:\n"
         "            items = list(loader)\n"
     )
-    command = [sys.executable, "-W", "always", str(program)]
-    told = subprocess.run(command, cwd=tmp_path, check=True, text=True, capture_output=True).stderr
+    told = run_python("-W", "always", program, folder=tmp_path).stderr
     places = re.findall(r"^(.*):(\d+): UserWarning", told, re.MULTILINE)
     assert len(places) == 2, told
     assert set(places) == {(str(program), "7")}, told

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 import traceback
 import warnings
 from functools import partial
@@ -14,6 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
+from fresh_processes import run_python
 from torchdata._redacting import digest, is_private, is_secret, printable, redact_error, redacted, shown
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, describe
 from torchdata.dataloader2.linter import lint
@@ -221,9 +220,7 @@ def test_fingerprints_tell_other_secrets_apart_in_every_process():
         "from torchdata.datapipes.iter import IterableWrapper;"
         "print(json.dumps(t.fingerprint(t.Remote(IterableWrapper([1]), password='hunter2', plain='https://u:hunter2@host/'))))"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, os.path.dirname(__file__)], capture_output=True, text=True
-    )
+    done = run_python("-W", "ignore", "-c", program, os.path.dirname(__file__))
     assert json.loads(done.stdout) == json.loads(state["pipeline"]["fingerprint"]), done.stderr
     assert pickle.dumps(state).count(b"hunter") == 0
 

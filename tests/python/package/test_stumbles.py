@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import tarfile
 import textwrap
 import threading
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fresh_processes import run_program
+from fresh_processes import run_program, run_python
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state, state
@@ -33,9 +31,7 @@ def locked_at_five(number: int) -> Any:
 def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(program))
-    return subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=250, env=os.environ, check=False
-    )
+    return run_python(path)
 
 
 # -- files ---------------------------------------------------------------------------------------------------
@@ -339,8 +335,7 @@ def test_collate_to_torch_loads_it() -> None:
         "print(*(type(b).__name__ for to in (None, 'torch', 'numpy') for b in "
         "IterableWrapper([1]).batch(1).collate(to=to)))\n"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=True)
-    assert found.stdout == "ndarray Tensor ndarray\n"
+    assert run_python("-c", program).stdout == "ndarray Tensor ndarray\n"
 
 
 @pytest.mark.parametrize(

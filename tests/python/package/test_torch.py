@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
+from fresh_processes import run_python
 from pipes_of_users import Cutting, TupleState, plus_one, threads
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph import find_dps, list_dps, traverse_dps
@@ -286,10 +284,7 @@ if __name__ == "__main__":
 def test_without_dill_functions_without_a_name_are_traversed_and_sent_all_the_same(tmp_path: Any) -> None:
     script = tmp_path / "without_dill.py"
     script.write_text(WITHOUT_DILL, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=250, env=environment
-    )
+    done = run_python("-W", "error", script)
     assert (done.stdout, done.stderr) == ("[1, 2, 3, 4]\n", "")
 
 

@@ -46,6 +46,13 @@ def python_path() -> str:
     return os.pathsep.join([LEAN, str(Path(package.origin).resolve().parents[1])])
 
 
+def run_python(*arguments: object, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a new interpreter, which can import the tested package, in a folder and with some environment variables."""
+    environment = {**os.environ, "PYTHONPATH": python_path(), **environment}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, env=environment)
+
+
 class FreshProcesses:
     """Calls functions, each in a separate process.
 
