@@ -31,7 +31,6 @@ settings.load_profile("project")
 ALONE = (
     "test_demo",
     "test_disk_caching_processes",
-    "test_accelerate",
     "test_distributed",
     "test_examples",
     "test_multiprocessing",
