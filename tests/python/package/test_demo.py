@@ -9,8 +9,7 @@ import subprocess
 from pathlib import Path
 
 from demo.data import write_photographs
-from doc_blocks import EXAMPLES
-from fresh_processes import python_path, run_python
+from fresh_processes import EXAMPLES, python_path, run_python
 from needing import needs
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import doc_blocks
 import torchdata
-from fresh_processes import run_program, run_python
+from fresh_processes import run_program, with_torch, without_torch
 from needing import needs
 from torchdata.datapipes.iter import IterDataPipe
 
@@ -93,10 +93,7 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
         needs("torch", "it is a loader of torch's")
     script = tmp_path / "example.py"
     script.write_text(code, encoding="utf-8")
-    if doc_blocks.NEEDS_TORCH.search(code):
-        run = run_program(script)
-    else:
-        run = run_python("-W", "error", script, folder=tmp_path)
+    run = run_program(script, server=with_torch() if doc_blocks.NEEDS_TORCH.search(code) else without_torch())
     assert (run.returncode, run.stderr) == (0, "")
     # In the output that the README shows, `...` stands for text that differs between machines.
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout
