@@ -18,12 +18,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
 from drivers.frame import Driver
-from server_process import serve, server_process
+from server_process import Answering, serve, server_process
 
 FAULTS = ["503", "500", "429", "429 date", "reset", "hang-up", "cut", "body reset", "wrong length", "slow", "slow body"]
 IN_A_ROW = 3
@@ -37,22 +37,15 @@ def content_of(seed: int, number: int) -> bytes:
     return chance.randbytes(chance.choice([0, 1, 100, 5_000, 70_000, 300_000]))
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Any
-
+class Handler(Answering):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path.strip("/")
         if path == "faults":
-            return self.answer(json.dumps(self.server.met).encode(), 200, {})
-        body = content_of(self.server.seed, int(path))
-        headers, status = {"ETag": f'"{path}"'}, 200
-        if asked := self.headers["Range"]:
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
-            if start >= len(body):
-                return self.answer(b"", 416, {**headers, "Content-Range": f"bytes */{len(body)}"})
-            headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
-            body, status = body[start:], 206
+            return self.answer(json.dumps(self.server.met).encode())
+        body, status, headers = self.requested(content_of(self.server.seed, int(path)))
+        headers["ETag"] = f'"{path}"'
+        if status == 416:
+            return self.answer(body, status, headers)
         fault = self.server.fault_for(path, self.server.chance.random() < self.server.spared)
         self.spoil(fault, body, status, headers) if fault else self.answer(body, status, headers)
 
@@ -61,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         part = body[: self.server.chance.randrange(len(body) + 1)]
         if fault in ("503", "500"):
             self.close_connection = False
-            self.answer(b"sorry", int(fault), {})
+            self.answer(b"sorry", int(fault))
         elif fault.startswith("429"):
             when = self.date_time_string() if "date" in fault else self.server.chance.choice(["0", "1"])
             self.answer(b"too many", 429, {"Retry-After": when})
@@ -69,24 +62,13 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.recv(1)  # keeps the connection open until the client closes it
         elif fault not in ("reset", "hang-up"):
             extra = 7 if fault == "wrong length" else 1
-            self.answer(body if fault == "wrong length" else part, status, headers, announced=len(body) + extra)
+            headers["Content-Length"] = str(len(body) + extra)
+            self.answer(body if fault == "wrong length" else part, status, headers)
             if fault == "slow body":
                 self.connection.recv(1)
         if "reset" in fault:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
-
-    def answer(self, body: bytes, status: int, headers: dict[str, str], announced: int | None = None) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body) if announced is None else announced))
-        self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 class Listener(ThreadingHTTPServer):
