@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
+
+from watchdog import end_session, session
 
 CTRL_C = b"\x03"
 
@@ -61,23 +61,10 @@ class Terminal:
         os.write(self.master, CTRL_C)
 
     def processes(self):
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if int(fields[3]) == self.process.pid and fields[0] != "Z":
-                found.append(int(stat.parent.name))
-        return found
+        return session(self.process.pid)
 
     def close(self):
-        for pid in self.processes():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        self.process.wait()
+        end_session(self.process)
         os.close(self.master)
 
     def __enter__(self):
