@@ -8,6 +8,7 @@ import pickle
 import traceback
 import warnings
 from functools import partial
+from inspect import Parameter, Signature
 from urllib.parse import quote
 
 import pytest
@@ -54,11 +55,8 @@ class Remote(IterDataPipe):
         yield from self.source
 
 
-Remote.__init__.__signature__ = __import__("inspect").Signature(
-    [
-        __import__("inspect").Parameter(name, __import__("inspect").Parameter.POSITIONAL_OR_KEYWORD, default=None)
-        for name in ("self", "source", *NAMES, "plain")
-    ]
+Remote.__init__.__signature__ = Signature(
+    [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None) for name in ("self", "source", *NAMES, "plain")]
 )
 
 

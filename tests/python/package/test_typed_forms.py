@@ -239,7 +239,9 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("pipe", "name", "maker"), FORMS)
-def test_the_signature_of_a_form_is_the_constructors_without_self_and_source(pipe: Any, name: str, maker: Any) -> None:
+def test_signature_and_help_of_a_form_are_those_of_the_constructor_without_self_and_source(
+    pipe: Any, name: str, maker: Any
+) -> None:
     bound = inspect.signature(getattr(pipe, name))
     constructor = maker
     if isinstance(maker, type):
@@ -250,10 +252,6 @@ def test_the_signature_of_a_form_is_the_constructors_without_self_and_source(pip
     assert [*bound.parameters.values()] == parameters
     if isinstance(maker, type):
         assert bound.return_annotation == maker.__name__
-
-
-@pytest.mark.parametrize(("pipe", "name", "maker"), FORMS)
-def test_help_of_a_form_shows_its_name_and_docstring(pipe: Any, name: str, maker: Any) -> None:
     form = getattr(pipe, name)
     shown = pydoc.plain(pydoc.render_doc(form))
     assert f"{name}{inspect.signature(form)}" in shown
