@@ -8,7 +8,6 @@ import itertools
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fresh_processes import LEAN, python_path
+from fresh_processes import LEAN, run_python
 from http_server import Server, running
 from loopback import Loopback
 
@@ -32,7 +31,6 @@ settings.load_profile("project")
 ALONE = (
     "test_demo",
     "test_disk_caching_processes",
-    "test_accelerate",
     "test_distributed",
     "test_examples",
     "test_multiprocessing",
@@ -195,9 +193,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _build_site(folder: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": python_path()}
-    command = [sys.executable, str(Path(__file__).resolve().parents[2] / "tools/build_site.py"), str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, env=environment)
+    run = run_python(Path(__file__).resolve().parents[2] / "tools/build_site.py", folder, folder=folder)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 

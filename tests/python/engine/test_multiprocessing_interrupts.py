@@ -154,7 +154,7 @@ def press_at_random(script, phase, method, tries, seed=0):
             seconds.append(time.monotonic() - pressed)
             assert json.loads(line) == {"interrupts": 1, "left": 0}, (line, noise)
         assert terminal.line() == "end"
-        assert terminal.end() == 0
+        assert terminal.process.wait(120) == 0
         deadline = time.monotonic() + 30
         while terminal.processes():  # the resource tracker and the fork server end after the main process
             assert time.monotonic() < deadline, "a process was left behind"
@@ -196,7 +196,7 @@ if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
         terminal.press_ctrl_c()
         assert json.loads(terminal.line()) == {"interrupts": 1, "left": 0}
         assert terminal.line() == "end"
-        assert terminal.end() == 0
+        assert terminal.process.wait(120) == 0
 
 
 class Handler:

@@ -27,6 +27,7 @@ import torchdata.images._pictures as pictures_module  # noqa: E402
 from pictures import by_pillow, encoded, jpeg, photographs, pixels  # noqa: E402
 from torchdata.images import decode, decode_batch, random_resized_crop  # noqa: E402
 
+ONE_PIXEL = b"P5 1 1 255 7"
 BOTH = pytest.mark.parametrize("library", ["simplejpeg", "Pillow"])
 
 
@@ -52,16 +53,12 @@ def differs(one: Any, other: Any) -> int:
 
 def test_hundreds_of_jpeg_files_are_decoded_bit_for_bit_as_pillow_does(monkeypatch: pytest.MonkeyPatch) -> None:
     contents = [jpeg(number) for number in range(420)]
+    for content in contents[:140:2]:
+        assert np.array_equal(decode(content, mode="L"), by_pillow(content, "L"))
     wanted = [by_pillow(content) for content in contents]
     monkeypatch.setattr(pictures_module._pillow, "opened", no_pillow)
     for content, want in zip(contents, wanted, strict=True):
         assert np.array_equal(decode(content), want)
-
-
-def test_grey_images_match_pillow_too() -> None:
-    for number in range(0, 140, 2):
-        content = jpeg(number)
-        assert np.array_equal(decode(content, mode="L"), by_pillow(content, "L"))
 
 
 @BOTH
@@ -105,21 +102,10 @@ def test_every_filter_matches_pillow(resample: str) -> None:
         assert differs(found, by_pillow(content, size=size, filter=resample.upper())) <= least
 
 
-@pytest.mark.parametrize(
-    ("format", "options"),
-    [
-        ("PNG", {}),
-        ("PNG", {"optimize": True}),
-        ("WEBP", {"lossless": True}),
-        ("BMP", {}),
-        ("TIFF", {}),
-        ("GIF", {}),
-        ("PPM", {}),
-    ],
-)
-def test_other_formats_are_decoded_by_pillow(format: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM"])
+def test_other_formats_are_decoded_by_pillow(format: str) -> None:
     for number in range(6):
-        content = encoded(np.ascontiguousarray(pixels(number)), format, **options)
+        content = encoded(np.ascontiguousarray(pixels(number)), format)
         assert np.array_equal(decode(content), by_pillow(content))
         assert differs(decode(content, (17, 23)), by_pillow(content, size=(17, 23))) <= 1
 
@@ -305,10 +291,7 @@ def test_a_batch_is_the_same_with_any_number_of_threads(threads: int, layout: An
     out = np.zeros_like(batch)
     assert decode_batch(contents, (40, 30), out, threads, layout=layout) is out
     assert out.any()
-
-
-def test_an_empty_batch_has_no_images() -> None:
-    assert decode_batch([], 8).shape == (0, 8, 8, 3)
+    assert decode_batch([], 8, threads=threads).shape == (0, 8, 8, 3)
 
 
 def test_images_are_decoded_in_many_threads_at_once() -> None:
@@ -401,18 +384,18 @@ def test_pillows_limit_of_pixels_holds(decoder: str, monkeypatch: pytest.MonkeyP
         (io.StringIO("text"), {}, TypeError, "open for reading bytes"),
         (5, {}, TypeError, "not as int"),
         ("/nowhere/a.jpg", {}, FileNotFoundError, "nowhere"),
-        (b"P5 1 1 255 7", {"size": 0}, ValueError, "size must be a positive integer"),
-        (b"P5 1 1 255 7", {"size": (1, 2, 3)}, ValueError, "size must be a positive integer"),
-        (b"P5 1 1 255 7", {"size": 1.5}, ValueError, "size must be a positive integer"),
-        (b"P5 1 1 255 7", {"mode": "HSV"}, ValueError, "mode must be one of 'RGB'"),
-        (b"P5 1 1 255 7", {"layout": "WHC"}, ValueError, "layout must be one of 'HWC', 'CHW'"),
-        (b"P5 1 1 255 7", {"scale": 2}, ValueError, "scale must be one of"),
-        (b"P5 1 1 255 7", {"resample": "cubic"}, ValueError, "resample must be one of"),
-        (b"P5 1 1 255 7", {"truncated": True}, ValueError, "truncated must be one of"),
-        (b"P5 1 1 255 7", {"crop": (0, 0, 2, 1)}, ValueError, "reaches beyond an image of 12 bytes, which has 1 x 1"),
-        (b"P5 1 1 255 7", {"crop": (0, 0, 0, 1)}, ValueError, "is empty"),
-        (b"P5 1 1 255 7", {"crop": (0, 0, 1)}, TypeError, "crop must be four integers"),
-        (b"P5 1 1 255 7", {"crop": (0, 0, 1, 0.5)}, TypeError, "crop must be four integers"),
+        (ONE_PIXEL, {"size": 0}, ValueError, "size must be a positive integer"),
+        (ONE_PIXEL, {"size": (1, 2, 3)}, ValueError, "size must be a positive integer"),
+        (ONE_PIXEL, {"size": 1.5}, ValueError, "size must be a positive integer"),
+        (ONE_PIXEL, {"mode": "HSV"}, ValueError, "mode must be one of 'RGB'"),
+        (ONE_PIXEL, {"layout": "WHC"}, ValueError, "layout must be one of 'HWC', 'CHW'"),
+        (ONE_PIXEL, {"scale": 2}, ValueError, "scale must be one of"),
+        (ONE_PIXEL, {"resample": "cubic"}, ValueError, "resample must be one of"),
+        (ONE_PIXEL, {"truncated": True}, ValueError, "truncated must be one of"),
+        (ONE_PIXEL, {"crop": (0, 0, 2, 1)}, ValueError, "reaches beyond an image of 12 bytes, which has 1 x 1"),
+        (ONE_PIXEL, {"crop": (0, 0, 0, 1)}, ValueError, "is empty"),
+        (ONE_PIXEL, {"crop": (0, 0, 1)}, TypeError, "crop must be four integers"),
+        (ONE_PIXEL, {"crop": (0, 0, 1, 0.5)}, TypeError, "crop must be four integers"),
     ],
 )
 def test_bad_input_raises_an_error_that_names_it(

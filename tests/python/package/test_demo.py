@@ -5,26 +5,20 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+import demo.__main__
 from demo.data import write_photographs
-from doc_blocks import EXAMPLES
-from fresh_processes import python_path
+from fresh_processes import EXAMPLES, python_path, run_python
 from needing import needs
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((python_path(), EXAMPLES))}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
 def test_the_demo_trains_survives_a_killed_worker_and_resumes(tmp_path: Path) -> None:
     needs("sklearn", "the demo learns with it")
     arguments = ["-m", "demo", "--data-dir", str(tmp_path), "--photographs", "128", "--batch-size", "8"]
-    found = run(*arguments)
+    found = run_python(*arguments, PYTHONPATH=os.pathsep.join((python_path(), EXAMPLES)))
     assert found.returncode == 0, found.stdout + found.stderr
     losses = [float(loss) for loss in re.findall(r"^epoch \d: loss ([\d.]+), [\d.]+% correct, ", found.stdout, re.M)]
     assert len(losses) == 3
@@ -44,13 +38,11 @@ def test_the_demo_trains_survives_a_killed_worker_and_resumes(tmp_path: Path) ->
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == written
 
 
-def test_without_torch_the_bench_says_that_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
+def test_without_torch_the_bench_says_that_there_is_nothing_to_compare_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     needs("sklearn", "the demo learns with it")
-    arguments = ["--data-dir", str(tmp_path), "--photographs", "16", "--epochs", "1", "--batch-size", "4"]
-    code = (
-        "import sys, importlib.util as util; find = util.find_spec\n"
-        "util.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
-        "from demo.__main__ import main; main(sys.argv[1:])\n"
-    )
-    without = run("-c", code, *arguments)
-    assert "torch is not installed, so its DataLoader was not measured" in without.stdout, without.stderr
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "torch" else find(name, *more))
+    demo.__main__.main(["--data-dir", str(tmp_path), "--photographs", "16", "--epochs", "1", "--batch-size", "4"])
+    assert "torch is not installed, so its DataLoader was not measured" in capsys.readouterr().out

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +13,7 @@ import pytest
 
 import doc_blocks
 import torchdata
-from fresh_processes import python_path, run_program
+from fresh_processes import run_program, with_torch, without_torch
 from needing import needs
 from torchdata.datapipes.iter import IterDataPipe
 
@@ -96,12 +93,7 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
         needs("torch", "it is a loader of torch's")
     script = tmp_path / "example.py"
     script.write_text(code, encoding="utf-8")
-    if doc_blocks.NEEDS_TORCH.search(code):
-        run = run_program(script)
-    else:
-        environment = {**os.environ, "PYTHONPATH": python_path()}
-        command = [sys.executable, "-W", "error", str(script)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
+    run = run_program(script, server=with_torch() if doc_blocks.NEEDS_TORCH.search(code) else without_torch())
     assert (run.returncode, run.stderr) == (0, "")
     # In the output that the README shows, `...` stands for text that differs between machines.
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout

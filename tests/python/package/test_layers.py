@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import grimp
+
+from fresh_processes import run_python
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 sys.path.insert(0, str(TOOLS))
@@ -39,7 +40,5 @@ def test_the_engine_knows_nothing_of_loaders() -> None:
 
 
 def test_the_picture_is_drawn_from_the_actual_imports() -> None:
-    done = subprocess.run(
-        [sys.executable, TOOLS / "import_picture.py", "--check"], capture_output=True, text=True, timeout=250
-    )
+    done = run_python(TOOLS / "import_picture.py", "--check")
     assert done.returncode == 0, done.stderr

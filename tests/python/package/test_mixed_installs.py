@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import torchdata
+from fresh_processes import LEAN, run_python
 from needing import needs
 
 PACKAGE = Path(torchdata.__file__).parent
@@ -24,46 +23,39 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def warnings_of(program: str, site: Path) -> str:
-    env = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env=env,
-        check=False,
-    )
+def warnings_of(site: Path, *packages: str) -> str:
+    names = ", ".join(["torchdata", *(f"torchdata.{package}" for package in packages)])
+    program = f"import {names}; print(torchdata.__file__)"
+    path = os.pathsep.join([str(site), LEAN])
+    done = run_python("-W", "always", "-c", program, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(site / "torchdata" / "__init__.py")
     return done.stderr
 
 
 @pytest.mark.parametrize(
-    ("package", "upstream"),
+    ("version", "packages"),
     [
-        ("dataloader2", "__version__ = '0.11.0+cpu'"),
-        ("datapipes", "__version__ = '0.11.0+cpu'"),
-        ("datapipes", ""),  # upstream without its version module
-        ("nodes", "__version__ = '0.8.0'"),
-        ("stateful_dataloader", "__version__ = '0.7.1'"),
+        ("0.11.0+cpu", ["dataloader2", "datapipes"]),
+        ("without a version", ["datapipes"]),
+        ("0.8.0", ["nodes", "stateful_dataloader"]),
     ],
 )
 def test_a_package_whose_front_door_upstream_has_replaced_warns_and_names_the_repair(
-    package: str, upstream: str, site: Path
+    version: str, packages: list[str], site: Path
 ) -> None:
-    if package in ("nodes", "stateful_dataloader"):
-        needs("torch", f"torchdata.{package} imports it")
+    if "nodes" in packages:
+        needs("torch", "these packages import it")
     ours = (site / "torchdata" / "__init__.py").read_text()
-    program = f"import torchdata.{package}; print(torchdata.__file__)"
-    assert "belongs to torchdata-rs" not in warnings_of(program, site)
+    assert "belongs to torchdata-rs" not in warnings_of(site, *packages)
     try:
+        upstream = "" if version == "without a version" else f"__version__ = {version!r}"
         (site / "torchdata" / "__init__.py").write_text(upstream)
-        said = warnings_of(program, site)
+        said = warnings_of(site, *packages)
     finally:
         (site / "torchdata" / "__init__.py").write_text(ours)
-    version = upstream.partition("'")[2].rstrip("'") or "without a version"
-    assert f"torchdata.{package} belongs to torchdata-rs {torchdata.__version__}" in said
+    for package in packages:
+        assert f"torchdata.{package} belongs to torchdata-rs {torchdata.__version__}" in said
     assert f"`import torchdata` found torchdata {version}:" in said
     assert "pip install --force-reinstall --no-deps" in said
 
@@ -71,12 +63,11 @@ def test_a_package_whose_front_door_upstream_has_replaced_warns_and_names_the_re
 def test_two_distributions_in_one_folder_are_named_when_the_package_is_imported(site: Path) -> None:
     beside = site / "torchdata-0.11.0.dist-info"
     without_files = site / "torchdata-0.11.0+rs.0.1.0.dist-info"
-    program = "import torchdata; print(torchdata.__file__)"
     try:
         without_files.mkdir()
-        assert "side by side" not in warnings_of(program, site)
+        assert "side by side" not in warnings_of(site)
         beside.mkdir()
-        said = warnings_of(program, site)
+        said = warnings_of(site)
     finally:
         without_files.rmdir()
         beside.rmdir()

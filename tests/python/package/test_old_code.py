@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import sys
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fresh_processes import run_python
 from process_checks import loader
 from torchdata.datapipes import functional_datapipe
 from torchdata.datapipes.iter import FileLister, IterDataPipe, TFRecordExample, TFRecordExampleSpec
@@ -92,11 +92,7 @@ class TestReviews(unittest.TestCase):
 def projects_tests(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "data_set.py").write_text(DATA_SET)
     (folder / "test_reviews.py").write_text(PROJECTS_TESTS)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    command = [sys.executable, "-m", "unittest", "test_reviews"]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250, check=False
-    )
+    return run_python("-m", "unittest", "test_reviews", folder=folder, **environment)
 
 
 def test_a_projects_tests_put_a_check_of_their_own_in_place_of_that_of_cached_files(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ optional library.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 import torchdata
+from fresh_processes import run_python
 from torchdata import metrics
 from torchdata._observe.outside.top import live
 from torchdata._optional import how_to_install, optional_import
@@ -145,5 +145,5 @@ def test_importing_the_package_imports_no_optional_library() -> None:
     names = ("graph", "random", "adapter", "linter", "reading_service")
     modules += [f"torchdata.dataloader2.{name}" for name in names]
     code = f"import sys, {', '.join(modules)}; print(*sorted({LATE!r} & set(sys.modules)))"
-    run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=250)
+    run = run_python("-W", "error", "-c", code)
     assert (run.returncode, run.stdout.split(), run.stderr) == (0, [], "")

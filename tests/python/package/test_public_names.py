@@ -161,9 +161,3 @@ def test_private_members_that_old_code_uses_are_there(place: str) -> None:
     kind = getattr(importlib.import_module(module), name)
     made = kind if name == "IterDataPipe" else kind(IterDataPipe())
     assert [member for member in PRIVATE_MEMBERS[place] if not hasattr(made, member)] == []
-
-
-def takes(*names: Any, **options: Any) -> list[Parameter]:
-    """Returns parameters of a function from their names and default values."""
-    given = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    return given + [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]

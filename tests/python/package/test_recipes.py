@@ -5,51 +5,51 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import doc_blocks
+import rank_forkserver
 from archive_bytes import tar_of
-from fresh_processes import python_path
+from fresh_processes import run_python
 from needing import needs
-from ranks import torchrun
+from ranks import gloo_job, torchrun
 from s3_server import ENVIRONMENT, fill, s3_server
 
-RECIPES = Path(__file__).resolve().parents[3] / "docs" / "recipes"
-CHECKPOINTS = RECIPES.parent / "guides" / "checkpoints.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 pytestmark = pytest.mark.alone
 
 
-def recipe(page: str, words: str) -> str:
-    [code] = [
-        block.code for block in doc_blocks.blocks(RECIPES / page) if block.language == "python" and words in block.code
-    ]
+def blocks(page: str) -> list[str]:
+    return [one.code for one in doc_blocks.blocks(DOCS / page) if one.language == "python"]
+
+
+def block(page: str, words: str) -> str:
+    """Returns the Python block of a page that contains the given words."""
+    [code] = [code for code in blocks(page) if words in code]
     return code
+
+
+def on_two_ranks(code: str, folder: Path) -> list[str]:
+    (folder / "train.py").write_text(code)
+    return torchrun(folder / "train.py")
 
 
 def run(code: str, folder: Path, **environment: str) -> str:
     (folder / "train.py").write_text(code)
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "train.py"],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", **environment},
-    )
+    ended = run_python("-W", "ignore", "train.py", folder=folder, OMP_NUM_THREADS="1", **environment)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
 def test_ranks_make_equally_many_steps(tmp_path: Path) -> None:
     needs("torch", reason="the recipe is for it")
-    (tmp_path / "train.py").write_text(recipe("training.md", "DistributedDataParallel(torch"))
-    steps = re.findall(r"rank (\d): (\d) steps", "".join(torchrun(tmp_path / "train.py")))
+    code = block("recipes/training.md", "DistributedDataParallel(torch")
+    steps = re.findall(r"rank (\d): (\d) steps", "".join(on_two_ranks(code, tmp_path)))
     assert sorted(rank for rank, _ in steps) == ["0", "0", "1", "1"]
     assert len({count for _, count in steps}) == 1
 
@@ -58,10 +58,9 @@ def test_lightning_and_the_trainer_of_transformers_take_their_loaders_from_the_r
     """The programs for both libraries run in one process, because each library takes seconds to import."""
     needs("lightning", reason="a recipe is for it")
     needs("transformers", reason="a recipe is for it")
-    both = recipe("training.md", "lightning.Trainer") + recipe("training.md", "MyTrainer")
-    blocks = [one.code for one in doc_blocks.blocks(CHECKPOINTS) if one.language == "python"]
-    [goes_on] = [code for code in blocks if "import lightning" in code]
-    goes_on = f"{blocks[0]}import os, tempfile\n{goes_on}print('it went on')\n"
+    both = block("recipes/training.md", "lightning.Trainer") + block("recipes/training.md", "MyTrainer")
+    goes_on = block("guides/checkpoints.md", "import lightning")
+    goes_on = f"{blocks('guides/checkpoints.md')[0]}import os, tempfile\n{goes_on}print('it went on')\n"
     printed = run(both + goes_on, tmp_path)
     assert re.findall(r"(\d+) steps", printed) == ["16", "8"]
     assert "it went on" in printed
@@ -80,6 +79,115 @@ def test_shards_are_read_from_a_bucket(tmp_path: Path) -> None:
     shards = {f"train/{number}.tar": shard([f"{number}0", f"{number}1"]) for number in range(3)}
     with s3_server() as endpoint:
         fill(endpoint, {"bucket": shards}).close()
-        printed = run(recipe("data.md", "list_files_by_s3"), tmp_path, **ENVIRONMENT, AWS_ENDPOINT_URL=endpoint)
+        printed = run(block("recipes/data.md", "list_files_by_s3"), tmp_path, **ENVIRONMENT, AWS_ENDPOINT_URL=endpoint)
     keys = re.findall(r"train/\d\.tar/(\d\d) text 7", printed)
     assert sorted(keys) == ["00", "01", "10", "11", "20", "21"]
+
+
+def test_ranks_save_and_load_one_distributed_checkpoint(tmp_path: Path) -> None:
+    needs("torch", reason="the recipe is for its checkpoints")
+    recipe = block("guides/checkpoints.md", "class LoaderState")
+    classes = recipe[: recipe.index('if __name__ == "__main__":')]
+    body = f"""
+{classes}
+def build():
+    pipe = IterableWrapper(range(60)).shuffle().sharding_filter().map(identity)
+    service = SequentialReadingService(DistributedReadingService(30), MultiProcessingReadingService(2))
+    loader = DataLoader2(pipe, reading_service=service)
+    loader.seed(7)
+    return loader
+
+def main(rank):
+    folder = {str(tmp_path / "checkpoint")!r}
+    with build() as loader:
+        iterator = iter(loader)
+        got = [next(iterator) for _ in range(5)]
+        dcp.save({{"data": LoaderState(loader, rank)}}, checkpoint_id=folder)
+        rest, following = list(iterator), list(loader)
+    with build() as loader:
+        dcp.load({{"data": LoaderState(loader, rank)}}, checkpoint_id=folder)
+        return got, rest == list(loader), following == list(loader), rest
+"""
+    with gloo_job(tmp_path, body) as job:
+        outcomes = job.outcomes()
+    assert [(same, later) for _, same, later, _ in outcomes] == [(True, True)] * 2
+    assert sorted(item for got, *_, rest in outcomes for item in got + rest) == list(range(60))
+
+
+# -- accelerate
+
+#: A program that runs on each rank, and writes the items of the rank's loaders to a separate file.
+PREPARING = """
+import json
+import os
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
+
+accelerator = Accelerator(gradient_accumulation_steps=2)
+rank = accelerator.process_index
+model = accelerator.prepare(torch.nn.Linear(1, 1))
+
+
+def syncs(loader):
+    found = []
+    for epoch in range(2):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                found.append(accelerator.sync_gradients)
+    return found
+
+
+def prepared(dataset, batch_size):
+    return accelerator.prepare(DataLoader(dataset, batch_size=batch_size))
+
+
+ours = DataLoader2(IterableWrapper(range(3)))
+outcome = {
+    "indexed": [batch.tolist() for batch in prepared(torch.arange(10), 2)],
+    "readers": [batch.tolist() for batch in prepared(IterableWrapper(range(8)).map(lambda item: rank), 2)],
+    "dispatched": [batch.tolist() for batch in prepared(IterableWrapper(range(8)), 2)],
+    "same": accelerator.prepare(ours) is ours,
+    "ours": list(ours),
+    "syncs of ours": syncs(ours),
+    "syncs of accelerate's": syncs(prepared(torch.arange(6.0), 1)),
+}
+ours.shutdown()
+with open(os.path.join(os.path.dirname(__file__), f"{rank}.json"), "w") as file:
+    json.dump(outcome, file)
+accelerator.end_training()
+"""
+
+
+@pytest.fixture
+def accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("torch", reason="accelerate is a library for it")
+    needs("accelerate", reason="it is what is tried here")
+    rank_forkserver.imports("accelerate")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+@pytest.mark.usefixtures("accelerate")
+def test_the_guide_s_program_gives_each_rank_its_share(tmp_path: Path) -> None:
+    code = block("guides/from-dataloader.md", "import Accelerator")
+    for rank, printed in enumerate(on_two_ranks(code, tmp_path)):
+        assert re.findall(r"rank \d of \d saw \d samples", printed) == [f"rank {rank} of 2 saw 4 samples"]
+
+
+@pytest.mark.usefixtures("accelerate")
+def test_prepare_does_to_loaders_what_the_guide_says(tmp_path: Path) -> None:
+    on_two_ranks(PREPARING, tmp_path)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+
+    def of_both(what: str) -> list[Any]:
+        return [first[what], second[what]]
+
+    assert of_both("indexed") == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [0, 1]]]
+    assert of_both("readers") == [[[0, 0], [0, 0]]] * 2, "rank 0 reads for all"
+    assert of_both("dispatched") == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert of_both("same") == [True, True]
+    assert of_both("ours") == [[0, 1, 2]] * 2, "it shares nothing out"
+    assert of_both("syncs of ours") == [[False, True, False] + [True, False, True]] * 2
+    assert of_both("syncs of accelerate's") == [[False, True, True] * 2] * 2

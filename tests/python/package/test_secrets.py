@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 import traceback
 import warnings
 from functools import partial
+from inspect import Parameter, Signature
 from urllib.parse import quote
 
 import pytest
 
+from fresh_processes import SUPPORT, run_python
 from torchdata._redacting import digest, is_private, is_secret, printable, redact_error, redacted, shown
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, describe
 from torchdata.dataloader2.linter import lint
@@ -55,11 +55,8 @@ class Remote(IterDataPipe):
         yield from self.source
 
 
-Remote.__init__.__signature__ = __import__("inspect").Signature(
-    [
-        __import__("inspect").Parameter(name, __import__("inspect").Parameter.POSITIONAL_OR_KEYWORD, default=None)
-        for name in ("self", "source", *NAMES, "plain")
-    ]
+Remote.__init__.__signature__ = Signature(
+    [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None) for name in ("self", "source", *NAMES, "plain")]
 )
 
 
@@ -217,13 +214,11 @@ def test_fingerprints_tell_other_secrets_apart_in_every_process():
     assert "password=…" in words
     assert "hunter" not in json.dumps([mine, other]) + words
     state = DataLoader2(graph("hunter2")).state_dict(with_pipe=False)
-    program = "import sys; sys.path[:0] = sys.argv[1:2]; import json; import test_secrets as t; " + (
+    program = "import sys; sys.path[:0] = sys.argv[1:]; import json; import test_secrets as t; " + (
         "from torchdata.datapipes.iter import IterableWrapper;"
         "print(json.dumps(t.fingerprint(t.Remote(IterableWrapper([1]), password='hunter2', plain='https://u:hunter2@host/'))))"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, os.path.dirname(__file__)], capture_output=True, text=True
-    )
+    done = run_python("-W", "ignore", "-c", program, os.path.dirname(__file__), SUPPORT)
     assert json.loads(done.stdout) == json.loads(state["pipeline"]["fingerprint"]), done.stderr
     assert pickle.dumps(state).count(b"hunter") == 0
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from pipes_of_users import Cutting, TupleState, plus_one, threads
+from fresh_processes import run_python
+from pipes_of_users import Cutting, TupleState, plus_one, worker_of_torch
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph import find_dps, list_dps, traverse_dps
 from torchdata.dataloader2.graph.settings import apply_random_seed
@@ -24,7 +22,7 @@ torch = pytest.importorskip("torch", reason="this is about living with torch")
 data = torch.utils.data
 
 
-class TorchDoubler(data.IterDataPipe):
+class Doubles:
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -34,14 +32,12 @@ class TorchDoubler(data.IterDataPipe):
             yield -item
 
 
-class OurDoubler(IterDataPipe):
-    def __init__(self, source: Any) -> None:
-        self.source = source
+class TorchDoubler(Doubles, data.IterDataPipe):
+    pass
 
-    def __iter__(self) -> Any:
-        for item in self.source:
-            yield item
-            yield -item
+
+class OurDoubler(Doubles, IterDataPipe):
+    pass
 
 
 def shuffled_and_sharded() -> Any:
@@ -61,12 +57,8 @@ def test_torchs_loader_reads_our_pipes_and_applies_its_settings(workers: int) ->
     assert sorted(first) == list(range(1, 21))
     batches = [batch.tolist() for batch in data.DataLoader(shuffled_and_sharded(), 8, num_workers=workers)]
     assert [len(batch) for batch in batches] == ([8, 8, 4] if workers == 0 else [8, 8, 2, 2])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_torchs_loader_reads_our_map_pipes(workers: int) -> None:
-    pipe = SequenceWrapper(range(6)).map(plus_one)
-    assert [batch.tolist() for batch in data.DataLoader(pipe, 3, num_workers=workers)] == [[1, 2, 3], [4, 5, 6]]
+    by_index = data.DataLoader(SequenceWrapper(range(6)).map(plus_one), 3, num_workers=workers)
+    assert [batch.tolist() for batch in by_index] == [[1, 2, 3], [4, 5, 6]]
 
 
 def types_of(graph: Any) -> Any:
@@ -177,31 +169,25 @@ def test_pipes_with_a_state_of_their_own_are_traversed_copied_and_sent_to_worker
             assert [list(loader), list(loader)] == [[0, 10, 20, 30]] * 2
 
 
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
-def test_a_running_pipe_may_search_and_change_the_graph_below_it(method: str | None) -> None:
+def test_a_running_pipe_may_search_and_change_the_graph_below_it() -> None:
     pipe = Cutting(IterableWrapper([1, 2, 3, 4]).sharding_filter().map(plus_one))
-    if method is None:
-        with DataLoader2(pipe) as loader:
-            assert list(loader) == [3, 21, 4, 31, 5, 41, 6, 51]
-    else:
-        # Each worker reads only one of the two items that the pipe inserts, because the loader also shards inserted
-        # sources.
+    with DataLoader2(pipe) as loader:
+        assert list(loader) == [3, 21, 4, 31, 5, 41, 6, 51]
+    # Each worker reads only one of the two inserted items, because the loader also shards inserted sources.
+    for method in ("fork", "spawn"):
         with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
             assert list(loader) == [3, 31, 5, 51]
 
 
-def who_am_i(item: int) -> Any:
-    info = torch.utils.data.get_worker_info()
-    return info.id, info.num_workers, info.seed == torch.initial_seed(), type(info.dataset).__name__
-
-
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
-def test_torch_knows_which_worker_it_is_in(method: str, workers: int) -> None:
-    pipe = IterableWrapper(range(4)).sharding_filter().map(who_am_i)
+def test_torch_knows_which_worker_it_is_in_and_runs_in_one_thread_whenever_it_is_imported(
+    method: str, workers: int
+) -> None:
+    pipe = IterableWrapper(range(4)).sharding_filter().map(worker_of_torch)
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, method)) as loader:
         for _ in range(2):
-            assert sorted(set(loader)) == [(worker, workers, True, "Mapper") for worker in range(workers)]
-    assert torch.utils.data.get_worker_info() is None
+            assert sorted(set(loader)) == [(worker, workers, True, "Mapper", 1) for worker in range(workers)]
+    assert data.get_worker_info() is None
 
 
 def test_seeds_come_from_the_cpu_whatever_the_default_device_is() -> None:
@@ -230,12 +216,9 @@ def test_without_a_seed_seeds_come_from_torchs_generator() -> None:
     assert orders[0][0] != orders[0][1]
 
 
-@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
-def test_torchs_loader_keeps_its_workers_from_epoch_to_epoch(method: str, workers: int) -> None:
-    pipe = IterableWrapper(range(20)).shuffle().sharding_filter().map(plus_one)
-    loader = data.DataLoader(
-        pipe, 4, num_workers=workers, shuffle=True, persistent_workers=True, multiprocessing_context=method
-    )
+def test_torchs_loader_keeps_its_spawned_workers_from_epoch_to_epoch() -> None:
+    options = {"num_workers": 1, "shuffle": True, "persistent_workers": True, "multiprocessing_context": "spawn"}
+    loader = data.DataLoader(shuffled_and_sharded(), 4, **options)
     orders = [[item for batch in loader for item in batch.tolist()] for _ in range(3)]
     assert all(sorted(order) == list(range(1, 21)) for order in orders)
     assert orders[0] != orders[1]
@@ -286,30 +269,18 @@ if __name__ == "__main__":
 def test_without_dill_functions_without_a_name_are_traversed_and_sent_all_the_same(tmp_path: Any) -> None:
     script = tmp_path / "without_dill.py"
     script.write_text(WITHOUT_DILL, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=250, env=environment
-    )
+    done = run_python("-W", "error", script)
     assert (done.stdout, done.stderr) == ("[1, 2, 3, 4]\n", "")
 
 
 def test_the_attributes_of_a_loader_are_read_from_outside() -> None:
-    pipe = IterableWrapper(range(3))
-    loader = DataLoader2(pipe)
-    assert loader.datapipe_adapter_fns is None
-    assert loader.reading_service is None
-    assert isinstance(loader.datapipe, IterableWrapper)
     from torchdata.dataloader2.adapter import Shuffle
 
+    pipe = IterableWrapper(range(3))
+    loader = DataLoader2(pipe)
+    assert (loader.datapipe_adapter_fns, loader.reading_service) == (None, None)
+    assert isinstance(loader.datapipe, IterableWrapper)
     assert isinstance(DataLoader2(pipe, Shuffle(False)).datapipe_adapter_fns, list)
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_run_torchs_operators_in_one_thread_each_whenever_they_import_it(method: str) -> None:
-    pipe = IterableWrapper(range(2)).sharding_filter().map(threads)
-    workers = 1 if method == "spawn" else 2  # a spawned worker imports torch
-    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, method)) as loader:
-        assert list(loader) == [1, 1]
 
 
 class Announcing(MultiProcessingReadingService):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fresh_processes import run_program
+from fresh_processes import run_program, run_python
 from torchdata.dataloader2.graph import find_dps, replace_dp, traverse_dps
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper, Shuffler
 from torchdata.datapipes.map import SequenceWrapper
@@ -25,12 +22,6 @@ data = torch.utils.data
 
 def plus_one(item: int) -> int:
     return item + 1
-
-
-def run_code(code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
 #: A program in two parts: the first part imports the package, and the second part imports torch.
@@ -138,7 +129,10 @@ print(list(pipes[4] + Listed([9])))
 
 def test_torch_is_imported_even_if_its_dataset_class_cannot_be_a_base() -> None:
     """A future version of torch might change its class, so that Python cannot add it as a base of other classes."""
-    done = run_code(
+    done = run_python(
+        "-W",
+        "error",
+        "-c",
         "import abc, sys, types, warnings\n"
         "class Theirs(abc.ABC): functions = {}\n"
         "module = sys.modules['torch.utils.data'] = types.ModuleType('torch.utils.data')\n"
@@ -147,7 +141,7 @@ def test_torch_is_imported_even_if_its_dataset_class_cannot_be_a_base() -> None:
         "    warnings.simplefilter('always')\n"
         "    from torchdata.datapipes.iter import IterableWrapper\n"
         "print([str(warning.message)[:65] for warning in caught])\n"
-        "print(isinstance(IterableWrapper([1]), Theirs), list(IterableWrapper([1])))\n"
+        "print(isinstance(IterableWrapper([1]), Theirs), list(IterableWrapper([1])))\n",
     )
     assert done.stdout == ("['IterDataPipe could not be made a subclass of builtins.int, so isi']\nTrue [1]\n"), (
         done.stderr
@@ -156,7 +150,7 @@ def test_torch_is_imported_even_if_its_dataset_class_cannot_be_a_base() -> None:
 
 def test_a_loader_reads_without_torch() -> None:
     code = "import sys\n" + WHO_COMES_FIRST[0] + "print(list(DataLoader2(pipe)), 'torch' in sys.modules)\n"
-    done = run_code(code)
+    done = run_python("-W", "error", "-c", code)
     assert (done.stdout, done.stderr) == ("['0', '1', '2'] False\n", "")
 
 
@@ -233,7 +227,7 @@ def test_earlier_pipes_and_streams_are_instances_of_torch_s_classes_once_it_is_i
         "for (_, behind), space in zip(programs, spaces):\n"
         "    exec(behind, space)\n"
     )
-    done = run_code(code)
+    done = run_python("-W", "error", "-c", code)
     assert (done.stdout, done.stderr) == ("".join(PROGRAMS.values()), "")
 
 

@@ -5,25 +5,22 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-import os
 import pickle
 import pydoc
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import torchdata
+from fresh_processes import run_python
 from torchdata.datapipes._pipe.registry import LateForm
 from torchdata.datapipes.iter import Header, IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = Path(torchdata.__file__).resolve().parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
 
 #: Lines of code, each with the type that a type checker infers.
 TYPES = [
@@ -175,17 +172,14 @@ def checked(code: str, folder: Path) -> list[str]:
     sample = folder / "sample.py"
     sample.write_text(code, encoding="utf-8")
     # The test runs mypy in the same folder and with the same options as `make lint`, so that both use the same cache.
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(sample)]
     sources = "python" if PACKAGE.parent == ROOT / "python" else str(PACKAGE.parent)
-    environment = {**ENVIRONMENT, "MYPYPATH": sources}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=ROOT, env=environment)
+    run = run_python("-m", "mypy", "--strict", "--no-error-summary", sample, folder=ROOT, MYPYPATH=sources)
     assert run.stderr == ""
     return [line for line in run.stdout.splitlines() if line]
 
 
 def test_the_stub_is_what_make_stubs_would_write() -> None:
-    command = [sys.executable, str(ROOT / "tools/typed_forms.py"), "--print"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=ENVIRONMENT)
+    run = run_python(ROOT / "tools/typed_forms.py", "--print")
     assert (run.returncode, run.stderr) == (0, "")
     stub = (PACKAGE / "datapipes/_forms.pyi").read_text(encoding="utf-8")
     assert stub == run.stdout, "the functional forms have changed: run `make stubs`"
@@ -245,7 +239,9 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("pipe", "name", "maker"), FORMS)
-def test_the_signature_of_a_form_is_the_constructors_without_self_and_source(pipe: Any, name: str, maker: Any) -> None:
+def test_signature_and_help_of_a_form_are_those_of_the_constructor_without_self_and_source(
+    pipe: Any, name: str, maker: Any
+) -> None:
     bound = inspect.signature(getattr(pipe, name))
     constructor = maker
     if isinstance(maker, type):
@@ -256,10 +252,6 @@ def test_the_signature_of_a_form_is_the_constructors_without_self_and_source(pip
     assert [*bound.parameters.values()] == parameters
     if isinstance(maker, type):
         assert bound.return_annotation == maker.__name__
-
-
-@pytest.mark.parametrize(("pipe", "name", "maker"), FORMS)
-def test_help_of_a_form_shows_its_name_and_docstring(pipe: Any, name: str, maker: Any) -> None:
     form = getattr(pipe, name)
     shown = pydoc.plain(pydoc.render_doc(form))
     assert f"{name}{inspect.signature(form)}" in shown

@@ -162,7 +162,8 @@ def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
 
 def test_worker_exits_do_not_change_the_items_of_a_random_program() -> None:
     with StatefulJudge(server=with_torch()) as judge:
-        check(judge, 110, "fork")
+        check(judge, 1, "fork")
+        assert judge.deaths > 0
 
 
 @pytest.fixture

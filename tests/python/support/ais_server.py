@@ -8,20 +8,18 @@ ends in `.cut`, its content is sent incompletely.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from contextlib import AbstractContextManager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from server_process import server_process
+from server_process import Answering, serve, server_process
 
 #: Names per page of a listing.
 NAMES_PER_PAGE = 5
 
 
-class Cluster(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Cluster(Answering):
     wbufsize = -1  # a buffer sends each answer in one piece, without delay
     buckets: dict[str, dict[str, tuple[bytes, int]]] = {}  # noqa: RUF012
 
@@ -34,22 +32,15 @@ class Cluster(BaseHTTPRequestHandler):
         provider = parse_qs(url.query).get("provider", ["ais"])[0]
         return kind, f"{provider}://{bucket}", unquote(name[0]) if name else ""
 
-    def _send(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(body)
-
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         kind, bucket, name = self._place()
         if bucket not in self.buckets:
-            self._send(404, f'bucket "{bucket}" does not exist'.encode())
+            self.answer(f'bucket "{bucket}" does not exist'.encode(), 404)
         elif kind == "buckets":
             self._list(bucket, json.loads(body)["value"])
         elif name not in self.buckets[bucket]:
-            self._send(404, f'object "{bucket}/{name}" does not exist'.encode())
+            self.answer(f'object "{bucket}/{name}" does not exist'.encode(), 404)
         else:
             self._read(name, *self.buckets[bucket][name])
 
@@ -65,30 +56,23 @@ class Cluster(BaseHTTPRequestHandler):
             "Flags": 0,
             "Entries": [{"n": name} for name in page] or None,
         }
-        self._send(200, msgspec.msgpack.encode(answer), Content_Type="application/msgpack")
+        self.answer(msgspec.msgpack.encode(answer), headers={"Content-Type": "application/msgpack"})
 
     def _read(self, name: str, content: bytes, version: int) -> None:
-        headers = {"Ais-Version": str(version)}
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if asked:
-            start, stop = int(asked[1]), int(asked[2] or len(content) - 1) + 1
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
-            content = content[start:stop]
+        content, status, headers = self.requested(content)
+        headers["Ais-Version"] = str(version)
         if name.endswith(".cut"):
             headers["Content-Length"] = str(len(content))
             content = content[: len(content) // 2]
             self.close_connection = True
-        self._send(206 if asked else 200, content, **headers)
+        self.answer(content, status, headers)
 
     def do_PUT(self) -> None:
         _, bucket, name = self._place()
         content = self.rfile.read(int(self.headers["Content-Length"]))
         version = self.buckets[bucket][name][1] + 1 if name in self.buckets[bucket] else 1
         self.buckets[bucket][name] = content, version
-        self._send(200, b"")
-
-    def log_message(self, *args: object) -> None:
-        """Suppresses log messages."""
+        self.answer(b"")
 
 
 def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[str]:
@@ -102,17 +86,7 @@ def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[s
     return server_process(__file__, told=json.dumps(as_text))
 
 
-def main() -> None:
-    import threading
-
+if __name__ == "__main__":
     for bucket, objects in json.loads(sys.stdin.readline()).items():
         Cluster.buckets[bucket] = {name: (bytes.fromhex(content), 1) for name, content in objects.items()}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Cluster)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(server.server_address[1], flush=True)
-    sys.stdin.read()
-    server.shutdown()
-
-
-if __name__ == "__main__":
-    main()
+    serve(ThreadingHTTPServer(("127.0.0.1", 0), Cluster))

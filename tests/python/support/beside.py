@@ -11,7 +11,7 @@ import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -56,6 +56,8 @@ class Judge:
 
     #: The modules that a fresh process imports.
     modules: tuple[str, ...]
+    #: The start methods of workers to choose from.
+    start_methods: Sequence[str] = ("fork",)
 
     def __init__(self, python: str = sys.executable, limit: float = 30.0, server: FreshProcesses | None = None) -> None:
         self._is_own = server is None
@@ -150,6 +152,7 @@ def driver_of(
     judge: Callable[[str, float], Judge],
     categories: tuple[str, ...],
     more: Callable[[list[Verdict]], list[str]] = lambda verdicts: [],
+    phase_limit: float = 30.0,
 ) -> Driver:
     """Returns the driver for a module of random programs.
 
@@ -157,6 +160,7 @@ def driver_of(
         judge: creates a `Judge` from the path of an interpreter and the seconds after which a run counts as hung.
         categories: the categories of programs.
         more: a function that returns additional lines about the programs of one interpreter.
+        phase_limit: the seconds after which a run counts as hung, unless the command line contains another number.
     """
     judges: dict[str, Judge] = {}
     columns: dict[str, list[Verdict]] = {}
@@ -167,6 +171,7 @@ def driver_of(
         with contextlib.ExitStack() as stack:
             for name, python in pythons.items():
                 judges[name], columns[name] = stack.enter_context(judge(python, options.phase_limit)), []
+                judges[name].start_methods = options.start_methods.split(",")
             yield
         print("\n".join(table(columns, categories)))
         for name, verdicts in columns.items():
@@ -186,7 +191,9 @@ def driver_of(
     def options_of(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--python", default=sys.executable, help="the interpreter that is measured")
         parser.add_argument("--beside", help="an interpreter with another torchdata, which is counted beside")
-        parser.add_argument("--phase-limit", type=float, default=30, help="seconds after which a run counts as hung")
+        parser.add_argument(
+            "--phase-limit", type=float, default=phase_limit, help="seconds after which a run counts as hung"
+        )
 
     # The driver need not fork, because each program runs in a fresh process.
     return Driver(lambda seed, _: seed, check, "programs", limit=1000.0, around=around, forks=False, more=options_of)

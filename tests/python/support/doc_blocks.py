@@ -13,15 +13,12 @@ import multiprocessing
 import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from fresh_processes import python_path, run_program
+from fresh_processes import EXAMPLES, python_path, run_program, run_python, with_torch, without_torch
 
-#: The folder of the demo. The tutorial includes parts of the demo.
-EXAMPLES = str(Path(__file__).resolve().parents[3] / "examples")
 #: The separator that is printed after each block's output. No block prints this text itself.
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
@@ -92,21 +89,17 @@ def examples(page: Path) -> list[Example]:
 
 
 def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the examples' program. If the program needs torch, it runs in a process that has already imported torch, to
-    save the slow import.
-    """
+    """Runs the examples' program in a process that has already imported what the program needs."""
     codes = [example.block.code for example in program]
     # Ignores warnings about files that libraries leave open until the interpreter exits.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
-    how = _how(program)
     first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
-    # A program that collates data before it imports torch runs in a new interpreter, because such data is collated to
-    # arrays instead of tensors.
-    if not how and first is not None and not any("collate(" in code for code in codes[:first]):
-        return run_program(script, ignored=ignored)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((python_path(), EXAMPLES))}
-    command = [sys.executable, "-W", "error", *(["-W", f"ignore::{ignored}"] if ignored else []), *how, str(script)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=script.parent, env=environment)
+    if how := _how(program):
+        path = os.pathsep.join((python_path(), EXAMPLES))
+        return run_python("-W", "error", *how, script, folder=script.parent, PYTHONPATH=path)
+    # A program that collates data before it imports torch collates to arrays instead of tensors.
+    imports_torch = first is not None and not any("collate(" in code for code in codes[:first])
+    return run_program(script, ignored=ignored, server=with_torch() if imports_torch else without_torch())
 
 
 def _how(program: list[Example]) -> list[str]:

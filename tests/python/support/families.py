@@ -38,22 +38,30 @@ class Mapped:
 
 
 class Opened:
-    """The items of a loader, and a function that shuts the loader down."""
+    """A loader, the items of its first epoch, and a function that shuts the loader down."""
 
     def __init__(self, loader, close):
-        self._iterator = iter(loader)
-        self._close = close
+        self.loader, self.items, self._close = loader, iter(loader), close
 
     def __enter__(self):
-        return self._iterator
+        return self.items
 
     def __exit__(self, *_):
-        self._close(self)
+        self.close()
+
+    def close(self):
+        self._close(self.items)
 
 
-def dataloader2(method, function=identity, count=20):
-    service = MultiProcessingReadingService(WORKERS, method, worker_prefetch_cnt=1, main_prefetch_cnt=1)
-    loader = DataLoader2(IterableWrapper(range(count)).sharding_filter().map(function), reading_service=service)
+def dataloader2(method, function=identity, count=20, dispatches=False, stall_warning=60.0, **options):
+    options = {"worker_prefetch_cnt": 1, "main_prefetch_cnt": 1, **options}
+    pipe = IterableWrapper(range(count))
+    if dispatches:
+        pipe = pipe.map(function).sharding_round_robin_dispatch().map(identity)
+    else:
+        pipe = pipe.sharding_filter().map(function)
+    service = MultiProcessingReadingService(WORKERS, method, **options)
+    loader = DataLoader2(pipe, reading_service=service, stall_warning=stall_warning)
     return Opened(loader, lambda _: loader.shutdown())
 
 
@@ -66,28 +74,17 @@ def imported(name):
     return sys.modules[name]
 
 
-def stateful(method, function=identity, count=20):
+def stateful(method, function=identity, count=20, **options):
     StatefulDataLoader = imported("torchdata.stateful_dataloader").StatefulDataLoader
-    loader = StatefulDataLoader(
-        Mapped(function, count),
-        batch_size=None,
-        num_workers=WORKERS,
-        collate_fn=identity,
-        multiprocessing_context=method,
-    )
-    return Opened(loader, lambda opened: opened._iterator.shutdown())
+    options |= {"num_workers": WORKERS, "collate_fn": identity, "multiprocessing_context": method}
+    loader = StatefulDataLoader(Mapped(function, count), batch_size=None, **options)
+    return Opened(loader, lambda items: items.shutdown())
 
 
-def nodes(method, function=identity, count=20):
+def nodes(method, function=identity, count=20, **options):
     nodes = imported("torchdata.nodes")
-    node = nodes.ParallelMapper(
-        nodes.IterableWrapper(range(count)),
-        function,
-        num_workers=WORKERS,
-        method="process",
-        multiprocessing_context=method,
-        max_concurrent=WORKERS,
-    )
+    options = {"method": "process", "multiprocessing_context": method, "max_concurrent": WORKERS, **options}
+    node = nodes.ParallelMapper(nodes.IterableWrapper(range(count)), function, num_workers=WORKERS, **options)
     return Opened(nodes.Loader(node), lambda _: node.shutdown())
 
 

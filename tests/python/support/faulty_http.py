@@ -2,28 +2,28 @@
 correctly.
 
 The server runs in a separate process, as in `http_server`. At most `IN_A_ROW` successive requests for a file fail
-before a request is answered completely, so a client with more retries always gets the file. Usage:
-
-    python tests/python/support/faulty_http.py --faults 3000 --seed 1
+before a request is answered completely, so a client with more retries always gets the file.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
+
+from drivers.frame import Driver
+from server_process import Answering, serve, server_process
 
 FAULTS = ["503", "500", "429", "429 date", "reset", "hang-up", "cut", "body reset", "wrong length", "slow", "slow body"]
 IN_A_ROW = 3
@@ -37,22 +37,15 @@ def content_of(seed: int, number: int) -> bytes:
     return chance.randbytes(chance.choice([0, 1, 100, 5_000, 70_000, 300_000]))
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Any
-
+class Handler(Answering):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path.strip("/")
         if path == "faults":
-            return self.answer(json.dumps(self.server.met).encode(), 200, {})
-        body = content_of(self.server.seed, int(path))
-        headers, status = {"ETag": f'"{path}"'}, 200
-        if asked := self.headers["Range"]:
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
-            if start >= len(body):
-                return self.answer(b"", 416, {**headers, "Content-Range": f"bytes */{len(body)}"})
-            headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
-            body, status = body[start:], 206
+            return self.answer(json.dumps(self.server.met).encode())
+        body, status, headers = self.requested(content_of(self.server.seed, int(path)))
+        headers["ETag"] = f'"{path}"'
+        if status == 416:
+            return self.answer(body, status, headers)
         fault = self.server.fault_for(path, self.server.chance.random() < self.server.spared)
         self.spoil(fault, body, status, headers) if fault else self.answer(body, status, headers)
 
@@ -61,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         part = body[: self.server.chance.randrange(len(body) + 1)]
         if fault in ("503", "500"):
             self.close_connection = False
-            self.answer(b"sorry", int(fault), {})
+            self.answer(b"sorry", int(fault))
         elif fault.startswith("429"):
             when = self.date_time_string() if "date" in fault else self.server.chance.choice(["0", "1"])
             self.answer(b"too many", 429, {"Retry-After": when})
@@ -69,24 +62,13 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.recv(1)  # keeps the connection open until the client closes it
         elif fault not in ("reset", "hang-up"):
             extra = 7 if fault == "wrong length" else 1
-            self.answer(body if fault == "wrong length" else part, status, headers, announced=len(body) + extra)
+            headers["Content-Length"] = str(len(body) + extra)
+            self.answer(body if fault == "wrong length" else part, status, headers)
             if fault == "slow body":
                 self.connection.recv(1)
         if "reset" in fault:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
-
-    def answer(self, body: bytes, status: int, headers: dict[str, str], announced: int | None = None) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body) if announced is None else announced))
-        self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 class Listener(ThreadingHTTPServer):
@@ -113,8 +95,8 @@ class Listener(ThreadingHTTPServer):
 
 
 class Faulty:
-    def __init__(self, port: int, seed: int) -> None:
-        self.root, self.seed = f"http://127.0.0.1:{port}", seed
+    def __init__(self, root: str, seed: int) -> None:
+        self.root, self.seed = root, seed
 
     def urls(self, count: int) -> list[str]:
         return [f"{self.root}/{number}" for number in range(count)]
@@ -136,49 +118,26 @@ def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Itera
         faults: the kinds of faults that the server may cause.
         spared: the probability that a request is answered without a fault.
     """
-    command = [sys.executable, __file__, "--serve", ",".join(faults), "--seed", str(seed), "--spared", str(spared)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield Faulty(int(process.stdout.readline()), seed)
-        finally:
-            process.stdin.close()
-            process.wait(120)
+    with server_process(__file__, str(seed), ",".join(faults), str(spared)) as root:
+        yield Faulty(root, seed)
 
 
-def serve(seed: int, faults: list[str], spared: float) -> None:
-    server = Listener(seed, faults, spared)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(server.server_address[1], flush=True)
-    sys.stdin.read()
-
-
-def drive(seed: int, wanted: int) -> None:
+def check(seed: int) -> int:
+    """Reads files from a faulty server, and returns the number of faults."""
     from torchdata.datapipes.iter import HttpReader
     from torchdata.datapipes.iter.web import client
 
     client.BACKOFF, client.LONGEST_WAIT = 0.001, 0.001
+    count, size = 50, random.Random(seed).choice([-1, 1000, 100_000])
     with running(seed) as server:
-        epochs = 0
-        while (met := server.faults()).total() < wanted:
-            count, read = 50, random.Random(epochs).choice([-1, 1000, 100_000])
-            pipe = HttpReader(server.urls(count), timeout=TIMEOUT, max_retries=10)
-            for (url, stream), content in zip(pipe, server.contents(count), strict=True):
-                assert b"".join(iter(lambda: stream.read(read), b"")) == content, url  # noqa: B023
-            epochs += 1
-            print(f"{epochs} epochs of {count} files, {met.total()} faults", flush=True)
-        print(dict(met))
+        pipe = HttpReader(server.urls(count), timeout=TIMEOUT, max_retries=10)
+        for (url, stream), content in zip(pipe, server.contents(count), strict=True):
+            assert b"".join(iter(partial(stream.read, size), b"")) == content, url
+        return server.faults().total()
+
+
+DRIVER = Driver(lambda seed, _: seed, check, "faults")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--faults", type=int, default=1000)
-    parser.add_argument("--serve")
-    parser.add_argument("--spared", type=float, default=0.2)
-    arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.seed, arguments.serve.split(","), arguments.spared)
-    else:
-        drive(arguments.seed, arguments.faults)
+    serve(Listener(int(sys.argv[1]), sys.argv[2].split(","), float(sys.argv[3])))

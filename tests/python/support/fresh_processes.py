@@ -36,6 +36,8 @@ from typing import Any
 SUPPORT = Path(__file__).resolve().parent
 #: The folder with `sitecustomize.py`, which Python runs in each test process with this folder in its path.
 LEAN = str(SUPPORT / "lean")
+#: The folder of the demo. The tutorial includes parts of the demo.
+EXAMPLES = str(SUPPORT.parents[2] / "examples")
 
 
 def python_path() -> str:
@@ -44,6 +46,13 @@ def python_path() -> str:
     assert package is not None
     assert package.origin is not None
     return os.pathsep.join([LEAN, str(Path(package.origin).resolve().parents[1])])
+
+
+def run_python(*arguments: object, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a new interpreter, which can import the tested package, in a folder and with some environment variables."""
+    environment = {**os.environ, "PYTHONPATH": python_path(), **environment}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, env=environment)
 
 
 class FreshProcesses:
@@ -66,6 +75,10 @@ class FreshProcesses:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=SUPPORT,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), EXAMPLES]),
+            },
             text=True,
         )
 
@@ -128,15 +141,29 @@ def with_torch() -> FreshProcesses:
     return server
 
 
-def run_program(path: Path, *arguments: str, ignored: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a program that imports torch. The program runs in its own folder, and warnings are errors.
+@functools.cache
+def without_torch() -> FreshProcesses:
+    """Returns this process's server for programs that must not find torch imported."""
+    server = FreshProcesses("numpy", "torchdata.dataloader2", "torchdata.datapipes.iter", limit=250.0)
+    atexit.register(server.__exit__, None, None, None)
+    return server
+
+
+def run_program(
+    path: Path, *arguments: str, ignored: str | None = None, server: FreshProcesses | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a process that has already imported torch, or in a process of another server. The program runs
+    in its own folder, and warnings are errors.
 
     Args:
         path: the file of the program.
         arguments: the arguments of the program.
         ignored: the name of a category of warnings to ignore.
+        server: the server that forks the process.
     """
-    done = with_torch().call("fresh_processes:program", path=str(path), arguments=arguments, ignored=ignored)
+    done = (server or with_torch()).call(
+        "fresh_processes:program", path=str(path), arguments=arguments, ignored=ignored
+    )
     return subprocess.CompletedProcess([str(path), *arguments], **done)
 
 

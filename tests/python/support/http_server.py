@@ -25,17 +25,16 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
+
+from server_process import Answering, serve, server_process
 
 LOG = "requests.log"
 #: The name of a file with one byte for each `PIECE` of data that the server has begun to send.
@@ -48,10 +47,7 @@ FORM = (
 )
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server: Any
+class Handler(Answering):
     query: dict[str, str] = {}  # noqa: RUF012  # of the request before
 
     def do_HEAD(self) -> None:
@@ -85,22 +81,14 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(b"not here\n", status=404)
             return
         body, headers, status = path.read_bytes(), self.validators(path), 200
-        total, asked = len(body), self.headers["Range"]
         if self.query.get("gzip"):
             body = gzip.compress(body)
             headers["Content-Encoding"] = "gzip"
-        elif asked and self.query.get("ranges") != "no":
+        elif self.query.get("ranges") != "no":
             condition = self.headers["If-Range"]
             if condition is None or condition in (headers.get("ETag"), headers.get("Last-Modified")):
-                first, _, last = asked.removeprefix("bytes=").partition("-")
-                start, end = int(first), min(int(last) + 1, total) if last else total
-                if self.query.get("ranges") == "wrong":
-                    start -= 1
-                if start >= total:
-                    self.reply(b"", status=416, **headers, **{"Content-Range": f"bytes */{total}"})
-                    return
-                body, status = body[start:end], 206
-                headers["Content-Range"] = f"bytes {start}-{end - 1}/{total}"
+                body, status, part = self.requested(body, before=self.query.get("ranges") == "wrong")
+                headers |= part
         self.reply(body, status, **headers)
 
     def validators(self, path: Path) -> dict[str, str]:
@@ -171,11 +159,8 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(b"not here\n", status=404)
         else:
             file = self.server.folder / id_
-            body, status, headers = file.read_bytes(), 200, self.validators(file)
-            if self.headers["Range"]:
-                start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
-                headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
-                body, status = body[start:], 206
+            body, status, part = self.requested(file.read_bytes())
+            headers = {**self.validators(file), **part}
             name = f"attachment; filename=\"{id_}.txt\"; filename*=UTF-8''{quote(id_)}%C3%A9.txt"
             if id_ == "encoded":
                 name = "attachment; filename*=UTF-8''%C3%A9t%C3%A9.txt"
@@ -185,9 +170,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def page(self, title: str, body: str, **headers: str) -> None:
         self.reply(PAGE.format(title=title, body=body).encode(), **headers)
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 class Listener(ThreadingHTTPServer):
@@ -201,8 +183,8 @@ class Listener(ThreadingHTTPServer):
 class Server:
     """The test's interface to the server: its address, its folder, and the requests that the server has received."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.root = folder, f"http://127.0.0.1:{port}"
+    def __init__(self, folder: Path, root: str) -> None:
+        self.folder, self.root = folder, root
 
     def url(self, name: str, content: bytes | None = None, **query: object) -> str:
         """Returns the URL of a file, which is written first if `content` is given."""
@@ -235,25 +217,11 @@ class Server:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Server]:
-    command = [sys.executable, __file__, str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield Server(folder, int(process.stdout.readline()))
-        finally:
-            process.stdin.close()
-            process.wait(120)
-
-
-def main(folder: str) -> None:
-    server = Listener(("127.0.0.1", 0), Handler)
-    server.folder = Path(folder)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(server.server_address[1], flush=True)
-    sys.stdin.read()
-    os._exit(0)
+    with server_process(__file__, str(folder)) as root:
+        yield Server(folder, root)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    listener = Listener(("127.0.0.1", 0), Handler)
+    listener.folder = Path(sys.argv[1])
+    serve(listener)

@@ -10,55 +10,35 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
+
+from server_process import Answering
 
 NAME = "owner/numbers"
 COMMIT = "c0ffee" * 6 + "c0ff"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server: Any
-
+class _Handler(Answering):
     def do_GET(self) -> None:
         path, files = urlsplit(self.path).path, self.server.files
         self.server.asked.append(path)
         api, contents = f"/api/datasets/{NAME}", f"/datasets/{NAME}/resolve/"
         if path.startswith(f"{api}/tree"):
             found = [{"type": "file", "path": name, **_told(body)} for name, body in files.items()]
-            self.reply(json.dumps(found).encode())
+            self.answer(json.dumps(found).encode())
         elif path.startswith(api):
             siblings = [{"rfilename": name} for name in files]
             told = {"id": NAME, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
-            self.reply(json.dumps(told).encode())
+            self.answer(json.dumps(told).encode())
         elif path.startswith(contents) and (name := path.rpartition("/")[2]) in files:
-            self.content(files[name])
+            body, status, headers = self.requested(files[name])
+            self.answer(body, status, {"ETag": f'"{_told(files[name])["oid"]}"', "X-Repo-Commit": COMMIT, **headers})
         else:
-            self.reply(b"", 404, {"X-Error-Code": "EntryNotFound" if path.startswith(contents) else "RepoNotFound"})
+            self.answer(b"", 404, {"X-Error-Code": "EntryNotFound" if path.startswith(contents) else "RepoNotFound"})
 
     do_HEAD = do_GET
-
-    def content(self, body: bytes) -> None:
-        headers, status = {"ETag": f'"{_told(body)["oid"]}"', "X-Repo-Commit": COMMIT}, 200
-        if asked := self.headers["Range"]:
-            first, last = (int(place) for place in asked.removeprefix("bytes=").split("-"))
-            headers["Content-Range"], status = f"bytes {first}-{last}/{len(body)}", 206
-            body = body[first : last + 1]
-        self.reply(body, status, headers)
-
-    def reply(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 def _told(body: bytes) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from streams_of_users import CountsAtOnce, CountsEpochs, Draws, TakesAgain, TakesOnce
+from streams_of_users import GOING_ON, CountsAtOnce, CountsEpochs, Draws, TakesAgain, TakesOnce  # noqa: F401
 from torchdata.nodes import BaseNode, Loader
 
 
@@ -19,42 +19,7 @@ class Stateless:
         return iter(range(self.size))
 
 
-class GoesOn:
-    """A stream that begins each iteration at the position where the last iteration was left, and counts complete
-    iterations.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size, self.place, self.epoch = size, 0, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.place < self.size:
-            self.place += 1
-            yield self.epoch, self.place
-        self.place, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place, "epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place, self.epoch = state["place"], state["epoch"]
-
-
-class Itself(GoesOn):
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self.place == self.size:
-            self.place, self.epoch = 0, self.epoch + 1
-            raise StopIteration
-        self.place += 1
-        return self.epoch, self.place
-
-
 STREAMS: list[Callable[[int], Any]] = [TakesOnce, CountsEpochs, CountsAtOnce, TakesAgain, Draws, Stateless]
-#: Streams that begin their next iteration where the last iteration was left.
-GOING_ON: list[Callable[[int], Any]] = [GoesOn, Itself]
 
 
 class Uncheckpointed(BaseNode[int]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torchdata.dataloader2.graph import find_dps, list_dps, replace_dp, traverse_dps
@@ -51,7 +52,14 @@ class Cutting(IterDataPipe):
             yield from self.source_datapipe
 
 
-def threads(item: int) -> int:
-    import torch
+is_late = [False]
 
-    return torch.get_num_threads()
+
+def worker_of_torch(item: int) -> Any:
+    """Returns what torch, which is imported only here, reports about the worker."""
+    is_late[0] |= "torch" not in sys.modules
+    import torch.utils.data
+
+    info: Any = torch.utils.data.get_worker_info()
+    has_seed = is_late[0] or info.seed == torch.initial_seed()
+    return info.id, info.num_workers, has_seed, type(info.dataset).__name__, torch.get_num_threads()

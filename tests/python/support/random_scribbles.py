@@ -11,25 +11,23 @@ the correct items, and `stats`, `diagnose`, `shutdown` and object deletion must 
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import gc
 import os
 import random
 import re
 import sys
 import threading
-import time
 import warnings
 
 from drivers.frame import Driver
-from families import TORCH, Mapped, identity
+from families import FAMILIES, identity
 from leftovers import children
 from torchdata._engine.processes import shutdown
 from torchdata._observe.outside import attaching, stalls
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper
+from torchdata.dataloader2 import DataLoader2
+from waiting import wait_for
 
-COUNT, WORKERS = 30, 2
+COUNT = 30
 #: Seconds without an item after which a damaged link leads to an error.
 TIMEOUT = 0.5
 #: Bytes of a link before its arena: the header, the ring and the ring of returned blocks, with default sizes.
@@ -93,61 +91,13 @@ class Scribbles:
         return x
 
 
-class Loader2:
-    def __init__(self, plan):
-        pipe = IterableWrapper(range(COUNT))
-        if plan.family == "dispatching":
-            pipe = pipe.map(plan.function).sharding_round_robin_dispatch().map(identity)
-        else:
-            pipe = pipe.sharding_filter().map(plan.function)
-        service = MultiProcessingReadingService(
-            WORKERS, "fork", timeout=TIMEOUT, on_worker_exit="restart" if plan.restarts else "error"
-        )
-        self.loader = DataLoader2(pipe, reading_service=service, stall_warning=0.2)
-        self.items = iter(self.loader)
-
-    def look(self):
-        str(self.loader.stats())
-        str(self.loader.diagnose())
-
-    def close(self):
-        self.loader.shutdown()
-
-
-class Stateful:
-    def __init__(self, plan):
-        from torchdata.stateful_dataloader import StatefulDataLoader
-
-        data = Mapped(plan.function, COUNT)
-        options = {"num_workers": WORKERS, "collate_fn": identity, "multiprocessing_context": "fork"}
-        self.items = iter(StatefulDataLoader(data, batch_size=None, timeout=TIMEOUT, **options))
-
-    def look(self):
-        pass
-
-    def close(self):
-        self.items.shutdown()
-
-
-class Node:
-    def __init__(self, plan):
-        from torchdata.nodes import IterableWrapper as Source
-        from torchdata.nodes import Loader, ParallelMapper
-
-        options = {"method": "process", "multiprocessing_context": "fork", "timeout": TIMEOUT}
-        self.node = ParallelMapper(Source(range(COUNT)), plan.function, WORKERS, **options)
-        self.items = iter(Loader(self.node))
-
-    def look(self):
-        pass
-
-    def close(self):
-        self.node.shutdown()
-
-
-FAMILIES = {"DataLoader2": Loader2, "dispatching": Loader2}
-if TORCH:
-    FAMILIES |= {"StatefulDataLoader": Stateful, "ParallelMapper": Node}
+def opened_by(plan):
+    options = {"function": plan.function, "count": COUNT, "timeout": TIMEOUT}
+    if plan.family not in ("DataLoader2", "dispatching"):
+        return FAMILIES[plan.family]("fork", **options)
+    options |= {"worker_prefetch_cnt": 10, "main_prefetch_cnt": 10, "stall_warning": 0.2}
+    options["on_worker_exit"] = "restart" if plan.restarts else "error"
+    return FAMILIES["DataLoader2"]("fork", dispatches=plan.family == "dispatching", **options)
 
 
 class Plan:
@@ -157,7 +107,7 @@ class Plan:
     def __init__(self, seed):
         rng = random.Random(f"scribbles {seed}")
         self.seed = seed
-        self.family = rng.choice(["DataLoader2", *FAMILIES])
+        self.family = rng.choice(["DataLoader2", "DataLoader2", "dispatching", *list(FAMILIES)[1:]])
         self.target = rng.choice(_TARGETS)
         self.restarts = rng.random() < 0.2
         self.by_main = rng.random() < 0.2
@@ -176,7 +126,6 @@ def check(plan):
     """Runs a loader. Returns whether the loader yielded all its items."""
     patience = shutdown.ASKED, stalls.STALL
     shutdown.ASKED, stalls.STALL = 0.3, 0.2
-    faulthandler.dump_traceback_later(60, exit=True)
     raised = []
     before = sys.unraisablehook, threading.excepthook
     sys.unraisablehook = threading.excepthook = lambda one: raised.append(repr(one.exc_value))
@@ -188,17 +137,13 @@ def check(plan):
     finally:
         shutdown.ASKED, stalls.STALL = patience
         sys.unraisablehook, threading.excepthook = before
-        faulthandler.cancel_dump_traceback_later()
     assert not raised, raised
-    deadline = time.monotonic() + 10
-    while children() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert children() == [], "a worker was left behind"
+    wait_for(lambda: not children(), 10)
     return whole
 
 
 def _run(plan):
-    opened = FAMILIES[plan.family](plan)
+    opened = opened_by(plan)
     rng = random.Random(plan.seed)
     got, whole = [], False
     try:
@@ -231,7 +176,9 @@ class _LookingError(Exception):
 def _look(opened):
     """Observes a loader in the loader's program and from another process."""
     try:
-        opened.look()
+        if isinstance(opened.loader, DataLoader2):
+            str(opened.loader.stats())
+            str(opened.loader.diagnose())
         for attached in attaching.find(os.getpid()):
             str(attached.stats())
     except Exception as error:

@@ -95,7 +95,8 @@ def _ask(order: dict[str, Any], *descriptors: int) -> int:
     if _server is None:
         _server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            # As with torchrun, each rank runs torch's operators in one thread.
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(
                 [sys.executable, __file__], stdin=theirs, env=environment, start_new_session=True
             )

@@ -15,16 +15,14 @@ import itertools
 import os
 import pickle
 import random
-import subprocess
 import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from drivers.frame import Driver
+from random_graphs.elsewhere import elsewhere
 from rank_threads import in_ranks
 
 FOLDER = Path(__file__).resolve().parents[1]
@@ -156,22 +154,17 @@ def check(plan: Plan) -> int:
             if found != whole[next(one for one in plan.numbers if one[0] == number[0])]:
                 raise Different(f"{number} gives other epochs than another number of workers")
     saved = states(plan)
-    with tempfile.NamedTemporaryFile() as file:
-        pickle.dump((plan, saved, whole), file)
-        file.flush()
-        run = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "shard_positions", file.name],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-        )
-    if run.returncode or run.stdout or run.stderr:
-        raise Different(run.stdout[:3000] + run.stderr[-3000:])
+    elsewhere("shard_positions", "judge", plan, saved, whole)
     return len(saved) * len(plan.numbers)
 
 
-def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator[str]:
-    """Yields a description of each difference from the expected epochs."""
+def judge(*arguments: Any) -> None:
+    """Raises `Different` with all differences from the expected epochs."""
+    if found := [*differences(*arguments)]:
+        raise Different("\n".join(found)[:3000])
+
+
+def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator[str]:
     keeps = _keeps(plan)
     for position, state in enumerate(saved):
         for new in plan.numbers:
@@ -257,13 +250,3 @@ def more(parser: argparse.ArgumentParser) -> None:
 
 
 DRIVER = Driver(plan_of, check, "loads", limit=900.0, more=more)
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    sys.modules["shard_positions"] = sys.modules["__main__"]  # the plan's class was pickled with this module name
-    os.environ["DRAWS"] = "1"
-    with open(sys.argv[1], "rb") as content:
-        given = pickle.load(content)
-    for line in judge(*given):
-        print(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -22,26 +22,49 @@ class Reads:
 reads = Reads()
 
 
-class TakesOnce(IterableDataset[Any]):
+class Plain(IterableDataset[Any]):
+    """A stream without a state. Subclasses replace the numbers of an epoch, or the items that are made from numbers."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def shard(self) -> Sequence[int]:
+        return range(self.size)
+
+    def numbers(self) -> Sequence[int]:
+        """Returns the numbers of an epoch in their order."""
+        return self.shard()
+
+    def item(self, number: int, *more: int) -> Any:
+        reads.count += 1
+        return (number, *more) if more else number
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from map(self.item, self.numbers())
+
+
+def shuffled(numbers: Sequence[int], seed: int) -> Sequence[int]:
+    return random.Random(seed).sample(numbers, len(numbers))
+
+
+class TakesOnce(Plain):
     """A stream with a generator function as `__iter__`, which applies a loaded position once, in its first line. All
     epochs without a loaded position start at the beginning.
     """
 
     def __init__(self, size: int) -> None:
-        self.size, self.place, self.start = size, 0, 0
+        super().__init__(size)
+        self.place = self.start = 0
 
     def __iter__(self) -> Iterator[Any]:
         self.place, self.start = self.start, 0
         yield from self.rest()
 
     def rest(self) -> Iterator[Any]:
-        while self.place < self.size:
-            reads.count += 1
+        numbers = self.numbers()
+        while self.place < len(numbers):
             self.place += 1
-            yield self.item(self.place - 1)
-
-    def item(self, number: int) -> Any:
-        return number
+            yield self.item(numbers[self.place - 1])
 
     def state_dict(self) -> Any:
         return {"place": self.place}
@@ -66,11 +89,9 @@ class CountsEpochs(TakesOnce):
         if not self.is_loaded:
             self.epoch, self.place = self.epoch + 1, 0
         self.is_loaded = False
-        self.order = list(range(self.size))
-        random.Random(self.epoch).shuffle(self.order)
 
-    def item(self, number: int) -> Any:
-        return 1000 * self.epoch + self.order[number]
+    def numbers(self) -> Sequence[int]:
+        return shuffled([1000 * self.epoch + number for number in self.shard()], self.epoch)
 
     def state_dict(self) -> Any:
         return {"place": self.place, "epoch": self.epoch}
@@ -98,6 +119,26 @@ class BeginsAnew(TakesOnce):
         self.place = state_dict["place"]
 
 
+class GoesOn(TakesOnce):
+    """A stream that begins each iteration at the position where the last iteration was left, and counts complete
+    iterations.
+    """
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in self.numbers()[self.place :]:
+            self.place += 1
+            yield self.item(number, self.epoch)
+        self.place, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> Any:
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.place, self.epoch = state_dict["place"], state_dict["epoch"]
+
+
 class TakesAgain(TakesOnce):
     """A stream that applies a loaded position in each later epoch, like Hugging Face's streams. The state is None until
     the first epoch begins.
@@ -119,20 +160,17 @@ class TakesAgain(TakesOnce):
         self.loaded = state_dict
 
 
-class ItsOwnIterator(TakesOnce):
+class ItsOwnIterator(GoesOn):
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self.place == self.size:
-            self.place = 0
+        numbers = self.numbers()
+        if self.place >= len(numbers):
+            self.place, self.epoch = 0, self.epoch + 1
             raise StopIteration
-        reads.count += 1
         self.place += 1
-        return self.place - 1
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.place = state_dict["place"]
+        return self.item(numbers[self.place - 1], self.epoch)
 
 
 class LiveState(CountsEpochs):
@@ -186,6 +224,9 @@ class Draws(CountsEpochs):
         self.order = list(range(self.size))
         self.generator.shuffle(self.order)
 
+    def numbers(self) -> Sequence[int]:
+        return self.order
+
     def state_dict(self) -> Any:
         return {"place": self.place, "before": self.before}
 
@@ -193,23 +234,22 @@ class Draws(CountsEpochs):
         self.place, self.before, self.is_loaded = state_dict["place"], state_dict["before"], True
 
 
-class CountedWalk(Walk):
-    """An iterator with a state, which counts the items that it reads."""
+class ItemsOf(Walk):
+    """An iterator with a state over the items of a stream."""
 
-    def __next__(self) -> int:
-        number = super().__next__()
-        reads.count += 1
-        return number
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream.numbers())
+        self.stream = stream
+
+    def __next__(self) -> Any:
+        return self.stream.item(super().__next__())
 
 
-class Walked(IterableDataset[Any]):
+class Walked(Plain):
     """A stream without a state, but with iterators that have a state."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-
     def __iter__(self) -> Iterator[Any]:
-        return CountedWalk(range(self.size))
+        return ItemsOf(self)
 
 
 class WalkedInOrder(Walked):
@@ -221,9 +261,10 @@ class WalkedInOrder(Walked):
 
     def __iter__(self) -> Iterator[Any]:
         self.epoch, self.is_loaded = self.epoch + (not self.is_loaded), False
-        order = list(range(self.size))
-        random.Random(self.epoch).shuffle(order)
-        return CountedWalk(order)
+        return ItemsOf(self)
+
+    def numbers(self) -> Sequence[int]:
+        return shuffled(self.shard(), self.epoch)
 
     def state_dict(self) -> Any:
         return {"epoch": self.epoch}
@@ -248,7 +289,8 @@ class NeedsArguments(TakesOnce):
         raise AssertionError("nobody has a state")
 
 
+#: Streams that begin their next iteration where the last iteration was left.
+GOING_ON: list[Callable[[int], Any]] = [GoesOn, ItsOwnIterator]
 STATEFUL: list[Callable[[int], Any]] = [
-    TakesOnce, CountsEpochs, CountsAtOnce, BeginsAnew, TakesAgain, ItsOwnIterator, LiveState, Draws, Walked,
-    WalkedInOrder,
+    TakesOnce, CountsEpochs, CountsAtOnce, BeginsAnew, TakesAgain, LiveState, Draws, Walked, WalkedInOrder, *GOING_ON
 ]  # fmt: skip

@@ -11,10 +11,12 @@ import pty
 import select
 import signal
 import struct
+import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
+
+from watchdog import end_session, session
 
 CTRL_C = b"\x03"
 
@@ -23,14 +25,19 @@ class Terminal:
     """Runs a Python script, and reads the output of the script and its children line by line."""
 
     def __init__(self, *arguments):
-        self.pid, self.master = pty.fork()
-        if self.pid == 0:
-            attributes = termios.tcgetattr(0)
-            attributes[3] &= ~termios.ECHO  # the terminal must not print "^C" into the output
-            attributes[1] &= ~termios.OPOST
-            termios.tcsetattr(0, termios.TCSANOW, attributes)
-            os.execv(sys.executable, [sys.executable, "-W", "error", *arguments])
-        self.status = None
+        self.master, slave = pty.openpty()
+        attributes = termios.tcgetattr(slave)
+        attributes[3] &= ~termios.ECHO  # the terminal must not print "^C" into the output
+        attributes[1] &= ~termios.OPOST
+        termios.tcsetattr(slave, termios.TCSANOW, attributes)
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", _OWN_TERMINAL, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
         self._read = b""
 
     def line(self, seconds=60.0):
@@ -56,35 +63,11 @@ class Terminal:
     def press_ctrl_c(self):
         os.write(self.master, CTRL_C)
 
-    def end(self, seconds=120.0):
-        """Waits until the script has ended, and returns its exit code."""
-        deadline = time.monotonic() + seconds
-        while self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.status = os.waitstatus_to_exitcode(status)
-            assert time.monotonic() < deadline, "it did not end"
-            time.sleep(0.005)
-        return self.status
-
     def processes(self):
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if int(fields[3]) == self.pid and fields[0] != "Z":
-                found.append(int(stat.parent.name))
-        return found
+        return session(self.process.pid)
 
     def close(self):
-        for pid in self.processes():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        self.end()
+        end_session(self.process)
         os.close(self.master)
 
     def __enter__(self):
@@ -92,6 +75,15 @@ class Terminal:
 
     def __exit__(self, *_):
         self.close()
+
+
+#: Code that runs before the script, and makes the terminal the controlling terminal of the session. A terminal sends
+#: signals only to the session that it controls.
+_OWN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-W", "error", *sys.argv[1:]])
+"""
 
 
 class Screen:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from going_on import Walk, plain
+
 
 class Numbers(Dataset[int]):
     def __len__(self) -> int:
@@ -73,29 +75,9 @@ class StatefulStream(Stream):
         self.done = state["done"]
 
 
-class Walk:
-    def __init__(self) -> None:
-        self.done = 0
-
-    def __iter__(self) -> Walk:
-        return self
-
-    def __next__(self) -> int:
-        if self.done >= len(share()):
-            raise StopIteration
-        self.done += 1
-        return share()[self.done - 1]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"done": self.done}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.done = state["done"]
-
-
 class WalkedStream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
-        return Walk()
+        return Walk(share())
 
 
 DATASETS: dict[str, Any] = {
@@ -137,10 +119,6 @@ def loader_of(dataset: str, options: str, workers: int) -> Any:
     if workers:
         given["multiprocessing_context"] = "fork"
     return StatefulDataLoader(data, num_workers=workers, **given)
-
-
-def plain(batch: Any) -> Any:
-    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
 
 
 def main() -> None:

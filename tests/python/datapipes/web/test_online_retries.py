@@ -34,7 +34,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_no_fault_of_a_server_ends_an_epoch_or_changes_a_byte() -> None:
-    """To run the test with thousands of faults: `python tests/python/support/faulty_http.py --faults 3000`."""
+    """The driver `python -m drivers web` tests thousands of faults."""
     with faulty_http.running(seed=2) as server:
         pipe = IterableWrapper(server.urls(40)).sharding_filter()
         pipe = HttpReader(pipe, timeout=faulty_http.TIMEOUT, max_retries=10).map(content_of_item)

@@ -25,4 +25,5 @@ DRIVERS = {
     "nodes": "random_nodes.judging",
     "positions": "shard_positions",
     "ranks": "rank_chaos",
+    "web": "faulty_http",
 }

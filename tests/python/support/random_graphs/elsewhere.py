@@ -36,7 +36,7 @@ def elsewhere(module: str, function: str, *arguments: Any) -> None:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
     if done.returncode != 0:

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
+
+import streams_of_users as streams
 
 #: The global random generators that a dataset may draw from.
 DRAWS = ("torch", "numpy", "random", "all")
@@ -156,230 +158,90 @@ class OwnNoiseKept(OwnNoise):
 # -- iterable ----------------------------------------------------------------------------------------------
 
 
-class Iterable(Slow, IterableDataset[Any]):
+class Shared(Slow):
     """The base class of iterable datasets. Workers have shards of different sizes, so they end at different times."""
 
+    size: int
     #: The positions in each worker's shard at which the stream raises.
     broken: frozenset[int] = frozenset()
 
     def __init__(self, length: int, draws: str = "") -> None:
-        self.length, self.draws = length, draws
+        super().__init__(length)  # type: ignore[call-arg]
+        self.draws = draws
 
-    def share(self) -> list[int]:
+    def shard(self) -> Any:
         info = get_worker_info()
-        if info is None:
-            return list(range(self.length))
-        return list(range(info.id * 100, info.id * 100 + self.length // (info.id + 1)))
-
-    def shuffled(self, epoch: int) -> list[int]:
-        numbers = self.share()
-        random.Random(epoch).shuffle(numbers)
-        return numbers
+        first, parts = (0, 1) if info is None else (100 * info.id, info.id + 1)
+        return range(first, first + self.size // parts)
 
     def item(self, *values: float) -> Any:
-        self.pause(values[0])
-        if values[0] % 100 in self.broken:
-            raise (Broken if values[0] % 2 else LookupError)(values[0])
+        number = values[0] % 1000  # without the epoch
+        self.pause(number)
+        if number % 100 in self.broken:
+            raise (Broken if number % 2 else LookupError)(number)
         drawing = (drawn(self.draws),) if self.draws else ()
         return torch.tensor([*values, *drawing], dtype=torch.float64)
 
 
-class Plain(Iterable):
-    def __iter__(self) -> Iterator[Any]:
-        for number in self.share():
-            yield self.item(number)
+class Plain(Shared, streams.Plain):
+    pass
 
 
-class PlainEpochs(Iterable):
+class PlainEpochs(Shared, streams.Plain):
     """A stream without a state that counts its epochs, and shuffles by the epoch's number."""
 
     epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
         self.epoch += 1
-        for number in self.shuffled(self.epoch):
-            yield self.item(number)
+        yield from super().__iter__()
+
+    def numbers(self) -> Any:
+        return streams.shuffled(self.shard(), self.epoch)
 
 
-class Taking(Iterable):
-    """A stream that begins at the loaded position, and counts the position from there. Its `__iter__` is a generator
-    function."""
+class Taking(Shared, streams.TakesOnce):
+    pass
 
-    place = start = 0
 
-    def __iter__(self) -> Iterator[Any]:
-        self.place, self.start = self.start, 0
-        for number in self.share()[self.place :]:
-            self.place += 1
-            yield self.item(number)
+class EpochInGenerator(Shared, streams.CountsEpochs):
+    pass
 
+
+class EpochInIter(Shared, streams.CountsAtOnce):
+    pass
+
+
+class EpochAtEnd(Shared, streams.GoesOn):
     def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state["place"]
+        return {**super().state_dict(), "size": [0] * 40}
 
 
-class EpochInGenerator(Iterable):
-    """A stream with a generator function as `__iter__`. Unless a state was loaded, the function's first line counts the
-    epoch, which determines the order.
-    """
+class StateStays(Shared, streams.TakesAgain):
+    pass
 
-    epoch, place, loaded = 0, 0, False
+
+class ItsOwnIterator(Shared, streams.ItsOwnIterator):
+    """A stream that begins each iteration at its first item."""
 
     def __iter__(self) -> Iterator[Any]:
-        self.begin()
-        yield from self.rest()
-
-    def begin(self) -> None:
-        if not self.loaded:
-            self.epoch += 1
-            self.place = 0
-        self.loaded = False
-
-    def rest(self) -> Iterator[Any]:
-        for number in self.shuffled(self.epoch)[self.place :]:
-            self.place += 1
-            yield self.item(number, self.epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.place, self.loaded = state["epoch"], state["place"], True
-
-
-class EpochInIter(EpochInGenerator):
-    """A stream like `EpochInGenerator` that counts in `__iter__`, before the first item is requested."""
-
-    def __iter__(self) -> Iterator[Any]:
-        self.begin()
-        return self.rest()
-
-
-class EpochAtEnd(Iterable):
-    """A stream that counts an epoch and resets its position at the end of the epoch."""
-
-    place = epoch = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for number in self.share()[self.place :]:
-            self.place += 1
-            yield self.item(number, self.epoch)
-        self.place, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place, "epoch": self.epoch, "size": [0] * 40}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place, self.epoch = state["place"], state["epoch"]
-
-
-class StateStays(Iterable):
-    """A stream that applies the loaded state in every later call of `__iter__`, like Hugging Face's streams."""
-
-    def __init__(self, length: int, draws: str = "") -> None:
-        super().__init__(length, draws)
-        self.starting: dict[str, Any] | None = None
-        self.place: dict[str, Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        self.place = {"index": 0}
-        if self.starting is not None:
-            self.place = dict(self.starting)
-        for number in self.share()[self.place["index"] :]:
-            self.place["index"] += 1
-            yield self.item(number)
-
-    def state_dict(self) -> dict[str, Any] | None:
-        return None if self.place is None else dict(self.place)
-
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        self.starting = state
-
-
-class ItsOwnIterator(Iterable):
-    place = 0
-
-    def __iter__(self) -> ItsOwnIterator:
         self.place = 0
         return self
 
-    def __next__(self) -> Any:
-        numbers = self.share()
-        if self.place >= len(numbers):
-            raise StopIteration
-        self.place += 1
-        return self.item(numbers[self.place - 1])
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place = state["place"]
-
-
-class _Steps:
-    def __init__(self, stream: Iterable) -> None:
-        self.stream, self.place = stream, 0
+class PlainSteps(Shared, streams.Plain):
+    """A stream with an iterator that continues after an error."""
 
     def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        numbers = self.stream.share()
-        if self.place == len(numbers):
-            raise StopIteration
-        self.place += 1
-        return self.stream.item(numbers[self.place - 1], *self.more())
-
-    def more(self) -> tuple[int, ...]:
-        return ()
+        return map(self.item, self.shard())
 
 
-class PlainSteps(Iterable):
-    def __iter__(self) -> Iterator[Any]:
-        return _Steps(self)
+class IteratorAlone(Shared, streams.Walked):
+    pass
 
 
-class Walk(_Steps):
-    def __init__(self, stream: Iterable, epoch: int = 7) -> None:
-        super().__init__(stream)
-        self.own = random.Random(epoch)
-
-    def more(self) -> tuple[int, ...]:
-        return (self.own.randrange(1000),)
-
-    def state_dict(self) -> dict[str, Any]:
-        version, words, gauss = self.own.getstate()
-        return {"place": self.place, "own": [version, list(words), gauss]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place = state["place"]
-        version, words, gauss = state["own"]
-        self.own.setstate((version, tuple(words), gauss))
-
-
-class IteratorAlone(Iterable):
-    def __iter__(self) -> Iterator[Any]:
-        return Walk(self)
-
-
-class IteratorAndEpochs(Iterable):
-    """A stream that counts epochs, with an iterator that has a state."""
-
-    epoch = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        self.epoch += 1
-        return Walk(self, self.epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        # `__iter__`, which is called after this method, increases the number of the epoch again.
-        self.epoch = state["epoch"] - 1
+class IteratorAndEpochs(Shared, streams.WalkedInOrder):
+    pass
 
 
 MAPS: list[Callable[[int, str], Any]] = [Indexed, AtOnce, Counting, Noisy, NoisyCounting, OwnNoise, OwnNoiseKept]

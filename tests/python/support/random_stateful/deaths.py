@@ -19,7 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from beside import Wrong, difference
 from hanging import WAYS, Hanging
+from random_stateful.programs import program_of
 
 #: Maximum number of exits of a worker. The limit is 2, because a third exit in a row at the same batch is an error.
 MOST = 2
@@ -96,6 +98,10 @@ class Deaths:
 
 def unknowable(program: Any) -> str:
     """Returns the reason why a new worker cannot continue exactly where another worker has exited, or an empty text."""
+    if not program.workers:
+        return "the program has no workers"
+    if program.seeds == "none":
+        return "each run has other random numbers"
     if program.dataset == "OwnNoise":
         return "the data set draws from a generator of its own and tells no state"
     if program.dataset == "PlainEpochs" and program.persistent:
@@ -105,43 +111,19 @@ def unknowable(program: Any) -> str:
     return ""
 
 
-def check(judge: Any, seed: int, method: str) -> int:
-    """Runs the program of a seed while workers exit, and returns the number of exits.
+def check(judge: Any, seed: int, method: str) -> None:
+    """Runs the program of a seed while workers exit.
 
     Raises:
         Wrong: the results are affected.
     """
-    from beside import Wrong, difference, without
-    from random_stateful.judging import check_skipped
-    from random_stateful.programs import program_of
-
     program = program_of(seed)
-    if not program.workers or program.seeds == "none" or unknowable(program):
-        return 0
+    if unknowable(program):
+        return
     found = judge.phase(program, "whole", method=method)
-    whole, skipped = found["epochs"], found["skipped"]
     killed = judge.phase(program, "whole", deaths=seed, method=method)
-    count: int = killed["known"]["deaths"]
-    if different := difference(killed["epochs"], whole, program.in_order):
+    if different := difference(killed["epochs"], found["epochs"], program.in_order):
         raise Wrong(f"with deaths: {different}")
-    check_skipped(program, killed["skipped"], skipped)
-    if program.later_workers != program.workers or program.unknowable(over=program.stop_at == "end"):
-        return count
-    path = Path(judge.folder) / "killed"
-    batches = len(whole[program.stop_epoch])
-    stop = judge.phase(program, "stop", batches=batches, target=str(path), deaths=seed + 1, method=method)
-    before, taken, over = stop["epochs"], stop["known"]["taken"], stop["known"]["over"]
-    if different := difference(before, whole[: len(before)], program.in_order, cut=True):
-        raise Wrong(f"with deaths before the stop: {different}")
-    first = program.stop_epoch + over
-    rest = judge.phase(program, "resume", source=str(path), first=first, deaths=seed + 2, method=method)
-    expected = whole[first:]
-    if program.unknowable(over):
-        return count
-    if not over:
-        given = before[program.stop_epoch][:taken] if taken else []
-        expected = [without(expected[0], given, program.in_order), *expected[1:]]
-    if different := difference(rest["epochs"], expected, program.in_order):
-        raise Wrong(f"with deaths behind the state: {different}")
-    check_skipped(program, rest["skipped"], skipped[first:])
-    return count + int(stop["known"]["deaths"]) + int(rest["known"]["deaths"])
+    verdict = judge.judge(seed, found, deaths=seed + 1, method=method)
+    if verdict.told:
+        raise Wrong(f"with deaths: {verdict.told}")

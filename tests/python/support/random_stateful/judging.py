@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import statistics
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from beside import Judge, Verdict, Wrong, difference, driver_of, without
-from drivers.frame import Driver
 from random_stateful import deaths
 from random_stateful.programs import CATEGORIES, Program, program_of
 
@@ -21,22 +18,26 @@ class StatefulJudge(Judge):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="random_stateful")
-        self.folder = self._folder.name
+        self.folder, self.deaths = self._folder.name, 0
         super().__init__(*arguments, **more)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._folder.cleanup()
 
-    def judge(self, seed: int) -> Verdict:
+    def judge(self, seed: int, found: dict[str, Any] | None = None, **more: Any) -> Verdict:
         """Runs the program of a seed in all its phases.
 
         In the verdict, `unlike` describes how the epochs differ from the epochs of torch's own loader.
+
+        Args:
+            found: the result of the phase "whole", if this phase was already run.
+            more: options of the phases up to the stop and after the stop.
         """
         program = program_of(seed)
         verdict = Verdict(seed, program.category, program.words())
         try:
-            self._judge(program, verdict)
+            self._judge(program, verdict, found or self.phase(program, "whole"), more)
         except Wrong as wrong:
             verdict.wrong = str(wrong)
         return verdict
@@ -44,14 +45,14 @@ class StatefulJudge(Judge):
     def phase(self, program: Program, phase: str, **more: Any) -> dict[str, Any]:
         """Runs a phase of a program in a fresh process; see `running.Run`."""
         found: dict[str, Any] = self.call(phase, "run", seed=program.seed, phase=phase, **more)
+        self.deaths += found["known"].get("deaths", 0)
         return found
 
-    def _judge(self, program: Program, verdict: Verdict) -> None:
+    def _judge(self, program: Program, verdict: Verdict, found: dict[str, Any], more: dict[str, Any]) -> None:
         first, second = (Path(self.folder) / name for name in ("first", "second"))
         verdict.unknowable = program.unknowable(over=program.stop_at == "end")
-        found = self.phase(program, "whole")
         whole, skipped = found["epochs"], found["skipped"]
-        stop = self.phase(program, "stop", batches=len(whole[program.stop_epoch]), target=first)
+        stop = self.phase(program, "stop", batches=len(whole[program.stop_epoch]), target=first, **more)
         verdict.known, before = stop["known"], stop["epochs"]
         taken, over = verdict.known["taken"], verdict.known["over"]
         verdict.unknowable = program.unknowable(over)
@@ -64,7 +65,7 @@ class StatefulJudge(Judge):
             first = second
         next_epoch = program.stop_epoch + over
         try:
-            resumed = self.phase(program, "resume", source=first, first=next_epoch)
+            resumed = self.phase(program, "resume", source=first, first=next_epoch, **more)
         except Wrong as wrong:
             if program.later_batch is None or "or save a state between two epochs" not in str(wrong):
                 raise
@@ -87,8 +88,8 @@ class StatefulJudge(Judge):
         check_skipped(program, resumed["skipped"][:compared], skipped[next_epoch:][:compared])
         if program.beside_torch and program.has_torch_s_order:
             theirs = self.phase(program, "torch")["epochs"]
-            found = difference(whole, theirs, program.in_order)
-            verdict.unlike = found and f"torch's own loader gives others: {found}"
+            different = difference(whole, theirs, program.in_order)
+            verdict.unlike = different and f"torch's own loader gives others: {different}"
 
 
 def in_batches(epochs: list[Any], size: int) -> list[Any]:
@@ -122,21 +123,23 @@ def of_states(verdicts: list[Verdict]) -> list[str]:
 DRIVER = driver_of(StatefulJudge, CATEGORIES, of_states)
 
 
-_of_deaths: list[StatefulJudge] = []
+class DeathsJudge(StatefulJudge):
+    """Judges programs with workers that exit or hang. The loader replaces these workers."""
+
+    def judge(self, seed: int, *_: Any, **__: Any) -> Verdict:
+        program = program_of(seed)
+        verdict = Verdict(seed, program.category, program.words(), unknowable=deaths.unknowable(program))
+        before = self.deaths
+        try:
+            deaths.check(super(), seed, random.Random(seed).choice(self.start_methods))
+        except Wrong as wrong:
+            verdict.wrong = str(wrong)
+        verdict.known["deaths"] = self.deaths - before
+        return verdict
 
 
-@contextlib.contextmanager
-def judge_of_deaths(_options: Any) -> Iterator[None]:
-    with StatefulJudge(limit=240.0) as judge:
-        _of_deaths[:] = [judge]
-        yield
+def of_deaths(verdicts: list[Verdict]) -> list[str]:
+    return [f"  exits of workers: {sum(one.known['deaths'] for one in verdicts)}"]
 
 
-DEATHS = Driver(
-    lambda seed, options: (seed, random.Random(seed).choice(options.start_methods.split(","))),
-    lambda plan: deaths.check(_of_deaths[0], *plan),
-    "deaths",
-    limit=1000.0,
-    around=judge_of_deaths,
-    forks=False,
-)
+DEATHS = driver_of(DeathsJudge, CATEGORIES, of_deaths, phase_limit=240.0)
