@@ -11,7 +11,7 @@ class WorkerExitedError(RuntimeError):
         worker: the number of the worker process, or None for the dispatching process.
         exitcode: the exit code; a negative one is the number of the signal that killed the process. The exit code is
             None if it is not known.
-        stage: what the process was doing.
+        stage: what the process was doing when it exited.
         item: the number of the item at which the process exited, from 0 in its epoch. If a worker exited, `item` is the
             next item that the worker would have sent. If the dispatching process exited, `item` is the next item that
             the workers would have received. `item` is None if processes are not restarted.

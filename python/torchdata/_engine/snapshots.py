@@ -21,14 +21,15 @@ from torchdata._bounded_pickles import pickle_file
 from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
-#: After a snapshot that took c seconds, a process takes the next snapshot after max(SECONDS, FACTOR * c). A snapshot
-#: also delays other processes by about c seconds, because of copying and cold caches. All snapshots together take less
-#: than 2 % of the time. With two workers, recomputing the items of half a pause takes a few milliseconds, a fifth of
-#: the time that the workers need to start.
+#: After a snapshot that took c seconds, a process takes the next snapshot after max(SECONDS, FACTOR * c). The snapshot
+#: also delays other processes by about c seconds, because it copies memory and evicts their data from caches. With this
+#: interval, taking snapshots costs less than 2 % of the running time. A replacement recomputes the items of half an
+#: interval on average: with two workers, this takes a few milliseconds, a fifth of the time that the workers need to
+#: start.
 SECONDS, FACTOR = 0.01, 100.0
-#: The maximum number of processes that delay the reader one after another when they take snapshots. If a snapshot takes
-#: longer than an item, a reader that takes items in strict order waits for each process that is taking a snapshot. With
-#: more than `ADDING_UP` processes, the reader is busy with items of other processes during a snapshot.
+#: The interval between snapshots grows with the number of processes, up to this number, because a reader in strict
+#: order may wait for the snapshot of each process. With more processes, the reader receives items of other processes
+#: during a snapshot.
 ADDING_UP = 4
 
 #: `BUDGET` is the default for the number of bytes of all snapshots in the main process. `COPIES` is the approximate
@@ -81,7 +82,8 @@ class Resumption:
         content: the sealed snapshot; None for the epoch's beginning.
         starts: for each of the child's links, a tuple: the items that were sent before the snapshot, the number of
             later items to skip, and the checksum after the skipped items (None if checksums are not compared).
-        turn: for the dispatching process, the link of the next item; for a worker, the shard that sends the next item.
+        turn: for the dispatching process, the number of the link for the next item; for a worker, the number of the
+            shard that sends the next item.
         passed: for a worker, the number of passes over the dispatched items that the worker had completed.
         share: the items that the worker had read in its current pass of the dispatched items.
         strict: whether sources compare the items that they reread with the originals.

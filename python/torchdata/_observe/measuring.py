@@ -84,7 +84,6 @@ class Measuring:
         return str(rank_of(self._loader) if self._rank is None else self._rank)
 
     def measure(self) -> list[Measurement]:
-        """Returns all current measurements."""
         whole: LoaderStats = self._loader.stats()
         recent = whole if self._last is None else self._loader.stats(self._last)
         self._last, found = whole, []

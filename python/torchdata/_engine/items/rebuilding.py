@@ -69,7 +69,7 @@ def rebuilt(forms: list[Form]) -> BaseException | None:
 
 
 def _forms(error: BaseException, depth: int) -> Iterator[tuple[Form, bool]]:
-    """Yields pairs: a form, and whether this form is complete. The best form comes first."""
+    """Yields pairs, best form first: a form of the exception, and whether it preserves the whole exception."""
     classes = [cls for cls in type(error).__mro__ if issubclass(cls, BaseException)]
     if isinstance(error, BaseExceptionGroup):
         if depth < _DEEPEST:
@@ -153,8 +153,8 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values in an exception's slots. If `of_builtins` is true, only slots of Python's own exception
-    classes are read (such as the `filename` of an OSError); otherwise, only slots of all other classes."""
+    """Returns the values in an exception's slots. With `of_builtins`, reads the slots of Python's own exception classes
+    (such as the `filename` of an OSError); otherwise, the slots of all other classes."""
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
         if cls not in (BaseException, object) and (cls.__module__ == "builtins") is of_builtins:
@@ -234,7 +234,7 @@ def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str
 
 
 def _is_like(again: BaseException | None, error: BaseException, form: Form) -> bool:
-    """Returns whether a rebuilt exception equals the original in everything that the given form contains."""
+    """Returns whether a rebuilt exception equals the original in all parts that this kind of form preserves."""
     kind, content = form
     if again is None or text_of(again) not in _texts(error, kind):
         return False

@@ -1,5 +1,5 @@
-"""Determines how objects of a type are pickled: by a reducer of the user if there is one, otherwise by a reducer of
-this package for tensors and arrays, otherwise by default.
+"""Chooses the function that pickles objects of a type: the user's reducer if one is registered, otherwise this
+package's reducer for tensors and arrays, otherwise pickle's default.
 
 Role: the codec (codec.py) uses this module for each pickled item. The extension also queries this module for the types
 with reducers that users have registered.
@@ -53,15 +53,15 @@ def has_own_reducer(cls: type) -> bool:
 class Reducers(dict[type, Reducer]):
     """A pickler's table: the reducer of each exact type, determined when an object of the type is first pickled.
 
-    A pickler looks up every object in its table. A lookup without a result, or a call of the method `reducer_override`,
-    takes longer than pickling a small object.
+    A pickler looks up every object in its table. The table also gets entries for types without a special reducer,
+    because a failing lookup takes longer than pickling a small object.
     """
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
         #: The registered reducers, from the table of a pickler class or from `copyreg`.
         self.base = base
-        #: The value that `Tables._seen` had when this table was created. If None, this table must not be reused.
+        #: The value of `Tables._seen` when this table was created; None if this table must not be reused.
         self.made_for: object = None
         #: The tensors of the object that is being pickled.
         self.tensors = DepartingTensors()

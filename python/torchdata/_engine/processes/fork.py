@@ -7,12 +7,12 @@ example by a loader in another thread), the locks that `torch.manual_seed` takes
 that a thread is importing. Before a thread forks a child of the engine, the thread waits until the locks of PyTorch,
 NumPy and imports are free. Until the fork, the thread holds NumPy's and the devices' locks, which Python can acquire.
 The extension waits for the lock of PyTorch's generator last, right before the fork (`forking.rs`). The buffers of
-standard output and error also have locks. The fork does not wait for the locks of these buffers, because a thread that
-prints continuously holds them most of the time. Instead of waiting, the child recreates these buffers and their locks.
+standard output and error also have locks. The fork does not wait for the locks of the output buffers, because a thread
+that prints continuously holds them most of the time. Instead, the child creates new output buffers with new locks.
 
 Another thread may still take a lock between the wait and the fork. To detect a held lock, a child acquires each lock
 once as its first step. The kernel kills a child that cannot acquire a lock, and the main process forks another child
-before it continues. No user code has run in a child that the kernel kills at a lock.
+before it continues. A child that is killed at a lock has not run any user code.
 
 From Python 3.12 on, `os.fork` warns if the process has threads. If warnings are errors, Python 3.15 raises the warning
 after the child was created, so the main process never learns the id of the child. The engine ignores the warning of
@@ -172,7 +172,7 @@ _THREADS_IGNORED = ("ignore", re.compile(r"This process .* is multi-threaded"), 
 
 @contextmanager
 def _threads_ignored() -> Iterator[None]:
-    """Ignores the warning about threads in this context.
+    """Suppresses the warning of `os.fork` that the process has threads.
 
     The context adds and removes only its own filter, because `warnings.catch_warnings` would also undo other threads'
     changes of the filters.
@@ -206,7 +206,8 @@ class _Target:
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.target = target
         self.args = args
-        #: The number of this child in its group, and the ends of the pipe through which the group reports.
+        #: The number of this child in its group, and the ends of the pipe through which the group's children report to
+        #: the main process.
         self.number, self.reader, self.writer = 0, -1, -1
         #: The number of processes that were forked for this child, including the current process.
         self.tries = 0
@@ -220,7 +221,7 @@ class _Target:
                 take()
         self._say(_BEGUN)
         os.close(self.writer)
-        # writing never fails while this process holds the read end, even if the main process has closed its copy
+        # the read end is closed after the last message, because writing to a pipe fails if all read ends are closed
         os.close(self.reader)
         self.target(*self.args)
 
@@ -352,7 +353,8 @@ def _await_all(
 
 
 def _said(reader: int) -> Iterator[tuple[int, int]]:
-    """Yields the children's new messages: the number of the child, and the index of the lock."""
+    """Yields the children's new messages: the number of the child, and the index in `LOCKS` of the lock that it is
+    about to acquire."""
     with contextlib.suppress(BlockingIOError):
         while True:
             yield from _STEP.iter_unpack(os.read(reader, 512 * _STEP.size))

@@ -6,8 +6,9 @@ forking process in two ways:
 - With start method "fork", children are copies of the main process. When a child must be replaced, the main process may
   use CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads
   cannot use CUDA, and may hang at a held lock. The main process forks a forking process for replacements right after it
-  has forked a loader's children. This forking process has one thread and runs no user code. Because it is a copy of the
-  main process, it already contains the programs of the children. The forking process exits together with the loader.
+  has forked a loader's children. This forking process has one thread and runs no user code. The forking process already
+  contains the programs of the children, because it is a copy of the main process. The forking process exits together
+  with the loader.
 - With start method "forkserver", every child is forked from a single process. The main process spawns this process as a
   fresh interpreter, which imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
@@ -109,9 +110,9 @@ class ForkingProcess:
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """Creates a forking process by forking the main process. The caller must have deferred signals before this
-        call. `deliver` delivers pending signals; if it raises an exception, no process remains. `inherited` contains
-        the objects that the children receive through `Inherited`."""
+        """Creates a forking process by forking the main process. The caller must defer signals during this call.
+        `deliver` delivers pending signals; if it raises an exception, no process remains. `inherited` contains the
+        objects that the children receive through `Inherited`."""
 
         def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:
             def run() -> None:
@@ -150,7 +151,7 @@ class ForkingProcess:
 
         Raises:
             OSError: the forking process has ended, does not answer, or failed.
-            RuntimeError: the program lacks a guard, and would start processes while it is imported.
+            RuntimeError: the user's program lacks a `__main__` guard, and would start processes while it is imported.
             StartGivenUp: a signal is pending, and the forking process was ended during its start.
         """
         if os.getpid() != self._owner:
@@ -266,8 +267,8 @@ _finding = threading.RLock()
 
 
 def forker_of_program(modules: Sequence[str]) -> ForkingProcess:
-    """Returns the forking process of this program. Creates a new process if the last one has exited. A new process
-    imports `modules`, so that its children share the memory of the modules."""
+    """Returns the forking process of this program. Spawns a forking process if there is none or the last one has
+    exited. A new forking process imports `modules`, so that its children share the memory of the modules."""
     global _of_program
     with _finding:
         if _of_program is None or _of_program.has_ended():
@@ -380,8 +381,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process no longer exists. As process 1 of a container, the main process is now the parent of
-            # these children, and can reap them.
+            # The forking process no longer exists. If the main process is process 1 of a container, it is now the
+            # parent of the child, and can reap the child.
             try:
                 code = reap(pid)
             except ChildProcessError:

@@ -7,8 +7,8 @@ code. A child that is not reaped keeps its id, so the main process may signal th
 the main process closes its end of the socket, or exits.
 
 Before a child begins, it waits for permission of the main process. If the forking process is killed between the fork
-and its reply, the main process does not know the new child. A child without this permission ends immediately, so it
-cannot receive messages for its replacement.
+and its reply, the main process does not know the new child and replaces it. The unknown child gets no permission and
+exits immediately, so it cannot receive messages that are meant for its replacement.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def serve(
 
     Args:
         mains: the main process's end of the socket, if it was inherited.
-        bells: the board for waking other processes, if this process was forked and has inherited it.
+        bells: the shared memory for waking other processes, if this process was forked and has inherited it.
         inherited: the objects that `Inherited` represents.
         modules: the names of modules to import for all children, if possible.
     """

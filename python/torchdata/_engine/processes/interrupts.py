@@ -36,7 +36,7 @@ LATER = 0.001
 #: The methods in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: The signals that can be deferred. The excluded signals cannot be handled, or report that an instruction has failed.
+#: The signals that can be deferred. The other signals cannot be handled, or report an error of the current instruction.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -173,10 +173,10 @@ def interrupt_waits() -> bool:
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Blocks signals in this thread. The processes and threads that this thread starts inherit the blocked signals,
-    until they unblock the signals.
+    """Blocks signals in this thread. Processes and threads that this thread starts also have these signals blocked,
+    until they unblock the signals themselves.
 
-    The blocked signals are the signals that children ignore (`MainSignals`). SIGCHLD is not blocked.
+    Except for SIGCHLD, all signals that children ignore (`MainSignals`) are blocked.
     """
     blocked = {*_SENT_TO_ALL, *_handled()} - {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
@@ -191,8 +191,8 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def block_all_but_own_sigterm() -> None:
-    """Blocks all signals that can be deferred, in this thread and in the processes that it forks. These processes
-    unblock the signals later.
+    """Blocks all signals that can be deferred, in this thread and in the processes that it forks. A forked process must
+    unblock the signals itself.
 
     SIGTERM stays unblocked, because code in this process may raise it to end the process. A SIGTERM from another
     process has no effect in this process and in the processes that it forks.
@@ -225,9 +225,9 @@ class MainSignals:
 
         The signals get a handler that does nothing, because programs that the child starts would inherit ignored
         signals, and SIGTERM could not end these programs. Programs that the child starts ignore Ctrl-C, and signals
-        that the main process ignores. A signal that arrived while it was blocked is discarded, and the child gets the
-        main process's mask. If the child sends a signal to itself, the signal's default action is executed, even if the
-        signal was blocked at that time.
+        that the main process ignores. A signal that arrived while it was blocked is discarded. The child then blocks
+        the same signals as the main process. If the child sends a signal to itself, the signal's default action is
+        executed, even if the signal was blocked at that time.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
@@ -261,8 +261,9 @@ _deaf: list[int] = []
 
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
-    """The handler in a child for a signal that the main process handles. Python calls this handler only after user code
-    has restored this handler. The native handler, which can determine the sender of a signal, is then reinstalled.
+    """The handler in a child for a signal that the main process handles. Normally, the extension's native handler is
+    installed instead, because it can determine the sender of a signal. If user code replaces the handler for a while
+    and then restores it, Python calls this handler, which reinstalls the native handler.
     """
     take_no_notice(number)
 
@@ -279,11 +280,12 @@ os.register_at_fork(after_in_child=_hear_again)
 
 
 def _send_later(numbers: list[int]) -> None:
-    """Sends signals to the main thread once this thread has left the finalizer."""
+    """Starts a thread that sends signals to the main thread, once the main thread has left the finalizer."""
     main = threading.main_thread().ident or 0
 
     def send() -> None:
-        # No other code runs between the last check and the signal, because this thread holds the GIL.
+        # The main thread cannot enter a finalizer between the last check and the signal, because this thread holds the
+        # GIL.
         while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
         for number in numbers:

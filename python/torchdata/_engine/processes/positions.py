@@ -32,8 +32,8 @@ class _Mark:
 
     Args:
         positions: the position for each descriptor.
-        reads: for each child, how many times it had read.
-        own: how many times the main process had read.
+        reads: for each process id of a child, the number of reads of the child.
+        own: the number of reads of the main process.
     """
 
     positions: Mapping[int, int]
@@ -47,8 +47,8 @@ class SharedPositions:
 
     Args:
         pids: returns the ids of the running children.
-        differ: whether the children read different data, for example because one of them is a dispatching process. With
-            different data, the first epoch is not checked, because children also read files while they start.
+        differ: whether the children read different data, for example because one of them is a dispatching process. In
+            this case, the first epoch is not checked, because children also read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:
@@ -69,8 +69,8 @@ class SharedPositions:
             self._mark = _Mark({number: _position(number, files[number]) for number in files}, reads, own)
 
     def look(self) -> str | None:
-        """Returns a text about the files that children have read through a shared position since `begin`; None if there
-        are no such files.
+        """Returns the warning about files that children have read through a shared position since `begin`; None if
+        there are no such files.
         """
         mark, self._mark = self._mark, None
         if mark is None:
@@ -112,8 +112,8 @@ def _position(number: int, identity: tuple[int, int]) -> int:
 
 
 def _reads_of(pid: int) -> int | None:
-    """Returns how many times a process has read; None if unknown. For the current process, each call of this function
-    adds one read."""
+    """Returns the number of reads of a process; None if unknown. A call for the current process itself counts as one
+    read."""
     try:
         descriptor = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

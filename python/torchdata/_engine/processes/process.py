@@ -30,8 +30,6 @@ LOOK = 0.02
 
 
 class Closes(Protocol):
-    """An object that can be closed."""
-
     def close(self) -> None: ...
 
 
@@ -52,7 +50,8 @@ def close_here(one: Closes) -> None:
 
 
 def close_inherited() -> None:
-    """In a child, closes the main process's resources for the child's siblings and for children of other loaders."""
+    """In a child, closes the inherited resources that the main process uses for the other children of all its
+    loaders."""
     while _mains:
         _mains.popitem()[1].close()
 
@@ -127,8 +126,8 @@ class ChildProcess(ABC):
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
-        #: Whether the caller calls `watch` after it has started several children, so that the children inherit fewer
-        #: descriptors.
+        #: Whether the caller of `start` calls `watch` itself. A caller that starts several children does so after the
+        #: last start, so that the children inherit fewer descriptors.
         self.is_watched_later = False
         self._process_name = process_name
         self.forget_process()
@@ -141,7 +140,8 @@ class ChildProcess(ABC):
         self.exitcode: int | None = None
         #: Whether the exit code is unknown because the forking process has exited before the child.
         self.is_orphan = False
-        #: For a remote worker, a description of the exit, which messages contain instead of the exit code.
+        #: For a worker on another machine, a description of its exit; messages contain this description instead of the
+        #: exit code.
         self.told: str | None = None
         self._watch: Pidfd | None = None
         #: The object that holds multiprocessing's pipes to the child, if the system lacks process descriptors.
@@ -209,11 +209,12 @@ class ChildProcess(ABC):
 
     @property
     def is_up(self) -> bool:
-        """Returns whether the process is running. A worker on another machine may still wait for free resources."""
+        """Returns whether the process is running. A worker on another machine may have been requested without running
+        yet."""
         return True
 
     def has_page(self, page: dict[str, Any]) -> bool:
-        """Returns whether the counters of a page belong to this process, and not to a predecessor."""
+        """Returns whether this process, and not an earlier process that it replaces, has written a page of counters."""
         return bool(page["pid"] == self.pid)
 
     @property
@@ -256,7 +257,6 @@ class ChildProcess(ABC):
             self._watch.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Closes the descriptors of the process, once it has exited."""
         if self._watch is not None:
             close_here(self._watch)
         if self._pipes is not None:

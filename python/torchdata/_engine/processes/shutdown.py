@@ -27,7 +27,7 @@ from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 ASKED = 3.0
 #: The number of seconds that a child may take to exit after SIGKILL, which only the kernel can delay.
 KILLED = 5.0
-#: The command that stops a child, and the order that announces this command.
+#: The command that stops a child, and the number that announces this command in the memory of the control link.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
@@ -169,7 +169,7 @@ class OwnsChildren(Finalized):
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
-        """Becomes the owner of children that are not started yet. The arguments are the same as for `Shutdown`."""
+        """Makes this object the owner of children that are not started yet. The arguments are those of `Shutdown`."""
         self._shutdown = Shutdown(children, controls, bells)
 
     def shutdown(self) -> None:

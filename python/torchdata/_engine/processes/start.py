@@ -73,8 +73,8 @@ def start_all(
     """Starts the children. If the start fails or is interrupted, the children that were already started keep running.
 
     Args:
-        started: a function that is called with the number of each started child. If this function raises an exception,
-            `start_all` raises the same exception.
+        started: a function that is called with the number of each started child. `start_all` passes on exceptions of
+            `started`.
 
     Raises:
         OSError: the system cannot start another process; the message names the child and the remedy.
@@ -111,8 +111,9 @@ def _imports_the_program() -> bool:
 
 
 def _refuse_to_start() -> NoReturn:
-    """Ends a process that imports a program without a `__main__` guard. A child of this package reports the missing
-    guard by its exit code. Raises RuntimeError if this process is a child of another library, or of the program itself.
+    """Called if a child process imports a program without a `__main__` guard. A child of this package exits with a code
+    that reports the missing guard. In a child that another library or the program itself has started, raises
+    RuntimeError.
     """
     if current_process().name.startswith(PREFIX):
         for stream in (sys.stdout, sys.stderr):
@@ -131,7 +132,7 @@ def _ensure_tracker() -> None:
 
 
 def _start(child: ChildProcess) -> bool:
-    """Starts one child. Returns False if a signal has ended a forking process before it was running."""
+    """Starts one child. Returns False if a signal arrived and the forking process was ended before it was running."""
     try:
         child.start()
     except StartGivenUp:

@@ -22,8 +22,8 @@ def note_child() -> None:
 
 
 def leave(error: BaseException | None = None) -> None:
-    """Ends a process that user code has forked inside a child, as Python ends a program. In the child itself and in all
-    other processes, `leave` does nothing.
+    """Ends a process that user code has forked inside a child, as Python ends a program. In any other process,
+    including the child, `leave` does nothing.
 
     The exit handlers of the child do not run in the forked process.
 

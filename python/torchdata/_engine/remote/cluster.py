@@ -49,7 +49,7 @@ class Cluster:
         ConnectionError: no cluster is running.
     """
 
-    #: If a frame has at least this many bytes, no further units are added to it.
+    #: If a frame has at least this many bytes, no further messages of the worker are added to it.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
@@ -68,7 +68,7 @@ class Cluster:
         options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}
         self._scheduling, self._demands = options.get("scheduling_strategy"), _demands(options)
         self._made: list[weakref.ref[RemoteWorker]] = []
-        #: References to received answers. The next request to a host drops these references.
+        #: Ray's references to answers that were received. The next request to a host drops these references.
         self.spent: list[Any] = []
         self._telling, self._told_at = threading.Lock(), 0.0
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
@@ -167,7 +167,6 @@ class Cluster:
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def why(self, error: BaseException) -> str:
-        """Returns the reason why a host has ended, given the error of a call."""
         if self.is_left:  # leaving the cluster explains any other error
             return _LEFT
         cause = getattr(error, "cause", None)
@@ -257,7 +256,6 @@ def _door(ray: Any, needed_by: str) -> Any:
 
 
 def _join(ray: Any) -> None:
-    """Joins the running cluster."""
     try:
         ray.init(address="auto", log_to_driver=sys.flags.dev_mode)
     except ConnectionError as error:

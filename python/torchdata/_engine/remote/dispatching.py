@@ -2,8 +2,8 @@
 machine.
 
 Role: runs in the main process. The program is pickled like the workers' program. The pickle also contains all
-definitions of the user's main module, because the dispatching process does not import this module. The user's program
-therefore needs no `__main__` guard, and the dispatching process runs the same pipes as the main process.
+definitions of the user's main module, because the dispatching process does not import this module. Because the main
+module is not imported, the user's program needs no `__main__` guard.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from torchdata._engine.workers.program import Program
 
 
 class DispatchingChild(SpawnedChild):
-    """The dispatching process."""
-
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
         # This object keeps the memory of the program, because each replacement needs its own copy.

@@ -5,11 +5,11 @@ links as a worker on the main process's machine, but the links lead to the host.
 has its own main thread and interpreter lock, and can crash only the worker. The host forwards the contents of the
 worker's links without decoding them. The host runs no user code, and its worker exits together with the host.
 
-A pair of links is called a lane, and is served by two threads of the actor. One thread receives messages of the main
-process (`tell`), and one thread returns the units of the worker (`pull`). The main process always has some calls of
-`pull` waiting. All calls are numbered, because the calls of an actor's threads may arrive out of order. The first lane
-transmits commands to the worker, and the worker's items. The second lane transmits the units of the dispatching
-process, which runs on the main process's machine.
+A pair of links, one in each direction, is called a lane, and is served by two threads of the actor. One thread receives
+messages from the main process (`tell`), and one thread returns messages from the worker (`pull`). The main process
+always has some calls of `pull` waiting. All calls are numbered, because the calls of an actor's threads may arrive out
+of order. The first lane transmits commands to the worker, and the worker's items. The second lane transmits the items
+of the dispatching process, which runs on the main process's machine.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ LOOK, GLANCE = 5.0, 0.002
 SEEN = 0.5
 #: Parts of a frame with at least this many bytes are sent outside the pickle.
 APART = 32 << 10
-#: The main process must stop sending units if this many bytes wait to be passed to the worker.
+#: If this many bytes wait to be passed to the worker, the main process must not send more.
 FULL = 8 << 20
-#: The indices of the wake-up words and counter pages of the worker and of the dispatching process on this machine.
+#: On the host's machine, the indices of the worker and of the dispatching process, for the words in shared memory that
+#: wake processes and for the pages of counters.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -67,11 +68,11 @@ class RemoteSetup:
         num_workers: the number of workers.
         program_class: module and name of the program's class.
         cadence: how often the worker takes snapshots.
-        budget: bytes of shared memory for the units of the worker.
+        budget: bytes of shared memory for the items that the worker sends.
         full_stats: whether the time of each pipe is measured.
         counts: the counters of the earlier processes that this worker replaces.
-        dispatcher_page: the page of the dispatching process in the main process's counters; None if nothing is
-            dispatched.
+        dispatcher_page: the index, in the main process, of the dispatching process's page of counters; None if nothing
+            is dispatched.
         window: number of items that the dispatching process may be ahead of the worker.
     """
 
@@ -145,9 +146,9 @@ class Told:
 
     Args:
         number: the position of this call among the calls of `tell` for its lane, from 0.
-        words: the latest values of the link's shared words; None if they have not changed.
+        words: the latest control words of the lane (integers in shared memory); None if they have not changed.
         frame: commands, or dispatched items.
-        holds: whether the host must stop sending units because the main process has no space for more units.
+        holds: whether the host must stop returning the worker's items, because the main process has no space for them.
     """
 
     number: int
@@ -162,12 +163,13 @@ class Pulled:
 
     Args:
         number: the position of this call among the calls of `pull` for its lane, from 0.
-        words: the latest values of the link's shared words; None if they have not changed.
-        frame: a header of the units, followed by their large buffers; empty if there are no units.
-        has_ended: whether the worker has exited, and all its units were returned (except for units held back).
+        words: the latest control words of the lane (integers in shared memory); None if they have not changed.
+        frame: the worker's messages without their large buffers, followed by these buffers; empty if there are no
+            messages.
+        has_ended: whether the worker has exited, and no more of its messages will be returned.
         exitcode: the exit code of the worker.
-        seen: the current state of the worker; None if no report is due.
-        is_full: whether the main process must stop sending units because earlier units do not fit into the link yet.
+        seen: the current state of the worker; None if it was returned less than `SEEN` seconds ago.
+        is_full: whether the main process must stop sending frames, because earlier frames do not fit into the link yet.
     """
 
     number: int
@@ -202,8 +204,8 @@ class _WorkerLane:
     Args:
         inbound: the link from the worker.
         outbound: the link to the worker.
-        bells: the wake-up words on this machine.
-        own: the index of the wake-up word of this side.
+        bells: the words in shared memory that wake processes on this machine.
+        own: the index of the word in `bells` that wakes this side.
     """
 
     def __init__(self, inbound: Link, outbound: Link, bells: BellBoard, own: int) -> None:
@@ -213,15 +215,14 @@ class _WorkerLane:
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
         #: `_came` counts the bytes of received frames, and `_passed` counts the bytes that were passed to the worker.
-        #: Only one thread writes each counter.
+        #: Each counter is written by a single thread.
         self._came, self._passed = 0, 0
-        #: Whether the host must hold back units, because the main process has no space for them.
+        #: Whether the host must not return items of the worker, because the main process has no space for them.
         self.holds = False
         self._has_ended = False
         threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()
 
     def tell(self, told: Told) -> None:
-        """Handles a message of the main process on this lane; see `Host.tell`."""
         with self._telling:
             self._early[told.number] = told
             while (earliest := self._early.pop(self._told, None)) is not None:
@@ -255,21 +256,23 @@ class _WorkerLane:
         return self._came - self._passed >= FULL
 
     def pull(self, most: int, look: Callable[[bool], Seen | None], exitcode: Callable[[], int | None]) -> Pulled:
-        """Returns the units of the worker, once there is at least one unit.
+        """Returns the messages of the worker, once there is at least one message.
 
         Args:
-            most: if a frame has at least this many bytes, no further units are added to it.
-            look: a function that returns the worker's state if a report is due, and that gets True for the last report.
+            most: if a frame has at least this many bytes, no further messages of the worker are added to it.
+            look: a function that returns the worker's state, or None if no report is needed. Its argument is True for
+                the last report.
             exitcode: returns the exit code of the worker.
         """
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # The exit is checked before the frame is taken, so that the link contains all units of the worker.
+            # The exit is checked before the frame is taken, because only after the exit does the link contain all
+            # messages of the worker.
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1
-            has_ended &= not frame  # units that are held back are lost in this case
+            has_ended &= not frame  # messages that are still in the link are lost in this case
             return Pulled(
                 number=self._pulled - 1,
                 words=words,
@@ -298,8 +301,8 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: For each lane, a pair: the link for units from the worker, and the link for units to the worker. On the lane
-        #: of dispatched items, the worker sends no units, but only the link's shared words.
+        #: For each lane, a pair: the link from the worker, and the link to the worker. On the lane of dispatched items,
+        #: the worker sends no messages, but only control words.
         self._links = [(data, control)]
         dispatched = None
         if setup.dispatcher_page is not None:
@@ -344,7 +347,7 @@ class Host:
         threading.Thread(target=self._watch, name="torchdata-host", daemon=True).start()
 
     def begin(self) -> About:
-        """Waits until the worker receives commands, or has exited. Returns the description of the worker."""
+        """Waits until the worker has opened its control link, or has exited. Returns the description of the worker."""
         child, (_, control) = self._child, self._links[0]
         while not control.has_consumer() and not child.ended:
             time.sleep(GLANCE)
@@ -358,7 +361,7 @@ class Host:
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
     def tell(self, lane: int, told: Told) -> None:
-        """Passes a message of the main process to the worker. Units wait until they fit into the link.
+        """Passes a message of the main process to the worker. The frame waits until it fits into the link.
 
         Args:
             lane: 0 for commands and items, 1 for dispatched items.
@@ -368,17 +371,17 @@ class Host:
         self._lanes[lane].tell(told)
 
     def pull(self, lane: int, most: int) -> Pulled:
-        """Returns the units of the worker, once there is at least one unit.
+        """Returns the messages of the worker, once there is at least one message.
 
         Args:
             lane: see `tell`.
-            most: a frame of this many bytes receives no further units.
+            most: if a frame has at least this many bytes, no further messages of the worker are added to it.
         """
         self._heard = time.monotonic()
         return self._lanes[lane].pull(most, self._look if lane == 0 else _look_away, lambda: self._child.exitcode)
 
     def _look(self, is_last: bool) -> Seen | None:
-        """Returns the current state of the worker, if the last report is old enough."""
+        """Returns the current state of the worker; None if it was returned less than `SEEN` seconds ago."""
         now = time.monotonic()
         if now - self._seen_at < SEEN and not is_last:
             return None
@@ -390,7 +393,7 @@ class Host:
         return Seen(self._stats.carry_out(WORKER), times, self._child.is_stopped)
 
     def stand(self, wakes: bool) -> tuple[str, str]:
-        """Returns the worker's state according to the kernel, and its Python stacks."""
+        """Returns what the kernel reports about the worker's state, and the worker's Python stacks."""
         page = next((page for page in self._stats.read() if page["page"] == WORKER), None)
         return self._child.where_it_stands(page, wakes)
 
@@ -423,7 +426,7 @@ class Host:
 
 
 def _look_away(is_last: bool) -> None:
-    """Returns None, so that no report on the worker's state is sent."""
+    """Replaces `Host._look` on the lane of dispatched items, which sends no reports on the worker."""
 
 
 def bytes_of(frame: list[Any]) -> int:

@@ -1,13 +1,12 @@
 """The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its own ends of
-the links as usual. A carrier uses the ends that belong to the child, and copies units from and to the other machine. A
-thread of this module reads commands and words from the links for the worker's host, and writes units from the host into
-the links. The collector, the commands, the leases and the states therefore treat the worker like a child on this
-machine. If items are dispatched, another thread transmits the units of the dispatching process on this machine.
+the links as usual. A carrier uses the worker's ends of the links in place of the worker: a thread of this module sends
+what it reads from the links to the worker's host, and writes the host's answers into the links. All other code can
+therefore treat the worker like a child on this machine. If items are dispatched, another thread transmits the items of
+the dispatching process, which runs on this machine.
 
-All data from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
-reach the replacement.
+Each replacement gets its own thread and links, so that late messages of the replaced worker cannot reach it.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum number of bytes of one message with commands to a host.
 TOLD = 1 << 20
-#: This bit marks the order to stop, and makes the order to stop greater than the order of any epoch. The lower bits of
-#: an order are the number of the epoch.
+#: The bit that is set in the first control word of a link once the worker must stop. The lower bits are the number of
+#: the latest epoch that the main process has ordered.
 _END = 1 << 32
 #: `LOOK`: seconds between two checks during a wait. `JOINED`: seconds for which `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
@@ -76,7 +75,7 @@ class Actor(Protocol):
 class Hosts(Protocol):
     """Creates hosts. This class replaces multiprocessing's context."""
 
-    #: If a frame has at least this many bytes, no further units are added to it.
+    #: If a frame has at least this many bytes, no further messages of the worker are added to it.
     chunk_bytes: int
 
     def host(self, setup: ChildSetup) -> Actor:
@@ -121,7 +120,7 @@ class RemoteWorker(ChildProcess):
         self._fault: Exception | None = None
         ends = os.pipe()
         #: `_ending` is the write end of a pipe, and `_sign` is the read end. When the worker exits, a byte is written
-        #: to the pipe. Code that waits for the exit monitors copies of the read end.
+        #: to the pipe, which wakes code that waits for the exit.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -139,17 +138,14 @@ class RemoteWorker(ChildProcess):
         pass  # the worker's thread records the exit
 
     def sentinel(self) -> int:
-        """Returns a descriptor that becomes readable when the worker exits."""
         return self._sign.fileno()
 
     @property
     def sign(self) -> OwnedDescriptor:
-        """Returns the descriptor of `sentinel`, for a reader of links."""
         return self._sign
 
     @property
     def called(self) -> str:
-        """Returns the name of the worker and its machine."""
         actor = "no actor" if self._actor is None else f"Ray actor {self._actor.identity}"
         if self.about is None:
             return f"{self.name} ({actor}, not up yet)"
@@ -157,7 +153,6 @@ class RemoteWorker(ChildProcess):
 
     @property
     def is_late(self) -> bool:
-        """Returns whether the worker was requested and has not started yet."""
         return self._actor is not None and self.about is None and not self._has_ended
 
     @property
@@ -166,12 +161,10 @@ class RemoteWorker(ChildProcess):
         return self.about is not None
 
     def has_page(self, page: dict[str, Any]) -> bool:
-        """Returns whether the counters of a page belong to the worker's current process."""
         return self.about is not None and page["pid"] == self.about.pid and self._seen is not None
 
     @property
     def is_stopped(self) -> bool:
-        """Returns whether the worker's process was stopped when its host last checked."""
         return self._seen is not None and self._seen.is_stopped
 
     @property
@@ -201,7 +194,6 @@ class RemoteWorker(ChildProcess):
         self._ring()
 
     def close(self) -> None:
-        """Closes the descriptors of the worker, once it has exited."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOINED)
@@ -235,7 +227,6 @@ class RemoteWorker(ChildProcess):
             os.write(self._ending.fileno(), b"\0")
 
     def _carry(self, actor: Actor) -> None:
-        """Transmits messages until the worker has exited."""
         about = self._await(actor.begin())
         if about is None:
             return
@@ -253,7 +244,7 @@ class RemoteWorker(ChildProcess):
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # The worker sends only control words to the dispatching process, so `nothing` never contains a unit.
+            # The worker sends only control words to the dispatching process, so `nothing` never contains a message.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -314,14 +305,13 @@ class RemoteWorker(ChildProcess):
 
 
 class _Lane:
-    """A pair of links between the main process and a worker, on the main process's side. The worker's side is
-    `torchdata._engine.remote.host`.
+    """The main process's side of a pair of links to a worker. The worker's side is `torchdata._engine.remote.host`.
 
     Args:
         number: 0 for commands and items, 1 for dispatched items.
         actor: the host.
-        carrier: moves units between the two links.
-        most: if a frame has at least this many bytes, no further units are added to it.
+        carrier: reads from one link of the pair, and writes to the other link.
+        most: if a frame has at least this many bytes, no further messages of the worker are added to it.
         goes_on: returns whether the lane must continue to transmit messages.
     """
 
@@ -382,11 +372,11 @@ class _Lane:
 
 
 class _Arrived:
-    """Frames that were received and wait until they fit into the main process's link. The order of the frames is kept.
+    """A queue of received frames, which wait until they fit into the main process's link.
 
     Args:
-        carrier: stores the frames in the link.
-        much: the host must stop sending units if at least this many bytes are waiting.
+        carrier: writes the frames into the link.
+        much: the host must stop sending frames if at least this many bytes are waiting.
     """
 
     def __init__(self, carrier: Carrier, much: int) -> None:
@@ -408,13 +398,12 @@ class _Arrived:
             self._bytes += bytes_of(frame)
 
     def put(self) -> None:
-        """Stores frames until the link is full."""
         while self._frames and self._carrier.put(self._frames[0]):
             self._bytes -= bytes_of(self._frames.popleft())
 
     def end(self) -> None:
-        """Drops all present and future frames, which might never fit into the link because the main process stops
-        reading."""
+        """Drops all present and future frames. Without this call, frames might wait forever, because the main process
+        no longer reads the link."""
         self._has_ended = True
         self._frames.clear()
         self._bytes = 0
@@ -447,7 +436,7 @@ def _differences(theirs: dict[str, str]) -> str:
 
 
 def _release(name: str, version: str) -> Any:
-    """Returns the part of a version that must be equal: all of it for this package, and the major and minor version for
-    other modules.
+    """Returns the part of a version that must be equal on both machines: the whole version of this package, and the
+    major and minor version of other modules.
     """
     return version if name == "torchdata-rs" else version.split(".")[:2]

@@ -25,7 +25,7 @@ from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience, ShardTurns
 from torchdata._reporting import add_note, attributes_of, name_of
 
-#: The maximum number of seconds between an order and the arrival of its command.
+#: The maximum number of seconds between the announcement of a command in shared memory and its arrival.
 ORDERED = 10.0
 #: The `starts` of a `Resumption` for one link at the beginning of an epoch.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
@@ -63,8 +63,8 @@ class EpochRunner:
         self.obedience = Obedience(self.setup.dispatches)
         #: A command that was received during an epoch, and ends the epoch.
         self.pending: tuple[Any, ...] | None = None
-        #: The number of the running epoch. `start` is the position in the first shard where this run of the epoch
-        #: began. `opened` is True once this run has opened a stream of dispatched items.
+        #: The number of the running epoch. `start` is the position of the first shard when the epoch began or was
+        #: resumed. `opened` is whether the graph has opened a stream of dispatched items since then.
         self.epoch, self.start, self.opened = 0, Resumption(), False
         #: Whether the main process waits for the snapshot that is being taken.
         self._announces = False
@@ -72,7 +72,6 @@ class EpochRunner:
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: EpochProgram) -> None:
-        """Prepares the program; see `Runner`."""
         setup = self.setup
         opens = None if self.dispatched is None else self._open_dispatched
         share = None if self.dispatched is None else self._share
@@ -104,7 +103,6 @@ class EpochRunner:
         return found
 
     def obey(self, command: tuple[Any, ...]) -> bool:
-        """Executes a command; see `Runner`."""
         step = self._obey(command)
         while self.pending is not None:
             step = self._obey(self._next_command())
@@ -141,13 +139,13 @@ class EpochRunner:
         return self.child.next_command() if command is None else command
 
     def _open_dispatched(self) -> Iterator[Any]:
-        """Returns a stream of the items that are dispatched to this worker. The pass begins when its first item is
-        requested."""
+        """Returns a stream of the items that are dispatched to this worker. A pass over these items begins when the
+        first item is requested."""
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # This run resumed in the middle of a pass, and now opens a second stream. The unfinished pass has ended,
-            # because no further items of this pass are requested.
+            # The graph opens a second stream, so it does not read the rest of the pass in which this epoch was resumed.
+            # The second stream therefore begins with the next pass.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
@@ -236,8 +234,8 @@ class EpochRunner:
         return program.go_on_from(None)
 
     def _send_pass(self, begin: Callable[[], Any]) -> bool:
-        """Sends all items of one pass, or an exception that ends the pass. Returns False if a command begins another
-        epoch or stops the child.
+        """Sends all items of one iteration over the graph, or the exception that ends this iteration. Returns False if
+        a command begins another epoch or stops the child.
         """
         failure = self.failure
         try:
@@ -275,8 +273,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands up to the command that interrupted the graph. Returns False if the interrupting command
-        does not arrive in time."""
+        """Executes commands until the command whose announcement has interrupted the graph. Returns False if this
+        command does not arrive in time."""
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True

@@ -60,7 +60,7 @@ class Children(Group):
         snapshot_budget: bytes of the snapshots that the main process keeps, or None for no limit; larger snapshots are
             sent only after `want_large_snapshots`.
         survived: the kinds of exits after which a child is replaced instead of raising an error.
-        listener: receives the notes of the workers; None drops them.
+        listener: receives the results of `EpochProgram.note` from the workers; None drops them.
     """
 
     def __init__(
@@ -236,8 +236,8 @@ class Children(Group):
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # The child may wait for the dispatching process, which may wait for a blocked worker. This call
-                    # unblocks workers.
+                    # The child may wait for the dispatching process, which may wait for a worker that is not allowed to
+                    # send more items. This call allows all workers to send more items.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -248,15 +248,16 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills a child if it has spent too much time since `began` without executing its command. Returns the start of
-        the current wait: now if the child was killed, otherwise `began`."""
+        """Kills a child if it has not executed its command for too long since `began`. Returns the new `began`: the
+        current time if the child was killed, otherwise the old value."""
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
             return time.monotonic()
         return began
 
     def where_it_stands(self, page: dict[str, Any]) -> tuple[str, str]:
-        """Returns what the child of a page is doing: the kernel's description, and its Python stacks."""
+        """Returns what the child with this page of counters is doing: the kernel's description, and its Python
+        stacks."""
         child: int = page["page"] - 1
         return self._processes[child].where_it_stands(page)
 
@@ -277,7 +278,7 @@ class Children(Group):
         *content: Any,
         to: ChildProcess | None = None,
     ) -> None:
-        """Sends a command to a child; if `to` is given, only while `to` is the child's current process."""
+        """Sends a command to a child. If `to` is given, gives up once `to` is not the child's current process."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:

@@ -1,14 +1,14 @@
 """Finds children that hang while the main process waits for them, reports their stacks, and kills them.
 
 Role: runs in the main process. The collector, and all code that waits for a reply of a child, call this module in the
-waiting thread. A process that hangs is killed, and its activity is recorded. The exit of a killed process is handled
-like any other exit (`restart.py`).
+waiting thread. A process that hangs is killed, and what it was doing is recorded. The exit of a killed process is
+handled like any other exit (`restart.py`).
 
 A process hangs if the main process has waited for the process during the whole `timeout` and none of the process's
-counters has changed. The counters change when a pipe yields an item, or when the process sends something. Processor
-time is not a sign of progress, because an endless loop also uses processor time. The user can set `patience`, a longer
-limit for a process that uses the processor according to the kernel. A process that waits for another process is not at
-fault, except when it is stopped.
+counters has changed. A counter changes whenever a pipe of the process yields an item, or the process sends something.
+Processor time is not a sign of progress, because an endless loop also uses processor time. The user can set `patience`,
+a longer limit for a process that uses the processor according to the kernel. A process that waits for another process
+is not at fault, except when it is stopped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Hung:
 
     Args:
         how: a description of the hang, worded to follow the name of the process in a message.
-        stack: its stacks when it was killed.
+        stack: the Python stacks of the process when it was killed.
         limit: the argument that the user can raise to allow more time.
     """
 
@@ -81,8 +81,8 @@ class Hung:
 
 @dataclass
 class _Seen:
-    """The counters of the processes that the main process waits for. `since` is the time at which the counters last
-    changed, and `waited` is the time of the last check, both in seconds since the wait began.
+    """The counters of a worker, and of the processes that it waits for, at the last check. `since` is the time at which
+    these counters last changed, and `waited` is the time of the last check, both in seconds since the wait began.
     """
 
     counts: Any
@@ -92,13 +92,13 @@ class _Seen:
 
 @dataclass
 class _WorkMark:
-    """The start of a measurement of how long a process works.
+    """The start of a measurement of how much of the time a process uses a processor.
 
     Args:
         pid: the process number.
         at: the time when the measurement began.
-        looked: the time of the last check.
-        worked: the number of seconds that the process had worked until `at`.
+        looked: the time when this object was last used.
+        worked: the number of seconds that the process had run, or waited for a processor, until `at`.
         works: whether the process counted as working in the last completed measurement.
     """
 
@@ -135,11 +135,11 @@ class Hangs:
 
     Args:
         members: the children.
-        board: the board with the counters of the processes.
-        first_page: the page of the first child on the board.
+        board: the shared memory with the counters of the processes.
+        first_page: the index of the first child's page of counters.
         seconds: the timeout.
         patience: the timeout in seconds for a child that uses a processor; None to apply `seconds` to all children.
-        in_order: whether the main process waits for one specific worker.
+        in_order: whether the main process waits for one specific worker, rather than for any worker.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Hangs:
         self._in_order = in_order
         #: The timeout, and the limit for a child that works.
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
-        #: For each child, the start of the measurement of its work.
+        #: For each child, the start of the current measurement of its processor time.
         self._marks: dict[int, _WorkMark] = {}
         #: For each worker that the main process waits for, the counters at the last check.
         self._seen: dict[int, _Seen] = {}
@@ -254,7 +254,8 @@ class Hangs:
         return self._members.processes[child].is_stopped
 
     def _is_over(self, child: int, page: Any, still: float, limit: float) -> bool:
-        """Returns whether a child hangs after `still` seconds without progress; False while the child is starting."""
+        """Returns whether a child counts as hung after `still` seconds without progress. A child that is still starting
+        does not."""
         if not self._members.processes[child].is_up:
             return False
         begins = page is None or not self._is_at(page, child) or not _runs(page)
@@ -265,8 +266,8 @@ class Hangs:
         return still >= (max(most, STARTING) if begins else most)  # the child may import a program or load a state
 
     def _works(self, child: int, page: Any) -> bool:
-        """Returns whether a child counts as working, according to a measurement that is repeated after half the
-        timeout. Until the first measurement, a child counts as working.
+        """Returns whether a child counts as working, which is measured over periods of half the timeout. During the
+        first period, a child counts as working.
 
         The result matters only if the user has set `patience`.
         """

@@ -1,8 +1,8 @@
 """The children of one loader and their links, which change when a child is replaced.
 
 Role: runs in the main process. `Group` creates the `Members`, and the owner of the group sends commands through them.
-`Restarts` replaces the processes and links of children that have exited. Sending requires a lock, because a reading
-thread may replace a child while another thread sends it a command.
+`Restarts` replaces the processes and links of children that have exited. Sending requires a lock, because a thread that
+reads items may replace a child while another thread sends this child a command.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Members:
         budget: bytes of shared memory for all items.
         program_class: the class of the workers' program, which defines the names of the workers and the messages about
             their exits.
-        commands: bytes of shared memory for the commands to each child; 0 if the ring is enough.
+        commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class Members:
         raise self.program_class.exit_error(process, index if index < self.num_workers else None)
 
     def starts_of(self, index: int, starts: Sequence[Resumption | None]) -> list[Resumption | None]:
-        """Returns the positions where the shards of a child resume. `starts` contains one position for each shard,
-        followed by the position of the dispatching process."""
+        """Returns the positions where the shards of a child resume. `starts` contains the positions of all shards, and
+        finally that of the dispatching process."""
         return [starts[shard] for shard in self.shards_of(index)] if index < self.num_workers else [starts[-1]]
 
     def seeds_of(self, index: int, commands: Callable[[int], tuple[Any, Any]]) -> tuple[list[Any], Any]:
-        """Returns the seeds of a child's shards, and the child's reset function. `commands` is a function that returns
-        the seeds and the reset function for a shard.
+        """Returns the seeds of a child's shards, and the function that resets the child's graph. `commands` returns the
+        seeds and the reset function for a shard.
         """
         shards = self.shards_of(index) if index < self.num_workers else range(self.num_shards, self.num_shards + 1)
         each = [commands(shard) for shard in shards]
@@ -128,7 +128,7 @@ class Members:
         return Sender([self.control(index)], self.bells, MAIN, [1 + index])
 
     def close_descriptors(self, indices: Sequence[int]) -> None:
-        """Closes the descriptors of links. All processes must have received the descriptors before."""
+        """Closes the descriptors of links, once all processes have received them."""
         for handle in [handle for index in indices for handle in self.setups[index].lines.all()]:
             handle.shared.close_descriptor()
 

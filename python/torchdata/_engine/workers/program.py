@@ -89,7 +89,7 @@ class ChildInfo:
     """Describes the process in which a program runs.
 
     Args:
-        worker_id: the number of the worker, from 0; 0 in the dispatching process as well.
+        worker_id: the number of the worker, from 0; always 0 in the dispatching process.
         num_workers: the number of workers.
         dispatches: whether this is the dispatching process.
         open_dispatched: returns an iterator over the items that are dispatched to this worker; None if nothing is
@@ -100,22 +100,22 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: Returns the position in the dispatched items: the number of the pass, the number of items that were read in this
-    #: pass, and the checksum of these items.
+    #: Returns how many dispatched items this worker has read: the number of the pass over these items, and the count
+    #: and the checksum of the items that were read in this pass.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
     #: Snapshots with more bytes are sent only if the main process has requested large snapshots; None for no limit.
     largest_snapshot: int | None = None
 
 
 class Listener(Protocol):
-    """Receives the notes of the workers, in the main process."""
+    """Receives, in the main process, the results of `EpochProgram.note` from the workers."""
 
     def begin(self) -> None:
         """The main process calls this method before each epoch."""
 
     def hear(self, worker: int, note: Any) -> None:
-        """The main process calls this method for each note, before later items of that worker are delivered. If this
-        method raises an exception, the user's program receives this exception."""
+        """The main process calls this method for each result that is not None, before it delivers later items of the
+        worker. If this method raises an exception, the user's program receives this exception."""
 
 
 class EpochProgram(Program):
@@ -144,8 +144,8 @@ class EpochProgram(Program):
 
     @abstractmethod
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Returns a context for `go_on_from` that prevents reading before the first item, so that a snapshot can be
-        taken.
+        """Returns a context in which `go_on_from` reads no items, so that a snapshot can be taken before the first
+        item.
         """
 
     def replicas(self, count: int) -> list[EpochProgram]:
@@ -179,8 +179,8 @@ class EpochProgram(Program):
         """
 
     def note(self) -> object:
-        """Returns a note for the main process, or None. The runner calls this method whenever it takes a snapshot, and
-        at the end of each pass."""
+        """Returns an object for the main process's `Listener`, or None. The runner calls this method whenever it takes
+        a snapshot, and at the end of each iteration."""
         return None
 
     @abstractmethod

@@ -39,8 +39,8 @@ ROOM = 3.0
 #: Seconds between two checks while the main process waits for a condition.
 GLANCE = 0.01
 
-#: For each shard, a pair: the items that were received, and the newest snapshot. The second element of `Received` is
-#: the matching snapshot of the dispatching process.
+#: A pair. Its first element contains, for each shard, the received items and the newest snapshot. Its second element is
+#: the snapshot of the dispatching process that belongs to these snapshots.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -77,8 +77,8 @@ class Restarts:
         self._replacing = Replacing(members.num_workers, members.dispatches)
         #: For each child, the exit code of the last process of this child that has exited.
         self._exitcodes: dict[int, int | None] = {}
-        #: Exits that were not reported in a warning yet. Each entry contains a description, the argument that has
-        #: allowed the restart, and the stacks of a process that hung.
+        #: Exits without a warning so far. Each entry contains a description of the exit, the loader's argument that
+        #: allows the restart, and, for a process that hung, its stacks.
         self._untold: list[tuple[str, str, str]] = []
         #: Replacements that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
@@ -129,7 +129,7 @@ class Restarts:
     # -- overridden by subclasses ------------------------------------------------------------------
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if replacements of the exited children could not resume."""
+        """Raises an error if replacements of the exited children could not continue the epoch."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         """Sends commands to replacements, so that they resume after the received items; see `on_replace`."""
@@ -166,7 +166,7 @@ class Restarts:
         return wanted
 
     def _ended(self, ended: Sequence[bool]) -> list[bool]:
-        """Returns for each worker whether all its shards have ended. `ended` contains one value per shard."""
+        """Returns for each worker whether all its shards have ended."""
         members = self._members
         return [all(ended[shard] for shard in members.shards_of(worker)) for worker in range(members.num_workers)]
 

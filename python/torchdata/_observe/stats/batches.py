@@ -219,7 +219,6 @@ class BatchRecorder(Recorder):
         return self._final or super().reading()
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """Returns the statistics; see `StatefulDataLoader.stats`."""
         stats = super().stats(since)
         return replace(stats, epoch=self._before + stats.epoch)
 

@@ -65,7 +65,6 @@ def _is_alive(page: Page) -> bool:
 
 
 def _cpu(page: Page) -> tuple[float, float, float] | None:
-    """Returns `processor_times` for the process of a page."""
     if page["place"]:
         return (page["ran"] * _NS, page["stood"] * _NS, page["lived"] * _NS) if page["lived"] else None
     return processor_times(page["pid"])

@@ -182,7 +182,6 @@ class Recorder:
         return None if counting is None else counting.board
 
     def reading(self) -> Reading:
-        """Returns the current counters."""
         from torchdata._observe.stats.reading import read_board
 
         board = self.board
@@ -217,7 +216,6 @@ class Recorder:
         return found
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """Returns the statistics; see `DataLoader2.stats`."""
         earlier = None if since is None else since.reading
         if earlier is not None and earlier.at < self._made:
             earlier = None  # the argument belongs to earlier workers, whose counters no longer exist
