@@ -22,10 +22,10 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
     array reaches the main process without a copy. In other processes, or if this shared memory is full, the result is
     an ordinary array or tensor.
 
-    The copy is avoided only if the item holds the only reference to the array, for example because a function creates,
-    fills and returns the array. If a variable, a view, a tensor over the array or another container also refers to the
-    array when the item is yielded, the array is copied like any other array. If the array was copied, the receiver does
-    not see later writes, so the array may be filled and yielded a second time.
+    The array is sent without a copy only if the item holds the only reference to it, for example because a function
+    creates, fills and returns the array. If a variable, a view, a tensor over the array or another container also
+    refers to the array when the item is yielded, the array is copied like any other array. If the array was copied, the
+    receiver does not see later writes, so the array may be filled and yielded a second time.
 
     Args:
         shape: the number of elements along each dimension.

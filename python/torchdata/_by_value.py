@@ -155,9 +155,9 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
 def _reduced_error(error: BaseException) -> Any:
     """Returns how to pickle an exception (for `reducer_override`) if the constructor of its class is written in Python.
 
-    By default, unpickling calls the constructor with `error.args`. If the constructor has other parameters, unpickling
-    would raise an error or change the message. With the returned form, unpickling sets arguments and attributes without
-    calling the constructor.
+    By default, unpickling an exception calls its constructor with `error.args`. If the constructor has other
+    parameters, unpickling would raise an error or change the message. With the returned form, unpickling sets the
+    arguments and attributes of the exception without calling its constructor.
     """
     cls = type(error)
     if (

@@ -107,8 +107,8 @@ _finder = _WaitingFinder()
 
 
 def call_when_imported(who: str, calls: Calls) -> None:
-    """Calls each function once with its module, right after the module was imported. The keys are the full names of
-    modules that are not loaded. `calls` replaces the functions that the same caller has registered earlier."""
+    """Calls each function once with its module, right after the module was imported. The keys of `calls` are the full
+    names of modules that are not loaded. `calls` replaces the functions that the same caller has registered earlier."""
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 

@@ -2,10 +2,10 @@
 
 Role: makes code work that imports from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
 InMemoryCacheHolderIterDataPipe`). A finder at the end of `sys.meta_path` creates an old module when it is first
-imported. Python asks this finder only if no file with that name exists. When code uses a name of an old module, the
-name is looked up at its present location. The table contains private names if public code imports or patches them.
-If the table's entry for a name contains a colon, patching the old name also patches the present name. The code runs in
-any process that imports the package.
+imported. Python asks the finder only if this package has no file for the requested module. When code uses a name of an
+old module, the name is looked up at its present location. `OLD_MODULES` also contains private names that public
+programs import or patch. If the entry of a name in `OLD_MODULES` contains a colon, patching the old name also patches
+the present name. The code runs in any process that imports the package.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class _NamedLikeItsFunction(_OldModule):
 
 
 class _OldModules:
-    """Finds and creates the modules of the table."""
+    """The finder and loader of the modules in `OLD_MODULES`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -48,7 +48,8 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     Args:
         kind: the class.
         parts: a function that returns what recreates an equal instance: a function and its arguments, or None.
-        makers: all functions to which the result of `parts` may refer. A malicious pickle may pass any arguments.
+        makers: all functions to which the result of `parts` may refer. A malicious pickle may call them with any
+            arguments.
     """
     _known[kind] = parts
     for maker in makers:
@@ -312,8 +313,7 @@ def _tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def _own(data: bytes | bytearray) -> bytearray:
-    """Returns the bytes in writable form. If the pickled object was writable, the pickle already contains writable
-    bytes."""
+    """Returns the bytes as a `bytearray`, without a copy if the pickled object was writable."""
     return data if type(data) is bytearray else bytearray(data)
 
 

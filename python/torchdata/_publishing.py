@@ -23,7 +23,7 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
         helpers: further classes and functions that the package imports from elsewhere, and that pickles refer to.
 
     Raises:
-        ValueError: the package has no attribute with the helper's own name, so a pickle could not refer to the helper.
+        ValueError: the package does not contain a helper under the helper's own name, which pickles use to refer to it.
     """
     package: str = namespace["__name__"]
     for helper in helpers:

@@ -5,14 +5,14 @@ Role: runs in the process that reads an iterable. A `StatefulStream` owns the it
 
 An iterable may report its position at any time, but the position is only correct while the current epoch is being read.
 If `__iter__` is a generator function, the iterable reports the position where the last epoch was left until an item is
-requested, even if a state was loaded. The stream therefore uses the iterable's own state only after an item was
-requested. Before the first item, the stream's position is the loaded position, or the last position of the last epoch.
+requested, even if a state was loaded. Because of such iterables, the stream uses the iterable's own state only after an
+item was requested. Until then, the stream's position is the loaded position, or the last position of the last epoch.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
-item that is dropped), and is then iterated a second time. This procedure makes the iterable count epochs and random
-draws as in the run that saved the state. If an iterable continues in the next iteration where the last iteration
-stopped, the dropped item would be missing, so the position is loaded a second time.
+item that is dropped), and is then iterated a second time. In this way, the iterable counts epochs and draws random
+numbers as in the run that saved the state. An iterable whose next iteration continues where the last iteration stopped
+would lack the dropped item, so its position is loaded a second time.
 
 Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. The
 stream detects an iterable that applies a state repeatedly by comparing two states: the state after the first item of a
@@ -143,7 +143,7 @@ class StreamState(NamedTuple):
 
     Args:
         own: the state of the iterable; None if the iterable has no state.
-        inner: the state of its iterator, if the iterator is another object; None if the iterator has no state.
+        inner: the state of the iterator, unless the iterable is its own iterator; None if the iterator has no state.
         started: whether an item of the epoch was requested.
         ended: whether the epoch is over. Before an item of the epoch is requested, `ended` refers to the previous
             epoch.
@@ -180,7 +180,7 @@ class StatefulStream:
         #: Whether an item of this epoch was requested, and whether this epoch is over.
         self.started = self.ended = False
         #: `_unread`: no item was requested since an epoch began or a state was loaded. `_loaded`: a state within an
-        #: epoch was loaded. `_turns`: the iterable must still be moved to a loaded position between two epochs.
+        #: epoch was loaded. `_turns`: the iterable was not moved to a loaded position between two epochs yet.
         self._unread, self._loaded, self._turns = True, False, False
         #: `_base` is a pair of the iterable's state and its iterator's state, which is valid while `_unread` is True.
         #: `_follows_end` is whether the previous epoch had ended when `_base` was stored.
@@ -285,7 +285,7 @@ class StatefulStream:
             give(self._iterable, own)  # `iter` has moved the iterable to the beginning
 
     def _arrive(self) -> None:
-        """Moves the iterable to the loaded position between two epochs, unless the iterable is already there."""
+        """Moves the iterable to the loaded position, if this position is between two epochs and was not reached yet."""
         if not self._turns:
             return
         is_end = self.ended or self._follows_end
@@ -303,11 +303,11 @@ class StatefulStream:
     def _leave(self) -> Any:
         """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
 
-        Some iterables continue at the loaded position in the next iteration. For an iterable that continues, the
-        position is loaded a second time, because the method has read items to determine the kind of iterable. Other
-        iterables begin the next iteration at the start, once a step has applied the position. To distinguish the two
-        kinds, the method compares two states: after one step and the first item of a new iteration, and after two steps
-        from the loaded position. If the two states are equal, the iterable continues at the loaded position.
+        Some iterables continue at the loaded position in the next iteration. Other iterables begin the next iteration
+        at the start, once a step has applied the loaded position. To distinguish the two kinds, the method compares the
+        state after a step and the first item of a new iteration with the state after two steps. If these states are
+        equal, the iterable continues at the loaded position. The position is then loaded a second time, because the
+        comparison has read items.
 
         Returns the item that the last step has yielded, or `_END`.
         """
@@ -337,11 +337,11 @@ class StatefulStream:
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Returns whether a step has returned the first item of an epoch. The stream's iterator then yields this first
-        item again, so that the item is not lost.
+        """Returns whether `item`, the result of a step, is the first item of an epoch. The stream's iterator yields
+        such an item a second time, so that the item is not lost.
 
-        Some iterables treat a position before the first item as a position within an epoch, whereas others treat it as
-        the end of the previous epoch.
+        For some iterables, a position before the first item is a position within an epoch, and for other iterables, it
+        is the end of the previous epoch.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False
@@ -353,7 +353,8 @@ class StatefulStream:
     # -- items --------------------------------------------------------------------------------------
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
-        """Yields the first item, and then all further items without running Python code between them."""
+        """Yields an iterator with the first item, and then the iterable's own iterator, which needs no Python code
+        here."""
         while self._unread:
             try:
                 first = self._first()

@@ -41,7 +41,7 @@ class Latch:
     """A flag that is set once, for threads that wait for it. The flag is safe against Ctrl-C at any point.
 
     `threading.Event` is not used, because it acquires its lock in Python code. If Ctrl-C raises an exception right
-    after the lock was acquired, the lock is never released, and the next thread that uses the event hangs forever.
+    after the lock was acquired, the lock is never released, and the next thread that uses the `Event` hangs forever.
     """
 
     __slots__ = ("_gate", "_is_set")
@@ -74,8 +74,8 @@ class Latch:
             if left <= 0:
                 return False
             if self._gate.acquire(timeout=left):
-                # `_open` passes the lock to the next waiting thread. If Ctrl-C prevents this, the next thread sees the
-                # flag at its next check.
+                # `_open` releases the lock for the next waiting thread. If Ctrl-C prevents the release, the waiting
+                # thread sees the flag at its next check.
                 self._open()
         return True
 

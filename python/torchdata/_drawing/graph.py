@@ -1,4 +1,4 @@
-"""The contents of a picture: nodes in groups, the flows between them, and their heat."""
+"""The contents of a picture: groups of pipes, the flows of items between them, and each pipe's share of the time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ __all__ = ["Arrow", "DrawnGraph", "DrawnGroup", "Node"]
 
 @dataclass
 class Node:
-    """A pipe. `heat` is the pipe's own time as a fraction of its process's time, 0 to 1; None if unknown. `kind` is
-    "source", "end", "waits", or empty."""
+    """A pipe. `heat`, from 0 to 1, is the fraction of its process's time that the pipe itself takes; None if unknown.
+    `kind` is "source", "end", "waits", or empty."""
 
     title: str
     lines: list[str]
@@ -42,8 +42,6 @@ class DrawnGroup:
 
 @dataclass
 class DrawnGraph:
-    """The contents of a picture."""
-
     groups: list[DrawnGroup] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
 

@@ -20,7 +20,7 @@ _CHAR, _LINE, _PAD = 6.7, 15, 8  # for an 11-pixel font
 _GAP_X, _GAP_Y, _GROUP_GAP, _MARGIN = 26, 40, 44, 10
 _LONGEST = 44  # maximum number of characters per line
 _HOT, _HOTTEST = "#ef6548", 0.8
-#: The tint of each kind of pipe, and its strength.
+#: The color of each kind of pipe, and the color's opacity.
 _TINTS = {"source": ("#4a90d9", 0.25), "end": ("#6aa84f", 0.25), "waits": ("#888888", 0.2), "": ("#888888", 0.0)}
 #: A standalone picture has a background and follows the reader's color mode. Inside a page, the picture uses the page's
 #: colors.
@@ -31,15 +31,15 @@ _STYLE = (
 
 
 def _tint_of(node: Node) -> tuple[str, float]:
-    """Returns the tint of a pipe and the strength of this tint. The tint and its strength depend on the pipe's share of
-    the work, or on the kind of the pipe if the share is unknown."""
+    """Returns the color of a pipe and the color's opacity, according to the pipe's share of the work, or to the kind of
+    the pipe if the share is unknown."""
     if node.heat is None:
         return _TINTS[node.kind]
     return _HOT, _HOTTEST * min(1.0, max(0.0, node.heat))
 
 
 def color_of(node: Node) -> str:
-    """Returns the tint of a pipe on a white background."""
+    """Returns the opaque color that a pipe has on a white background."""
     color, strength = _tint_of(node)
     parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
@@ -83,7 +83,8 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """Returns a limit for a curve's x-coordinates: three quarters of the way from its ends to its middle points."""
+    """Returns a limit for a curve's x-coordinates: at most three quarters of the way from its ends to its control
+    points."""
     ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 
@@ -119,8 +120,8 @@ class Picture:
         self.width, self.height = max(40, round(right + _MARGIN)), round(bottom + _MARGIN)
 
     def _place(self, group: DrawnGroup, arrows: list[Arrow], top: float) -> float:
-        """Places a group's nodes around a line at 0, each node just above its readers. Returns the y-coordinate of the
-        group's lower edge."""
+        """Places the nodes of a group in rows that are centered at x = 0, each node above the nodes that read from it.
+        Returns the y-coordinate of the group's lower edge."""
         keys = {node.key for node in group.nodes}
         within = [(arrow.tail, arrow.head) for arrow in arrows if {arrow.tail, arrow.head} <= keys]
         rank = dict.fromkeys(keys, 0)
@@ -176,7 +177,7 @@ class Picture:
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # The middle points bend the curve so far to the right that the curve does not cross the next process.
+        # The control points are so far to the right that the curve passes beside the process that is drawn below.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
         label_at = (tail.x, tail.y + tail.height + 10 + 16)  # the label is below the arrow's process
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
@@ -232,7 +233,7 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Returns SVG attributes that make a text fit into the width of its box with any font."""
+    """Returns SVG attributes that give a text the width that the layout has assumed, whatever font is used."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 

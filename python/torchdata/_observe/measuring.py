@@ -60,9 +60,9 @@ def _services_in(service: Any) -> Iterator[Any]:
 class Measuring:
     """Measures a loader repeatedly.
 
-    Recent values cover the time since the last measurement that found new counts. Counters never decrease, because
-    readers of metrics interpret a decrease as a restart and count the whole value again. Raw values may decrease,
-    because times are estimates, and the times of a replaced worker start at zero.
+    Gauges of recent values cover the time since the last measurement that found new counts. Counters never decrease,
+    because readers of metrics interpret a decrease as a restart and count the whole value a second time. The loader's
+    own values may decrease, because times are estimates, and the times of a replaced worker start at zero.
 
     Args:
         loader: the loader. The loader can be measured after its end, and measuring does not start any process.
@@ -76,7 +76,7 @@ class Measuring:
         self._rank = rank
         self._last: LoaderStats | None = None
         self._pids: dict[str, int] = {}
-        #: For each family and its labels: the last raw value and the last reported value.
+        #: For each metric family and its labels: the last value of the loader, and the last reported value.
         self._told: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
 
     @property
@@ -99,7 +99,7 @@ class Measuring:
         return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
 
     def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
-        """Returns the measurement with a value that never decreases, even if a process was replaced."""
+        """Returns the measurement with a value that is at least the last reported value, even after a restart."""
         key = one.family.name, one.labels
         number, told = self._told.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]

@@ -48,7 +48,7 @@ class GivenUp(Exception):
 
 
 class RankGroup(Protocol):
-    """The ranks of a job. Users may pass their own object, which need not have the last four members of this class."""
+    """The ranks of a job. An object of the user may lack `broken`, `show_life`, `give_up` and `close`."""
 
     rank: int
     world_size: int

@@ -25,7 +25,8 @@ from torchdata._threads import start
 #: The reason why a group failed: what happened, the affected ranks, and the rank that gave up.
 Blame = tuple[str, list[int], int]
 
-#: Seconds between two requests for rank 0's addresses. The intervals grow, so that many ranks do not flood the store.
+#: The shortest and the longest pause between two requests for rank 0's addresses, in seconds. The pauses grow, so that
+#: many ranks do not flood the store with requests.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 #: Seconds for one attempt to connect to an address and receive an answer.

@@ -24,13 +24,13 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
 
-#: How many groups this process has opened, by their ranks. All ranks open their groups in the same order.
+#: For each set of ranks, counts the groups that this process has opened. All ranks open groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: The largest 64-bit value. Because the smallest vote counts, this vote leaves the decision to the other ranks.
+#: The largest value, which leaves the decision to the other ranks, because the smallest value of all ranks counts.
 _LARGEST = 2**63 - 1
 
-#: Descriptions of the failures of ranks, by the name that the meeting uses for each failure.
+#: For each kind of failure that a `Meeting` reports, the words that describe it in error messages.
 _FAULTS = {
     "absent": "did not begin to iterate",
     "late": "did not reach this step",
@@ -127,7 +127,7 @@ class TorchGroup(UncopyableGroup):
 
     def agree(self, value: str) -> str:
         """Among all groups with the same number of ranks, the first group that calls this method determines the value
-        that is returned. On ranks other than rank 0, returns the rank's own value.
+        that is returned. Returns `value` unchanged on all ranks of a group except rank 0.
 
         With tensor parallelism, ranks that must read the same data belong to different data-parallel groups. This
         method makes ranks that read the same data shuffle in the same order.

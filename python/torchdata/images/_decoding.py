@@ -106,16 +106,16 @@ def decode(
 ) -> Any:
     """Decodes an image to an array of its pixels, with optional cropping and resizing.
 
-    Without resizing, the pixels are equal to Pillow's pixels. With resizing, the pixels differ from Pillow's by at most
-    one level of 255. In a worker, the array is allocated in shared memory, like the result of `torchdata.empty`.
+    Without resizing, the pixels are equal to Pillow's pixels. With resizing, the values (0 to 255) differ from Pillow's
+    values by at most 1. In a worker, the array is allocated in shared memory, like the result of `torchdata.empty`.
 
     Args:
         data: the contents of the file as bytes, the path of the file, or a file opened in binary mode. An opened file
             is read to its end and stays open.
-        size: the size of the result: (height, width), or an integer for a square. With None (the default), the result
-            has the size of the crop.
+        size: the size of the result: (height, width), or an integer for a square. If `size` is None (the default), the
+            result has the size of the crop.
         crop: the part of the image to use, (left, top, right, bottom) in pixels before resizing; or a function of width
-            and height that returns this part. With None (the default), the whole image is used.
+            and height that returns this part. If `crop` is None (the default), the whole image is used.
         flip: whether to mirror the image horizontally.
         mode: the channels: "RGB" (the default), "L" (gray), "RGBA", or "I;16" (16-bit gray images). "RGB" and "L" drop
             transparency, as Pillow's `convert` does.
@@ -184,8 +184,8 @@ def decode_batch(
     Args:
         data: the images, each as for `decode`.
         size: the size of each result: (height, width), or an integer for a square.
-        out: an array or a contiguous tensor of bytes to fill, with the shape of the result. None (the default) creates
-            an array; in a worker, the array is in shared memory.
+        out: an array or a contiguous tensor of bytes to fill, with the shape of the result. If `out` is None (the
+            default), a new array is created, which is in shared memory in a worker.
         threads: the number of threads that decode concurrently, for processes with spare cores; 0 (the default) decodes
             in the calling thread.
         crop: the part to use of each image: a box, or a function of width and height, which is called for the images in
@@ -334,7 +334,7 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # if the whole image has at least this size, the part has at least as many rows and columns as the result
+        # the minimum size of the reduced image, in which the crop must not be smaller than the result
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)

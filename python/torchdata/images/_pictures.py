@@ -1,6 +1,6 @@
 """Images with a parsed header. Either simplejpeg or Pillow decodes the pixels, with equal results.
 
-Role: selects the library that decodes the pixels. A picture belongs to one call of `decode`.
+Role: selects the library that decodes the pixels. Each call of `decode` creates its own picture object.
 """
 
 from __future__ import annotations
@@ -135,8 +135,6 @@ class _Jpeg:
 
 
 class _Other:
-    """An image that Pillow decodes."""
-
     def __init__(self, image: Any, mode: str, keep: bool) -> None:
         self.image, self.mode, self.keep = image, mode, keep
         self.width, self.height = image.size

@@ -46,7 +46,6 @@ def _users_reducers() -> dict[type, Reducer]:
 
 
 def has_own_reducer(cls: type) -> bool:
-    """Returns whether users have registered a reducer for exactly this type."""
     return cls in copyreg.dispatch_table or cls in _users_reducers()
 
 

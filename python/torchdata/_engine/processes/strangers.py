@@ -16,7 +16,6 @@ _child: int | None = None
 
 
 def note_child() -> None:
-    """Records that this process is a child of the engine."""
     global _child
     _child = os.getpid()
 

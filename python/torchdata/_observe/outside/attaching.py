@@ -5,10 +5,10 @@ descriptor of this memory. `/proc` exposes the descriptor to users who may inspe
 The memory is mapped read-only, and the observed processes are not changed. Only a request for a stack sends the process
 a signal (see `stacks`).
 
-If root inspects processes of other users, the memory may contain anything. The code therefore accepts only memory that
-is sealed against shrinking, compares all numbers in it with its size, and removes control characters from its texts. A
-board that fails a check is reported and left out. If a loader runs in a container, its board contains process ids of
-this container.
+If root inspects processes of other users, the memory may contain anything. For this reason, only memory that is sealed
+against shrinking is accepted, all numbers in it are compared with its size, and control characters are removed from its
+texts. If a check fails, the loader is reported and left out. The counters of a loader in a container name processes by
+their ids in this container.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Attached:
 
 
 def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yields the identity (device and inode) and the path of each board of counters that a process has open."""
+    """For each memory with counters that a process has open, yields its identity (device and inode) and its path."""
     folder = f"/proc/{pid}/fd"
     for descriptor in os.listdir(folder):
         path = f"{folder}/{descriptor}"
@@ -177,8 +177,8 @@ def find(pid: int | None = None) -> list[Attached]:
 
 
 def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
-    """Returns the loader to which a process's board belongs. Returns None if another process is the main process of the
-    loader, or if the memory is not a board."""
+    """Returns the loader whose counters are in this memory. Returns None if another process is the main process of the
+    loader, or if the memory does not contain counters."""
     try:
         board = StatsBoard.observe(path)
         damage = board.damage()

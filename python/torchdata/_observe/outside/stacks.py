@@ -215,8 +215,8 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # The handler runs in the main thread. Only the main thread can be sure that it is not handling a late signal at
-        # this moment.
+        # Only the main thread may remove the handler, because the handler runs in the main thread and may be answering
+        # a late signal while another thread runs this code.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(now.signal) != signal.SIG_IGN:  # the program has installed its own handler and keeps it
@@ -281,7 +281,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
     """Returns the stacks of a process's other threads; an empty string if they do not arrive in time. `size` is the
-    offset in the file at which this answer begins."""
+    size of the file of answers before this request."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -308,8 +308,8 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Returns only the first stack of an answer, because answers to other observers may follow. Removes this package's
-    frames from the stack of a worker.
+    """Returns the first stack of an answer, without this package's frames if it is the stack of a worker. Further
+    stacks in the text are answers to other observers.
     """
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()

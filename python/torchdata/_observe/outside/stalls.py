@@ -4,7 +4,7 @@ doing.
 Role: the functions run in threads that hold the GIL. The main process's collector calls this module in the thread that
 waits for workers. If the main process itself hangs, the extension's thread that monitors calls of `next` calls this
 module. The extension stops this thread before each fork, because Python warns if a process with threads is forked. The
-thread restarts with the next item.
+next call of `next` starts the thread again.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Patience:
         self._lock = threading.Lock()
         #: Returns whether a thread waits for an item of the processes.
         self.is_awaited: Callable[[], bool] = bool
-        #: The number of items that have arrived, and the value of this number at the last check.
+        #: `came` is the number of items that have arrived, and `_seen` is its value at the last check.
         self.came = self._seen = 0
         #: For each process with a late item: the time at which the item was first late.
         self._late: dict[int, float] = {}
@@ -169,7 +169,6 @@ def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
 
 
 def warn_of_calls_no_more(number: int, delivery: Delivery) -> None:
-    """Stops monitoring a loader's calls."""
     delivery.watch_no_more()
     _watched.pop(number, None)
 

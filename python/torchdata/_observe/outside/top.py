@@ -42,8 +42,6 @@ WINDOW = 10.0
 
 
 class _View:
-    """The recent statistics of one loader."""
-
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
         self._past: deque[tuple[float, LoaderStats]] = deque()
@@ -63,7 +61,6 @@ class _View:
 
 
 def print_once(pid: int | None, stacks: bool, write: Callable[[str], object] = print) -> None:
-    """Prints the table and the diagnosis of each loader."""
     for attached in attach(pid):
         stats = attached.stats()
         write(f"loader of process {attached.pid}: {attached.command}")

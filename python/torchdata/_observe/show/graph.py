@@ -38,7 +38,7 @@ def graph_of_stats(stats: LoaderStats) -> DrawnGraph:
 
 
 def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
-    """Groups the processes that have pipes by equal pipes and similar amounts of work."""
+    """Groups the processes. Workers with the same pipes and similar numbers of items are in one group."""
     workers: dict[tuple[str, ...], list[ProcessStats]] = {}
     for worker in stats.workers:
         if worker.pipes:
@@ -131,8 +131,8 @@ def _node(pipes: list[PipeStats]) -> Node:
 
 
 def _heat(nodes: list[Node], processes: list[ProcessStats]) -> None:
-    """Adds the pipe's share of the work of `processes`, and its heat, to the node of each pipe. The heat is the pipe's
-    share of the total time of `processes`."""
+    """Adds two numbers to the node of each pipe: the pipe's share of the time that all pipes take, as a text, and the
+    pipe's share of the total time of `processes`, as the node's `heat`."""
     own = [sum(p.pipes[i].own_seconds or 0.0 for p in processes) for i in range(len(nodes))]
     known = [any(p.pipes[i].own_seconds is not None for p in processes) for i in range(len(nodes))]
     work = sum(time for time, node in zip(own, nodes, strict=True) if node.kind != "waits")

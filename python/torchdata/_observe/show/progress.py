@@ -21,8 +21,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class _Loader(Protocol[T_co]):
-    """The part of a loader that a progress bar needs."""
-
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[T_co]: ...

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["amount", "as_table", "duration", "network_line", "percent", "pipe_rows", "process_rows", "size"]
 
 
-#: A value of at least this fraction of a unit is shown in this unit, because rounding would yield one whole unit.
+#: From this fraction of a unit on, a value is shown in this unit, because it would be rounded to one whole unit.
 _ROUNDS_UP = 0.9995
 
 
@@ -59,7 +59,6 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def process_rows(processes: Sequence[ProcessStats]) -> list[list[str]]:
-    """Returns a heading and a row for each process."""
     rows = [["process", "pid", "state", "items", "items/s", "busy", "for items", "for room", "in flight", "memory"]]
     for process in processes:
         whom = f" ({process.waits_for})" if process.waits_for else ""
@@ -81,7 +80,6 @@ def process_rows(processes: Sequence[ProcessStats]) -> list[list[str]]:
 
 
 def pipe_rows(pipes: Sequence[PipeStats]) -> list[list[str]]:
-    """Returns a heading and a row for each pipe."""
     rows = [["pipe", "process", "in", "out", "own", "share", "p50", "p99", "held"]]
     for pipe in pipes:
         held = "-" if pipe.buffered_items is None else str(pipe.buffered_items)
@@ -112,7 +110,6 @@ def network_line(stats: LoaderStats) -> str:
 
 
 def as_table(stats: LoaderStats) -> str:
-    """Formats the most important statistics."""
     state = "running" if stats.running else "not running"
     lines = [
         f"epoch {stats.epoch} ({state}): {amount(stats.items)} items in {duration(stats.seconds)}, "

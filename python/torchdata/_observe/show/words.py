@@ -1,4 +1,4 @@
-"""Describes a reading service: its class and the parameters that differ from their defaults."""
+"""Describes a reading service by its class and the arguments that differ from their defaults."""
 
 from __future__ import annotations
 

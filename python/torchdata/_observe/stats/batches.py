@@ -1,9 +1,9 @@
 """The counters of a `StatefulDataLoader`: the times for reading the samples of batches and for collating them.
 
-Role: `bind_reading` adds rows for the times of reading and collating to the counters of the process that reads (a
-worker or the main process). `BatchClock` times some of the batches. `BatchRecorder` belongs to the loader, in the main
-process. With `persistent_workers=False`, each epoch has new workers with a new board, so the statistics cover the
-current or last epoch.
+Role: `bind_reading` registers reading and collating as two functions in the counters of the process that reads (a
+worker or the main process), and `BatchClock` measures their times for some of the batches. `BatchRecorder` belongs to
+the loader, in the main process. With `persistent_workers=False`, each epoch has new workers with new counters, so the
+statistics cover only the current or last epoch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["BatchClock", "BatchRecorder", "bind_reading"]
 _EACH = 500_000
 #: Maximum number of batches between two timed batches.
 _MOST = 256
-#: Maximum number of counted pipes in a dataset. The page also needs one row each for the dataset, `collate_fn` and the
-#: loader.
+#: Maximum number of counted pipes in a dataset. The dataset, `collate_fn` and the loader are counted like pipes of the
+#: same process, so each of them uses up one of the `PIPES` rows.
 _ROOM = PIPES - 3
 
 
@@ -44,9 +44,9 @@ class BatchClock:
 
     Args:
         board: the counters.
-        page: the page of this process.
-        read: the row for reading samples; None if the dataset's pipes are timed separately.
-        collated: the row for collating batches.
+        page: the index of this process's page of counters.
+        read: the index of the row that counts the reading of samples; None if the dataset's pipes are timed separately.
+        collated: the index of the row that counts the collating of batches.
     """
 
     __slots__ = ("_board", "_collated", "_full", "_gap", "_longest", "_page", "_random", "_read")
@@ -54,7 +54,8 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: `_gap`: the number of batches that the next timed batch represents. `_longest`: the maximum of `_gap`.
+        #: `_gap`: the number of batches that the next timed batch stands for. `_longest`: the limit of the mean of
+        #: `_gap`.
         self._gap = self._longest = 1
         self._random = random.Random()
 
@@ -84,15 +85,15 @@ class BatchClock:
 def bind_reading(
     counting: Counting, dataset: Any, is_iterable: bool, collate_fn: Any, hands_out: bool = False
 ) -> tuple[BatchClock, int]:
-    """Registers the functions that read samples and collate batches on the page of this process.
+    """Registers the functions that read samples and collate batches in the counters of this process.
 
     Args:
         is_iterable: whether the dataset is iterated over, rather than read by index.
         collate_fn: the function that collates samples.
-        hands_out: whether this process returns the batches to the program.
+        hands_out: whether the user's program receives the batches in this process.
 
     Returns:
-        The clock for the batches, and the row that counts the loader's batches.
+        The clock for the batches, and the index of the row that counts the loader's batches.
     """
     board = counting.board
     rows: list[_Row] = []
@@ -154,7 +155,7 @@ class BatchRecorder(Recorder):
 
     def __init__(self, level: StatsLevel | None, wait_warning: float | None) -> None:
         super().__init__(level, None, wait_warning)
-        #: `_epochs` counts all epochs that have begun, and `_before` counts those before the current board.
+        #: The number of epochs that have begun: in total, and before the current counters were created.
         self._epochs = self._before = 0
         #: The counters that were read when the workers of the last epoch were stopped.
         self._final: Reading | None = None
@@ -170,10 +171,10 @@ class BatchRecorder(Recorder):
         return clock
 
     def _counting_here(self, new_board: Callable[[], StatsBoard] | None = None) -> Counting | None:
-        """Returns the page of an epoch that is read in this process; None if the epoch is not counted.
+        """Returns the counters of an epoch that is read in this process; None if the epoch is not counted.
 
         Args:
-            new_board: creates the board; None for a board that has only this page.
+            new_board: creates the memory for the counters; None for memory with the counters of only this process.
         """
         if self._counting is None or self._processes is not None or self._pid != os.getpid():
             try:

@@ -35,7 +35,7 @@ def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
 
 
 def _filling(free: float, processors: float) -> float:
-    """Returns how many workers keep the free cores busy, if each worker uses `processors` cores."""
+    """Returns how many workers keep `free` cores busy if each worker uses `processors` cores."""
     return max(1, math.floor(free / processors + 0.5)) if processors > 0 else math.inf
 
 
@@ -45,8 +45,8 @@ def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[fl
     The result excludes the effect of other programs, which make a process wait for a processor.
 
     Args:
-        before: the maximum processor time, in seconds, that a process has used before its first items. Processor time
-            is counted from the start of a process, so it includes imports.
+        before: the most seconds of processor time that a process has used before its first item, for example for
+            imports.
 
     Returns:
         The lower and the upper bound; None if the processor times are unknown.

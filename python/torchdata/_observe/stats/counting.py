@@ -28,18 +28,18 @@ MAIN, WORKER, DISPATCHER = 1, 2, 3
 
 
 class Pages(NamedTuple):
-    """The pages of one group of processes. The board of a loader may have pages of several groups."""
+    """The pages of counters of one group of processes. The memory with a loader's counters may serve several groups."""
 
     #: The counters of the main process.
     counting: Counting
     #: The index of the first page.
     first: int
-    #: Creates a board of the same size.
+    #: Creates new memory for counters, with the same number of pages.
     new_board: Callable[[], StatsBoard]
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
-    """Swaps two rows in a list of pipes, and updates the references to these rows."""
+    """Swaps two rows in a list of pipes, and updates the indices in all rows that refer to these two rows."""
     places = {one: other, other: one}
     rows = [(*row[:3], places.get(row[3], row[3]), *row[4:]) for row in rows]
     rows[one], rows[other] = rows[other], rows[one]
@@ -83,14 +83,14 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Makes the main process count the items that it receives from workers. `pages` are the workers' pages, and
-        `first` is the number of the first link.
+        """Makes the main process count the items that it receives from workers. `pages` are the indices of the workers'
+        pages of counters. The worker with the first page sends over the link number `first`.
         """
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:
-        """Counts the pipes of the graph that ends in `datapipe`, unless they are already counted. The counts of all
-        shards of a process are added up."""
+        """Counts the pipes of the graph that ends in `datapipe`, unless they are already counted. If a process runs
+        several shards, the counts of a pipe in all shards are added up."""
         if datapipe is self._bound.get(shard):
             return
         self._bound[shard] = datapipe

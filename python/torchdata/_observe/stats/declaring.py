@@ -51,7 +51,7 @@ def told(meaning: str, family: Family | None = None, *, summed: str = "", **opti
 
     Args:
         meaning: the text for the class docstring and for exporters.
-        family: the exported measurement; None if the field is not exported.
+        family: the metric family as which the field is exported; None if the field is not exported.
         summed: "workers" or "processes" for a sum over all workers or processes, "most" for the maximum.
     """
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)

@@ -40,7 +40,7 @@ _LITTLE = frozenset(
 )
 #: Maximum number of workers to suggest.
 MOST_WORKERS = 64
-#: Advice never suggests a pipe's time below this fraction of its current time, because a larger speedup is unrealistic.
+#: Advice never asks to reduce a pipe's time to less than this fraction, because such a speedup is unrealistic.
 WITHIN_REACH = 0.1
 #: Workers are suggested only if an item takes at least this number of seconds. Receiving an item from a worker takes at
 #: least half a microsecond.
@@ -225,7 +225,7 @@ def oversubscribed(stats: LoaderStats) -> Verdict | None:
     children = [p for p in here if p.cpu_seconds is not None]
     ran = sum(child.cpu_seconds or 0.0 for child in children)
     stood = sum(child.waits_for_cpu_seconds or 0.0 for child in children)
-    # Processor time is counted from the start of a process, so it includes the work before the first item.
+    # Processor time is divided by the lifetime of the process, because it includes the work before the first item.
     wall = max((child.lived_seconds or 0.0 for child in children), default=0.0)
     there = stats.cores * wall
     if not children or there <= 0 or stood < 0.6 * ran or ran < OWN_CORES * there or ran + stood < 1.3 * there:
@@ -291,10 +291,9 @@ def sending(stats: LoaderStats) -> Verdict | None:
         return None
     items = max(1, sum(worker.items for worker in workers))
     # A worker counts as busy while it waits for a core. On a busy machine, a worker waits longer for a core than it
-    # works on a tiny item, so these waits are subtracted. In a virtual machine, the result is still too large, because
-    # the system does not count the time that the host gives to other virtual machines. If the times of all pipes are
-    # known and add up to less, their sum is used as the time of the items. The rule `packing` recognizes workers that
-    # spend much time outside of the pipes.
+    # works on a tiny item, so these waits are subtracted. In a virtual machine, the difference is still too large,
+    # because the system does not count the time that the host gives to other virtual machines. The sum of the pipes'
+    # own times is therefore used instead if it is smaller.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -434,8 +433,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process also waits for workers that the system has suspended. A suspended worker has
-    # usually waited for free space earlier, because it was ahead, whereas the slow worker never waits for free space.
+    # On a busy machine, the main process also waits for workers that get no processor. Such workers were ahead and had
+    # to wait for free space before, whereas the slow worker never waits for free space.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -452,8 +451,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    """The last rule: the pipes are slower than the training step, so loading limits the program."""
-    # With nodes, other threads may wait for workers while the main thread does not wait.
+    """Applies if no other rule does: the pipes are slower than the training step, so loading limits the program."""
+    # The waits of all threads count, because with nodes, other threads than the main thread may wait for workers.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 
@@ -532,7 +531,7 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
 
 
 def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
-    """Returns a sentence about the effect of a change, which `words` names, such as "4 workers"."""
+    """Returns a sentence about the effect of the change that `words` names, such as "4 workers"."""
     surely, _ = workers_that_fit(stats)
     text = f" With {words} {_limit(stats.step_seconds)}"
     if workers <= surely:
@@ -558,8 +557,8 @@ def _article(name: str) -> str:
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
-    """Returns the pipe that takes most of the time. A pipe that waits for its own threads or processes is returned only
-    if all computing pipes together take less than half of its waiting time.
+    """Returns the computing pipe that takes most of the time. Returns a pipe that waits for its own threads or
+    processes only if all computing pipes together take less than half of its waiting time.
     """
     pipes = [pipe for process in processes for pipe in process.pipes if pipe.own_seconds]
     worst = max((pipe for pipe in pipes if not pipe.waits), key=_own, default=None)

@@ -38,7 +38,7 @@ class Flag(enum.IntFlag):
     PUT_OFF = 32
 
 
-#: Pipes that yield each item that they read, by class name. The flags also apply to subclasses.
+#: The flags of pipes that yield each item that they read, by class name. Subclasses have the same flags.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,
@@ -93,14 +93,15 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Returns whether a pipe is counted. A map-style pipe must run user code and be timed by another pipe."""
+    """Returns whether a pipe is counted. A map-style pipe is only counted if it runs user code and another pipe times
+    it."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)
 
 
 def _is_timed(pipe: Any, graph: Graph) -> bool:
-    """Returns whether a map-style pipe is timed by a pipe that reads it; see `getter_of`."""
+    """Returns whether a pipe that reads the map-style pipe measures the time of the map-style pipe; see `getter_of`."""
     readers = [other for other in graph if any(source is pipe for source in graph.sources(other))]
     return any(
         isinstance(reader, IterDataPipe) or (hasattr(reader, "_getter") and _is_timed(reader, graph))

@@ -16,8 +16,8 @@ from torchdata._observe.stats.declaring import counter, described, fields_summed
 __all__ = ["NODES", "STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "added"]
 
 Page = dict[str, Any]
-#: The names of a `StatefulDataLoader` and of the `Loader` of nodes in statistics. Advice depends on this name, because
-#: these loaders have different arguments.
+#: The names of a `StatefulDataLoader` and of the `Loader` of nodes in statistics. Advice depends on the name, because a
+#: `StatefulDataLoader`, a `Loader` of nodes and a `DataLoader2` have different arguments.
 STATEFUL, NODES = "StatefulDataLoader", "nodes.Loader"
 #: Fields of `LoaderStats` that are not displayed.
 _HIDDEN = ("reading",)
@@ -136,15 +136,15 @@ class ProcessStats:
 
 @dataclass(frozen=True)
 class Reading:
-    """The counters of a board at one moment.
+    """The counters of all processes of a loader at one moment.
 
     Attributes:
         at: the time, in nanoseconds of the monotonic clock.
         full: whether the time of each pipe is measured.
         pages: the counters of each process, by the index of its page.
-        cpu: for each process, by the index of its page: the seconds that it has run, has waited for a processor, and
-            has existed; None if unknown.
-        alive: the indices of running processes.
+        cpu: for each running process, by the index of its page: the seconds that it has run, has waited for a
+            processor, and has existed; None if unknown.
+        alive: the indices of the pages of running processes.
     """
 
     at: int
@@ -159,7 +159,7 @@ class Reading:
 class LoaderStats:
     """The statistics of a loader, from its beginning or since an earlier `LoaderStats`."""
 
-    #: The counters that these statistics were created from. Later statistics can start counting from these counters.
+    #: The counters from which these statistics were computed, and from which later statistics can start counting.
     reading: Reading = field(repr=False, compare=False)
     full: bool = told("whether the time of each pipe was measured")
     epoch: int = told("the number of the current or last epoch, from 1; 0 before the first epoch", gauge())

@@ -30,8 +30,8 @@ _NS = 1e-9
 
 
 def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> Reading:
-    """Reads the counters on a board, and, from the system, the processor times of its processes. `numbers` maps the
-    process ids on the board to process ids in this container, or is None if the ids are equal."""
+    """Reads the counters of a loader's processes, and their processor times from the system. `numbers` maps the
+    loader's process ids to process ids in this container, or is None if the ids are equal."""
     pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))
     cpu = {index: _cpu(pages[index]) for index in alive}
@@ -76,7 +76,7 @@ def _elapsed(wait: Mapping[str, int], at: int) -> int:
 
 
 def _as_of(page: Page | None, reading: Reading) -> int:
-    """Returns the time at which the counters of a page were current. Pages of remote processes arrive with a delay."""
+    """Returns the time at which the counters of a page were current: earlier than `reading` for remote processes."""
     return min(reading.at, page["heard"]) if page is not None and page["heard"] else reading.at
 
 
@@ -132,8 +132,8 @@ class _Since:
 
 
 def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
-    """Returns the statistics up to a reading. `earlier` is a reading of the same board at which counting starts; None
-    for the beginning."""
+    """Returns the statistics from the reading `earlier` of the same counters (None for the beginning) to the reading
+    `now`."""
     names = {index: name_of_process(page) for index, page in now.pages.items()}
     sinces = {index: _Since(now, earlier, index) for index in sorted(now.pages)}
     processes = [_process(since, now, names) for since in sinces.values()]
@@ -187,14 +187,14 @@ def _sums(processes: list[ProcessStats]) -> dict[str, Any]:
 
 
 def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None:
-    """Estimates how many seconds were spent in the loader's `next`: at least the seconds of the measured waits."""
+    """Estimates how many seconds the program spent in calls of the loader's `next`: at least `waiting` seconds."""
     if main is None or not main.count("inside_samples"):
         return None
     return min(seconds, max(waiting, main.count("inside") * _NS))
 
 
 def _held(process: ProcessStats | None) -> tuple[int, int]:
-    """Returns the number of items that the threads of a process have read ahead, and their limit."""
+    """Returns how many items the threads of a process have read ahead, and how many items they may read ahead."""
     held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 
@@ -271,7 +271,7 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
 
 
 def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str | None, float]:
-    """Returns the current state of a process, the process that it waits for, and the duration of the wait."""
+    """Returns a process's current state, the name of the process that it waits for, and the duration of this wait."""
 
     def since(wait: Mapping[str, int]) -> float:
         return max(0, now.at - wait["since"]) * _NS
@@ -294,7 +294,7 @@ def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str
 
 
 def _in_flight(page: Page, now: Reading) -> tuple[int, int]:
-    """Returns how many items of a process are sent but not received, and the maximum of this number."""
+    """Returns how many items a process has sent that were not received yet, and how many such items are allowed."""
     items = limit = 0
     for flow in page["flows"]:
         if not flow["sends"] or flow["peer"] not in now.pages:
@@ -359,8 +359,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 
 def pipe_at_work(page: Page) -> str | None:
-    """Returns the pipe that a process is running. If times are measured, the page names the pipe. If times are not
-    measured, returns the pipe that has read an item but has not yielded it yet.
+    """Returns the pipe that a process is running. If times are measured, the counters name the running pipe. Otherwise,
+    the running pipe is the pipe that has read an item without having yielded a result.
 
     Returns None if the pipe is unknown.
     """

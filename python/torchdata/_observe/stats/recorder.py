@@ -1,8 +1,8 @@
-"""The recorder of a loader's statistics: finds or creates the board, registers the pipes, and reads the board.
+"""The recorder of a loader's statistics: finds or creates the counters, registers the pipes, and reads the counters.
 
-Role: owned by one `DataLoader2`, in the main process. If the reading service starts processes, the recorder uses the
-board of counters of these processes. If all pipes run in the main process, the recorder creates a board with one page.
-Loading never fails because of statistics.
+Role: owned by one `DataLoader2`, in the main process. If the reading service starts processes, the recorder uses their
+shared memory with counters. If all pipes run in the main process, the recorder creates memory with one page of
+counters. Loading never fails because of statistics.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CountedService(Protocol):
     """The part of a reading service that statistics use."""
 
     def engine_processes(self) -> Any:
-        """Returns the processes that run the graph and have a board; None if there are none."""
+        """Returns the processes that run the graph and count items; None if there are none."""
 
     def stats_notes(self) -> Sequence[str]:
         """Returns sentences to show below the table."""
@@ -88,10 +88,11 @@ class Recorder:
         self._began = 0.0
         self._since: Reading | None = None
         self._pid = 0
-        #: A pair (number of the loader in the monitor, its delivery) while the calls of the loader are monitored.
+        #: The loader's number in the monitor of calls of `next`, and its `Delivery`; None if its calls are not
+        #: monitored.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: A triple at shutdown: (time, whether each pipe was timed, counters).
+        #: The last state, stored at shutdown: the time, whether each pipe was timed, and the counters.
         self._last: tuple[int, bool, list[Any]] | None = None
         #: Whether a warning about damaged pages was issued.
         self._is_damage_told = False
@@ -134,7 +135,7 @@ class Recorder:
             self._warn_if_slow()
 
     def _note_beginning(self) -> None:
-        """Records the counters at the beginning of an epoch, to compare them with the counters at its end."""
+        """Records the counters at the beginning of an epoch, to compute the waiting time at its end."""
         if not self._is_wait_told and self.board is not None:
             pages = self.board.read()
             self._began = time.monotonic()
@@ -241,7 +242,7 @@ class Recorder:
 
     @property
     def _made(self) -> int:
-        """Returns the time when the current counters were created, in nanoseconds; 0 if there are none."""
+        """Returns the time, in nanoseconds, when the current counters were created; 0 if there are no counters."""
         board = self.board
         return 0 if board is None else board.made()[1]
 
