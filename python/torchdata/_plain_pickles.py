@@ -261,7 +261,8 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Returns the function in `_known` for classes of libraries that may not be imported."""
+    """Returns the function for a class of NumPy or PyTorch, which cannot be in `_known` because they may not be
+    imported."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts

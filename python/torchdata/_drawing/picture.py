@@ -216,7 +216,7 @@ class Picture:
 
 
 def _svg_box(box: _Box, line: float) -> str:
-    """Draws a box with text, in which the first line is bold. `line` is the strength of the border."""
+    """Draws a box with text, in which the first line is bold. `line` is the opacity of the border."""
     dash = ' stroke-dasharray="4 3"' if box.dashed else ""
     color, strength = box.tint
     parts = [

@@ -86,7 +86,7 @@ class Resumption:
             shard that sends the next item.
         passed: for a worker, the number of passes over the dispatched items that the worker had completed.
         share: the items that the worker had read in its current pass of the dispatched items.
-        strict: whether sources compare the items that they reread with the originals.
+        strict: whether sources compare the items that they reread with the items that they read before the snapshot.
     """
 
     content: bytes | None = None

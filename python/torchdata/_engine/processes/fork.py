@@ -332,7 +332,8 @@ def _await_all(
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
         # Exits are checked before the messages are read, so that no message of an exited child is missed. Only children
-        # that ended at a held lock are forked again here. Later checks find children that exited for another reason.
+        # that ended at a held lock are forked again here. Children that exited for another reason are found by later
+        # checks, not here.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):

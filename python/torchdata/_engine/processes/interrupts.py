@@ -1,9 +1,10 @@
 """Defers signals during critical sections, and delivers them at the next safe point.
 
-Role: Python runs a signal handler at an arbitrary point of the main process's code. The handler may raise an exception
-at this point, as the handler of Ctrl-C does. CPython ignores an exception that is raised in the hooks around a fork. If
-an exception interrupted the start or the end of a child, the main process would not know the state of this child.
-During the start or the end of a child, the main process defers signals, and delivers them between two steps.
+Role: Python runs a signal handler at an arbitrary point of the main process's code. The handler may raise an exception,
+as the handler of Ctrl-C does, and thereby interrupt this code. CPython ignores an exception that is raised in the hooks
+around a fork. If an exception interrupted the start or the end of a child, the main process would not know the state of
+this child. During the start or the end of a child, the main process defers signals, and delivers them between two
+steps.
 
 A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
 the program. A child starts with blocked signals, and unblocks the signals once it ignores them (`MainSignals`). If a

@@ -25,7 +25,7 @@ from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
 #: The number of seconds that a child may take to finish its work after it was asked to stop.
 ASKED = 3.0
-#: The number of seconds that a child may take to exit after SIGKILL, which only the kernel can delay.
+#: The number of seconds that a child may take to exit after SIGKILL. Only the kernel can delay this exit.
 KILLED = 5.0
 #: The command that stops a child, and the number that announces this command in the memory of the control link.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
@@ -37,8 +37,8 @@ class Shutdown:
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         self._owner_pid = os.getpid()
-        #: The lock that is held by the thread that stops the children. Another thread that stops the children waits for
-        #: this lock, so that the children are stopped when its call returns.
+        #: The thread that stops the children holds this lock. Other threads that call `run` wait for the lock, so that
+        #: they return only after the children were stopped.
         self._running = threading.RLock()
         self._children = children
         self._controls = controls
@@ -61,7 +61,7 @@ class Shutdown:
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a new child that is not started yet.
 
-        After the start, `has_begun` shows whether the caller must stop the child.
+        If `has_begun` is True after the start of the new child, the caller must stop the new child.
         """
         if self.has_begun:
             return

@@ -24,7 +24,7 @@ from torchdata._engine.workers.program import Program
 class DispatchingChild(SpawnedChild):
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
-        # This object keeps the memory of the program, because each replacement needs its own copy.
+        # The memory of the program must not be freed, because a later replacement loads the program from it.
         self._program = SharedPickle(pickled(setup.program))
         arguments = (replace(setup, program=self._program),)
         super().__init__(get_context("spawn"), name, f"{PREFIX}{name}", run_child, arguments)

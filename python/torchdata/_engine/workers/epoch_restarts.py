@@ -28,8 +28,8 @@ class RestartableEpoch:
 
     Args:
         number: the number of the epoch.
-        commands: a function that returns the seeds and the reset function for a shard, given the shard's number. For
-            the dispatching process, the argument is the total number of shards.
+        commands: a function that returns the seeds and the reset function for a shard, given the shard's number. The
+            dispatching process counts as the shard after the last one.
         resume: computes where each shard and the dispatching process resume, given the received items.
         before: the previous epoch and the children's positions in it; None if no part of the graphs keeps state beyond
             an epoch. If `before` is given, each worker has begun this epoch by sending a snapshot.
@@ -128,8 +128,8 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a function that raises `Gone` if a child cannot finish the epoch that it repeats. For example, a
-        worker would wait forever for a dispatching process that has exited.
+        """Returns a function like that of `look_at`, for a child that repeats an epoch. It also raises `Gone` if the
+        child may wait forever for another child that has exited, such as the dispatching process.
         """
         look, processes = self.look_at(index), self._members.processes
 

@@ -130,7 +130,7 @@ class Children(Group):
 
         Args:
             commands: a function that returns the seeds and the reset function for a shard, given the shard's number.
-                For the dispatching process, the argument is the total number of shards.
+                The dispatching process counts as the shard after the last one.
             resume: computes where each shard and the dispatching process resume, given the received items.
             announced: whether each worker begins with a snapshot; if so, this method waits for the snapshots.
             position: the position where an earlier run of the epoch stopped; None for the beginning.

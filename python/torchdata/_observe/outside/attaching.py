@@ -198,7 +198,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
 
 
 def _warn(message: str) -> None:
-    """Issues each warning once per process, because the continuous view reads the boards every second."""
+    """Issues each warning once per process, because `top` reads the counters of all loaders every second."""
     if message not in _told:
         _told.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=5)

@@ -1,8 +1,8 @@
-"""The counters of a process: its page on the loader's board.
+"""The counters of one process: a page in the loader's shared memory of counters.
 
-Role: takes the page when the process starts, registers the pipes once the graph is known, and records when epochs begin
-and end. The code runs in the main process and in each child process, and writes only that process's page. The extension
-does the actual counting.
+Role: registers the process when it starts, registers the pipes once the graph is known, and records when epochs begin
+and end. The extension counts the items. The code runs in the main process and in each child process, and each process
+writes only its own page.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAIN_PAGE", "PIPES", "Counting", "Pages"]
 
-#: The page of the main process. The following pages belong to the child processes, and the last page to the dispatching
-#: process.
+#: The index of the main process's page of counters. The next pages belong to the workers, and the last page to the
+#: dispatching process.
 MAIN_PAGE = 0
 #: The maximum number of counted pipes per process. The last pipe of a graph is always counted.
 PIPES = 60
@@ -47,10 +47,10 @@ def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
 
 
 class Counting:
-    """The page of a process.
+    """The page of counters of a process.
 
     Args:
-        board: the loader's counters.
+        board: the shared memory with the counters of all processes of the loader.
         page: the index of the page.
     """
 
