@@ -41,7 +41,7 @@ Account = tuple[int, int]
 #: A worker's snapshot: a tuple of the items that the worker had sent, the number of its current pass over the
 #: dispatched items, the items that it had read in this pass, and the snapshot's bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: The dispatching process's snapshot: a tuple of the pass, the items dispatched to each worker, and the bytes.
+#: The dispatching process's snapshot: the number of the pass, the items dispatched to each worker, and the bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 #: Magic, version, length and CRC-32 of the data that follows.
@@ -98,8 +98,8 @@ class Resumption:
 
 
 def seal(snapshot: Any) -> bytes:
-    """Converts plain data to bytes with a checksum. The data is written only once, because copies of large states are
-    slow."""
+    """Returns the pickle of plain data, with a checksum. The pickle is written directly behind its header, because
+    joining them later would copy the state."""
     with pickle_file() as sealed:
         sealed.write(bytes(_HEADER.size))
         pickle.Pickler(sealed, protocol=5).dump(snapshot)

@@ -14,8 +14,8 @@ from typing import Any
 
 
 def reduce_memmap(array: Any) -> Any:
-    """Returns the reduced form of a `numpy.memmap` array. The result refers to a part of the file if the file certainly
-    still contains the array.
+    """Returns the reduced form of a `numpy.memmap` array. If it is certain that the file still contains the array, the
+    result refers to the file instead of containing the elements.
     """
     if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
         offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)

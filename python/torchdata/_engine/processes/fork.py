@@ -64,8 +64,8 @@ def _take_imports() -> None:
 
 
 def _renew_streams() -> None:
-    """Empties a forked child's copies of the standard stream buffers, and renews the locks of these buffers. The main
-    process writes out the original buffers."""
+    """Replaces the buffers of a forked child's standard streams by empty buffers with new locks. The buffered text is
+    written by the main process, which still has it."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
@@ -81,7 +81,8 @@ def _numpy_locks() -> list[Any]:
 
 
 def _device_locks() -> list[Any]:
-    """Returns the locks of completely loaded modules that `torch.manual_seed` acquires, even without devices."""
+    """Returns the locks in completely loaded modules that `torch.manual_seed` acquires, even on a machine without
+    devices."""
     modules = [sys.modules.get(f"torch.{device}") for device in ("cuda", "xpu", "mtia")]
     return [lock for lock in (getattr(one, "_initialization_lock", None) for one in modules) if lock is not None]
 

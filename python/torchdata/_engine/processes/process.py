@@ -284,8 +284,8 @@ def close_pipes(popen: Popen) -> bool:
 def watch_the_parent() -> None:
     """In a child, makes `multiprocessing.parent_process` monitor the parent through a descriptor for that process.
 
-    By default, `parent_process` monitors a pipe, but the engine's parent has already closed the other end of the pipe.
-    If the child is stopped, the kernel continues it when the parent exits, so that the child can exit, too.
+    By default, `parent_process` monitors a pipe, but the parent has closed the pipe's other end (`close_pipes`). If the
+    child is stopped, the kernel continues it when the parent exits, so that the child can exit, too.
     """
     continue_with_parent()
     parent = multiprocessing.parent_process()

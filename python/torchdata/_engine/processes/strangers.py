@@ -1,7 +1,6 @@
 """Ends processes that user code forks inside a child. Role: runs in a process that user code has forked inside a child.
-This process must not use any resource of the engine. The process would continue with the child's loop after the user's
-function has returned or raised. `leave` ends the process before it returns to this loop, because links, bells and pipes
-belong to the child that created them.
+This process must not use the links and other resources of the engine, because they belong to the child. Without
+`leave`, the process would continue with the child's loop after the user's function has returned or raised.
 """
 
 from __future__ import annotations

@@ -352,7 +352,7 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # The results of all finished calls are stored, because the host may execute the calls in another order.
+            # Results are stored until it is their turn, because the host may execute the calls in another order.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()

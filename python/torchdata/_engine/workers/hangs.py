@@ -29,7 +29,7 @@ from torchdata._engine.workers.members import Members
 STARTING = 60.0
 #: A process counts as working if its threads run, or wait for a processor, for at least this fraction of the time.
 WORKING = 0.1
-#: A process on another machine hangs if its counters do not arrive for the limit plus this number of seconds.
+#: If a remote process sends no counters for the time limit plus this number of seconds, it counts as hung.
 UNHEARD = 5.0
 
 

@@ -1,10 +1,10 @@
 """Replaces children that exit in the middle of an epoch.
 
-Role: runs in the main process. The engine calls this module in the thread that reads items. The owner of a worker group
-calls this module before sending a command. `protocol::Replacing` in the engine decides which children are replaced, and
-when to give up, whereas this module starts the replacements. Items that an exited worker had already sent count as
-received. Each of the three kinds of worker groups has its own class (such as `EpochRestarts` for graphs), because the
-kinds differ in how replacements resume.
+Role: runs in the main process. The engine calls this module in the thread that reads items. Before the owner of a
+worker group sends a command, it calls this module to replace exited children. `protocol::Replacing` in the engine
+decides which children are replaced, and when to give up, whereas this module starts the replacements. Items that an
+exited worker had already sent count as received. Each of the three kinds of worker groups has its own class (such as
+`EpochRestarts` for graphs), because the kinds differ in how replacements resume.
 
 If an exception interrupts this module (Ctrl-C, or a warning that is turned into an error), each child is either
 replaced completely or not at all. The next attempt continues the interrupted replacement.

@@ -82,11 +82,11 @@ class _Answering:
         #: The memory's descriptor and inode. The two numbers are assigned as one tuple, so that a fork in another
         #: thread never copies only one new number.
         self.opened: tuple[int, int] = (-1, 0)
-        #: The descriptor and inode that were inherited from the parent process, until they are closed here.
+        #: The descriptor and inode of the parent process's memory, until this process has closed the descriptor.
         self.inherited: tuple[int, int] = (-1, 0)
         if inherited is not None:
             self.inherited = inherited.opened if inherited.opened[0] >= 0 else inherited.inherited
-        #: The pages that contain the signals and the descriptor, for all loaders of this process.
+        #: The pages of counters, of all loaders of this process, that contain the signals and the descriptor.
         self.pages: set[tuple[int, int]] = set()
         #: A lock is needed because threads create and end loaders concurrently, and garbage collection may end a loader
         #: at any point.

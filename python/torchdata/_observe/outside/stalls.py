@@ -208,8 +208,8 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns a warning about the main process, or None if the main process waits for another process. The collector
-    itself warns about such a wait."""
+    """Returns a warning about the main process, or None if the main process waits for another process. In this case,
+    the collector issues the warning."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise

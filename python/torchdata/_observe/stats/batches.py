@@ -143,7 +143,7 @@ def _name_of_collate(collate_fn: Any) -> tuple[str, str]:
 
 
 class BatchRecorder(Recorder):
-    """The statistics of a loader that counts its iterators, such as a `StatefulDataLoader`.
+    """The recorder of a loader whose iterators count batches, such as a `StatefulDataLoader`.
 
     Args:
         level: "counts", or "full" to time each batch; None reads the variable `TORCHDATA_STATS`.
@@ -190,7 +190,7 @@ class BatchRecorder(Recorder):
         return self._counting
 
     def begin_in(self, iterator: Any, pool: Any) -> None:
-        """Begins an epoch that the workers of a pool read."""
+        """Begins an epoch that the workers in `pool` read."""
         if self._processes is not pool:
             self._take(pool.counting, pool)
             pool.counting.board.bind(MAIN_PAGE, [_row(STATEFUL, "")], 1)

@@ -32,7 +32,8 @@ MANY = 1000
 LITTLE = 0.10
 #: A single wait of this many seconds counts as a stall.
 STALL = 5.0
-#: If workers use less than this fraction of the cores, they wait for other programs rather than for each other.
+#: If workers use less than this fraction of the cores, they must be waiting for other programs rather than for each
+#: other.
 OWN_CORES = 0.1
 #: Pipes with little work per item, because they only pass items to the next pipe.
 _LITTLE = frozenset(
@@ -184,7 +185,7 @@ def slow_first_item(stats: LoaderStats) -> Verdict | None:
 
 
 def training(stats: LoaderStats) -> Verdict | None:
-    """Recognizes a loader that is fast enough."""
+    """Recognizes a loader that is fast enough for the training."""
     share = stats.loading if stats.loading is not None else stats.waiting if stats.workers else None
     if share is None or share >= LITTLE:
         return None

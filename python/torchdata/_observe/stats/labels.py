@@ -81,7 +81,8 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user code in the dataset that a pipe reads; empty if the pipe also does other work.
+    """Returns the user's functions in the dataset that a pipe reads; none if the pipe does more than reading this
+    dataset.
 
     If a map-style pipe is not timed, it has no row in the statistics, so the pipe that reads it shows the code.
     """

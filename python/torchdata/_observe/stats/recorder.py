@@ -166,8 +166,8 @@ class Recorder:
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. The counters are
-            # stored before the board is released, because another thread may request statistics at the same time.
+            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. They are stored
+            # before `_counting` is cleared, because another thread may request statistics at the same time.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
@@ -206,7 +206,8 @@ class Recorder:
             )
 
     def skipped(self, since: Reading | None) -> dict[tuple[str, str], int]:
-        """Returns how many items other processes have skipped since a reading, by kind of exception and pipe."""
+        """Returns how many items other processes have skipped since the reading `since`, by kind of exception and
+        pipe."""
         from torchdata._observe.stats.reading import summarise
 
         found: dict[tuple[str, str], int] = {}
