@@ -1,10 +1,11 @@
 """Calls a function right after a module was imported, and protects imports from concurrent forks.
 
 Role: the package does not import NumPy or PyTorch itself. After other code has imported NumPy or PyTorch, this package
-seeds the library's random generators, and registers classes there. The finder also publishes modules of this package
-that are imported only when they are used. The finder is at the front of `sys.meta_path`, and is removed when no module
-is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time,
-possibly while another thread forks. The code runs in the importing process and thread. This module owns the finder.
+seeds the library's random generators, and registers classes there. For modules of this package that are imported only
+when they are used, the finder calls the functions of `_publishing.py`. The finder is at the front of `sys.meta_path`,
+and is removed when no module is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or
+PyTorch at an arbitrary time, possibly while another thread forks. The code runs in the importing process and thread.
+This module owns the finder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The processors that a loader may use, according to the kernel and its control groups.
 
-Role: reads `/proc` and `/sys/fs/cgroup`. The code runs in the main process. If the system reports no limit, the
-functions assume that no limit exists.
+Role: reads `/proc` and `/sys/fs/cgroup`. The code runs in the main process. If the system reports no limit, this module
+assumes that no limit exists.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class _OldModule(ModuleType):
     """A module at an import path of torchdata 0.9, which looks up its names at their present locations.
 
     `unittest.mock` and pytest end a patch by deleting the patched name, unless the module's dictionary contained the
-    name before. Deleting the name therefore restores the previous value in the present module.
+    name before. For this reason, deleting a name restores its previous value in the present module.
     """
 
     def __init__(self, name: str) -> None:

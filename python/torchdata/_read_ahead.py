@@ -5,8 +5,8 @@ derive their own classes from `ReadAhead`. `ReadAhead` has no reference to the p
 queue, so that the threads end when the pipe or the consumer's end is freed. The queue, which is written in Rust,
 returns the results in order, stores positions, and implements suspending, waiting and closing.
 
-`close` makes each thread end after its current call, and callers choose how long to wait. The threads are daemons, and
-are stopped when the interpreter exits. A forked child does not have the threads of its parent.
+`close` makes each thread end after its current call, and callers of `join` choose how long to wait. The threads are
+daemons, and are stopped when the interpreter exits. A forked child does not have the threads of its parent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Shortens tracebacks and adds notes, so that users see only their own frames and the origin of an exception.
 
-Role: pipes, the loader and the workers share this module. The module `datapipes/_pipe/explaining` adds the name of the
-pipe. The code runs in the process and thread that raised the exception. The module keeps no state: the exception itself
-stores all data.
+Role: pipes, the loader and the workers share this module. `datapipes/_pipe/explaining` adds the name of the pipe that
+has raised the exception. The code runs in the process and thread that raised the exception. The module keeps no state:
+the exception itself stores all data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RAISED_IN = "_torchdata_raised_in"
 _KEY = "_torchdata_key"
 #: The folder of this package.
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Modules with frames that do not help users.
+#: Prefixes of the names of modules whose frames in a traceback do not help users.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 

@@ -97,7 +97,7 @@ class Work(Protocol):
         """Makes the threads end after their current item, without waiting. This method may be called repeatedly."""
 
     def join(self, seconds: float) -> Any:
-        """Waits at most `seconds` until the threads have ended, except for the calling thread."""
+        """Waits at most `seconds` until all threads except the calling thread have ended."""
 
 
 #: References to `Work` objects with threads that must end at interpreter exit, by the object's id. A WeakSet is

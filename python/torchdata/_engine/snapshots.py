@@ -5,8 +5,8 @@ items. The main process stores the bytes of snapshots without decoding them, and
 begins a resumed epoch.
 
 A sealed snapshot consists of a header (magic, version, length, CRC-32) and a pickle of plain data. The whole snapshot
-is verified before unpickling, and the pickle may not refer to classes. Values that require pickle are stored as bytes,
-and the pipe that stores such values marks them.
+is verified before unpickling, and the pickle may not refer to classes. If a pipe's state contains values that require
+pickle, the pipe stores them as bytes that it marks as a pickle (`plain.py`).
 """
 
 from __future__ import annotations

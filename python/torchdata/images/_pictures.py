@@ -175,7 +175,7 @@ _TURNS: dict[int, tuple[bool, Callable[[Any], Any]]] = {
 
 
 class _Turned:
-    """A picture that is rotated upright."""
+    """A picture that is rotated and mirrored so that it is upright."""
 
     def __init__(self, picture: DecodablePicture, orientation: int) -> None:
         self.picture = picture

@@ -31,7 +31,7 @@ class _Mark:
     """The positions of files and the numbers of reads at the beginning of an epoch.
 
     Args:
-        positions: the position for each descriptor.
+        positions: the file position of each descriptor.
         reads: for each process id of a child, the number of reads of the child.
         own: the number of reads of the main process.
     """

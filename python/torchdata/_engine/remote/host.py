@@ -131,7 +131,7 @@ class Seen:
 
     Args:
         counts: the counters of the worker.
-        times: nanoseconds since the worker's start: of running, of waiting for a processor, and in total.
+        times: the nanoseconds that the worker has run, has waited for a processor, and has existed.
         is_stopped: whether the process is stopped, by a signal or a debugger.
     """
 
@@ -198,8 +198,7 @@ def versions() -> dict[str, str]:
 
 
 class _WorkerLane:
-    """A pair of links between the main process and the worker, on the worker's side. The main process's side is the
-    class `_Lane` in `worker.py`.
+    """The worker's side of a pair of links to the main process. The main process's side is `_Lane` in `worker.py`.
 
     Args:
         inbound: the link from the worker.

@@ -262,7 +262,7 @@ class EpochRunner:
         return True
 
     def _is_wanted_again(self) -> bool:
-        """Returns whether all workers have requested another pass. Returns False if a command ends the epoch first."""
+        """Returns whether all workers request another pass, before a command ends the epoch."""
         if not self.setup.dispatches:
             return False
         self.counting.end()

@@ -115,8 +115,8 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Makes this process answer, and records the signals and the descriptor on its page. If the system does not support
-    such answers, nothing is recorded on the page."""
+    """Makes this process answer requests for stacks, and records the signals and the descriptor in its counters. If the
+    system does not support such answers, nothing is recorded."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
@@ -208,7 +208,7 @@ def _is_ours(descriptor: int) -> bool:
 
 
 def answer_no_more(board: StatsBoard, page: int) -> None:
-    """Removes the signals and the descriptor of this process from a page, if the page contains them."""
+    """Removes the signals and the descriptor of this process from a page of counters, if the page contains them."""
     now = _answering
     with now.lock:
         if (id(board), page) not in now.pages:

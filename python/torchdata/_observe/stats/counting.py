@@ -32,7 +32,7 @@ class Pages(NamedTuple):
 
     #: The counters of the main process.
     counting: Counting
-    #: The index of the first page.
+    #: The index of the first page of the group.
     first: int
     #: Creates new memory for counters, with the same number of pages.
     new_board: Callable[[], StatsBoard]

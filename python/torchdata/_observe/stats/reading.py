@@ -1,7 +1,7 @@
 """Computes the statistics of a loader from the counters of its processes.
 
-Role: reads a board of counters, and computes sums. The code runs in the main process, or in a process that observes a
-loader. Counters are not all read at the same moment, so sums may deviate slightly.
+Role: reads the counters in shared memory, and computes sums. The code runs in the main process, or in a process that
+observes a loader. Counters are not all read at the same moment, so sums may deviate slightly.
 """
 
 from __future__ import annotations
