@@ -84,7 +84,7 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
     """Returns the user's functions in the dataset that a pipe reads; none if the pipe does more than reading this
     dataset.
 
-    Without its own row in the statistics, a map-style pipe's code is named in the row of the pipe that reads it.
+    A map-style pipe that is not timed has no row in the statistics. The row of the pipe that reads it names its code.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
