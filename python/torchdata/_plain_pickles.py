@@ -1,4 +1,4 @@
-"""Plain data, which is safe to load: pickles of plain data, and states of pipes in which all other parts are marked.
+"""Plain data, which is safe to load: its pickles, and states of pipes, which mark all values that are not plain data.
 
 Role: pure functions. Reading a pickle of plain data runs no code of its author, because the pickle refers only to
 functions of this package that create arrays, batches and files, and that are safe with any arguments. Before Python's
@@ -107,10 +107,10 @@ def loads_plain(pickled: Any) -> Any:
 
 # -- states of pipes -------------------------------------------------------------------------------------------------
 
-#: The key of bytes that require unpickling, which may run code.
+#: The key of the pickle of all values that `_copied` cannot copy, if some are not plain data. Loading it may run code.
 PICKLED = "__pickled__"
 
-#: The key of bytes that contain nested containers of plain data.
+#: The key of the pickle of all values that `_copied` cannot copy, if all of them are plain data.
 NESTED = "__nested__"
 
 #: The key that holds the whole state if the state is not a dict with string keys.
@@ -121,7 +121,7 @@ _RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
 
-#: The result of `_copied` for values that are not plain.
+#: The result of `_copied` for values that it cannot copy, which are stored under `NESTED` or `PICKLED`.
 _OTHER: Any = object()
 
 
@@ -179,7 +179,8 @@ def refuse_pickled(plain: Any, owner: str) -> None:
 
 
 def _taken(value: Any, copies: dict[int, Any]) -> Any:
-    """Returns a value of a state with copied dicts and lists, which the pipe may modify. Other objects are shared."""
+    """Returns a value with copies of its dicts and lists, which the pipe may modify, but without copies of other
+    objects."""
     kind = type(value)
     if kind is list:
         return list(value)
@@ -193,7 +194,7 @@ def _taken(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a copy of a plain value, or `_OTHER` for a value that is not plain."""
+    """Returns a copy of a value that remains unchanged in a state (see the module docstring), otherwise `_OTHER`."""
     kind = type(value)
     if kind in _ATOMS:
         return value

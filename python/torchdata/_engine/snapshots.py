@@ -6,7 +6,7 @@ begins a resumed epoch.
 
 A sealed snapshot consists of a header (magic, version, length, CRC-32) and a pickle of plain data. The whole snapshot
 is verified before unpickling, and the pickle may not refer to classes. If a pipe's state contains values that require
-pickle, the pipe stores them as bytes that it marks as a pickle (`plain.py`).
+pickle, these values are stored as bytes that are marked as a pickle (`to_plain`).
 """
 
 from __future__ import annotations
