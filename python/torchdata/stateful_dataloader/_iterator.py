@@ -70,8 +70,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: that resumes from the loaded state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `is_finished`: whether the epoch is over. `_lives_on`: whether persistent workers
-        #: ended the epoch of the loaded state, so that the next epoch continues with their seeds.
+        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is
+        #: from the end of an epoch that workers have read, and the workers are persistent.
         self.is_finished = self._lives_on = False
         #: The counts of samples skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
