@@ -131,7 +131,7 @@ class EpochRun:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the iterator pauses after a number of items, which it counts."""
+        """Whether the iterator pauses after a number of items; see `DataLoader2Iterator.limit`."""
         return self._is_limited
 
     @is_limited.setter

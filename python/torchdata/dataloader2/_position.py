@@ -102,7 +102,7 @@ class Tracker:
         self._epochs_before: int | None = None
         #: `_since`: the time when the epoch began or resumed. `_seconds_before`: its earlier duration.
         self._since, self._seconds_before = time.monotonic(), 0.0
-        #: The reason why the main process's part of the graph could not be saved; None if it could be saved.
+        #: The reason why the state of the main process's pipes could not be saved; None if it could be saved.
         self.unsaved: str | None = None
         #: Whether the pipes draw the seeds of the epoch themselves, because the loader does not send them seeds.
         self.own_seeds = False
@@ -141,7 +141,8 @@ class Tracker:
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
-        """Returns why `mark` lacks state that workers' pipes keep from earlier iterations; None if it is complete."""
+        """Returns why `mark` lacks state that workers' pipes keep from earlier iterations; None if nothing is
+        missing."""
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:

@@ -397,7 +397,8 @@ class _Linter:
 #: Names of pipes that join inputs: one item after another, or as tuples with one item of each input.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
-#: Names of pipes that take an item of each input in turn; that yield each item's members; and that match keys.
+#: Names of pipes that take an item of each input in turn, of pipes that yield the members of each item one by one, and
+#: of pipes that join an item with the item of another input that has the same key.
 _IN_TURN = {"Multiplexer", "MultiplexerLongest"}
 _UNFOLDING = {"FlatMapper", "UnBatcher"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}

@@ -91,12 +91,13 @@ class Drawing:
             return {key: read(one) for key, one in self._all.items() if keys is None or key in keys}
 
     def marks(self) -> Moment:
-        """Returns values that change when the generators change. This method must be called while the loader draws."""
+        """Returns a value for each generator that changes when the generator is used. Call `marks` within
+        `under_way`."""
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment, but: Any = None) -> None:
-        """Sets all generators except `but` to their states in `moment`. Call `set` only while the loader draws."""
+        """Sets all generators except `but` to their states in `moment`. Call `set` within `under_way` or `going_on`."""
         for key, one in self._all.items():
             if key in moment and one is not but:
                 write(one, moment[key])

@@ -7,9 +7,9 @@ from the workers in turn, and monitors the processes and the timeout.
 The main process never blocks on a worker that may itself wait for the main process. If a command link is full, an order
 stays in a queue of the main process until the worker has taken an earlier order.
 
-`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While the pinning
-thread runs, no other thread takes units from the workers. The pinning thread sends no orders, and ends with the epoch.
-The thread also ends when the iterator is deleted, because the thread does not refer to the iterator.
+`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While this
+thread runs, no other thread receives messages from the workers. The pinning thread sends no orders, and ends with the
+epoch. The thread also ends when the iterator is deleted, because the thread does not refer to the iterator.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def settle(self, worker: int) -> Any:
-        """Removes the oldest order of a worker, after the order's unit was processed. Returns the order's index."""
+        """Removes the oldest order of a worker, after its batch was processed. Returns the index of the order."""
         orders = self.orders[worker]
         _, index = orders.popleft()
         self._taken[worker] -= 1
@@ -204,16 +204,16 @@ class WorkerPool(Group):
         return (order[0], None) if self._is_iterable else order
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for the next unit (see `_worker`) and appends it to `hand`. Does nothing if `hand` is not empty.
+        """Waits for a worker's next message (see `_worker`) and appends it to `hand`, unless `hand` is not empty.
 
         Args:
-            hand: an empty list, or a list with one unprocessed unit. If a signal handler raises an exception, the unit
-                is in `hand` or is returned by the next call.
+            hand: an empty list, or a list with one unprocessed message. If a signal handler raises an exception, no
+                message is lost: it is in `hand`, or the next call receives it.
 
         Raises:
             StopIteration: all iterable datasets have ended.
             WorkerExitedError: a worker process has exited.
-            WorkerTimeoutError: no unit arrived within the timeout.
+            WorkerTimeoutError: no message arrived within the timeout.
         """
         if hand:
             return
@@ -307,7 +307,7 @@ class PinnedUnits:
         self._epoch.start(self._epoch.run)
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for the next unit; see `WorkerPool.wait`."""
+        """Waits for the next message; see `WorkerPool.wait`."""
         assert self._epoch is not None
         if hand:
             return

@@ -2,7 +2,8 @@
 `_layout.dump` converts the values back.
 
 Role: pure data. Positions and states are created when a state or a snapshot is taken or loaded, and are never modified.
-Each reader has its own `Trails` in the process in which it reads. The main process has a `Progress` for each worker.
+Each reader has its own `Trails`, in the process that reads the dataset. The main process has a `Progress` for each
+worker.
 """
 
 from __future__ import annotations

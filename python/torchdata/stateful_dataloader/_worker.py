@@ -44,7 +44,7 @@ from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
 
 __all__ = ["NO_NEWS", "Batches", "EpochStart", "Job", "News", "ShardReader"]
 
-#: The order number of a unit that answers no order.
+#: The order number in the messages of a shard that reads without orders.
 NO_ORDER = -1
 
 
@@ -54,7 +54,7 @@ class EpochStart:
 
     Args:
         position: the snapshot to resume from; None starts from the beginning.
-        account: the number and the checksum of the units that the main process has received from a failed worker.
+        account: the number and the checksum of the messages that the main process has received from a failed worker.
         again: the indices to reread after the snapshot was loaded.
         ended: whether the iterable dataset had ended.
     """
@@ -66,7 +66,7 @@ class EpochStart:
 
 
 class News(NamedTuple):
-    """The data that a unit may contain in addition to its batch.
+    """The data that a worker may send in addition to a batch.
 
     Args:
         before: the pickled snapshot from before the batch; None if the worker has not taken a snapshot.
@@ -151,7 +151,7 @@ class ShardReader:
                 self.reader.read(index)
 
     def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: EpochStart) -> Batches:
-        """Begins an epoch, and returns an iterator over its units.
+        """Begins an epoch, and returns an iterator over the messages to send.
 
         Args:
             iterates: whether the shard reads an iterable dataset without orders.
@@ -352,10 +352,10 @@ class Batches(Iterator[Unit]):
     def __init__(self, shard: ShardReader, iterates: bool) -> None:
         self._shard, self._iterates = shard, iterates
         self._reader: EpochReader | None = None
-        #: Units that are sent first: errors in place of units that could not be sent.
+        #: Messages that are sent first: errors in place of messages that could not be sent.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: `news`: the `News` to send with the next unit. `_brought`: the `News` of the last unit.
+        #: `news`: the `News` to send with the next unit. `_brought`: the `News` that was sent last.
         self.news = self._brought = NO_NEWS
         #: `is_over`: whether all batches were read. `_takes_positions`: whether snapshots contain the state of the
         #: dataset, in addition to the random generators.
@@ -372,8 +372,8 @@ class Batches(Iterator[Unit]):
         Args:
             reader: the reader, after the beginning of its epoch.
             went_on: whether the epoch resumes from a saved position, which the main process already has.
-            told: whether the main process has received units of this epoch that it has not processed. If so, no
-                snapshot is taken, because the main process would assign the snapshot to the wrong unit.
+            told: whether the main process has received messages of this epoch that it has not processed. If so, no
+                snapshot is taken, because the main process would assign the snapshot to the wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -475,5 +475,5 @@ class Batches(Iterator[Unit]):
         return news._replace(skipped=skipped, seen=seen)
 
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
-        """Queues an error, which is sent in place of a unit that could not be sent."""
+        """Queues an error, which is sent in place of a message that could not be sent."""
         self._owed.append(self._unit(None, self._brought._replace(failure=failure)))

@@ -1,7 +1,7 @@
 """Cuts a pipe graph into the parts that run in the dispatching process, in the workers and in the main process.
 
-Role: decides where to cut, and defines the pipe that replaces the dispatched part in every worker. The functions run in
-the main process before workers start. `DispatchedSource` runs in the workers, and reads a stream of the worker runtime.
+Role: finds the pipes at which the graph is cut, and defines `DispatchedSource`, which replaces the dispatched part in
+every worker. The functions run in the main process before workers start.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class DistributedReadingService(ReadingServiceInterface):
             seed_generator.__setstate__(bytes.fromhex(self._pg.agree(seed_generator.exported().hex())))
 
     def keep_seeds(self) -> None:
-        """Makes the next epoch use seeds on which the ranks have not agreed, because a run without ranks began it."""
+        """Makes the next epoch use seeds on which the ranks have not agreed, as in the run that began this epoch."""
         self._keeps_next = True
 
     def finalize(self) -> None:
