@@ -4,7 +4,8 @@ Role: yields the items of one epoch while it is the loader's valid iterator. The
 several threads read the loader, they take turns. The loader owns the epoch, and the iterator owns the item limit.
 
 `__next__` runs for every item, so the native class `DeliveryIterator` implements it. For a valid iterator of a loader
-without pause or limit, `DeliveryIterator` only requests the next item. In other cases, it calls methods of this module.
+without pause or limit, `DeliveryIterator` only requests the next item. In other cases, the class calls methods of this
+module.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ the loader counts the items that the user has received. The engine records the p
 that waits for an item does not lock these records. Saving does not wait for any thread, because a state only combines
 references to recorded positions.
 
-Pipes that run in the main process can be inspected only between two items. The loader records the states of these pipes
-between items, such as at the beginning of the epoch, and the code calls each recorded state a *mark*. The program may
-request a state while an item is being computed, after Ctrl-C has interrupted an item, or for an earlier position. The
-requested state contains the newest recorded mark, and the number of items delivered since the mark was recorded.
+Pipes that run in the main process can be inspected only between two items. The loader records the states of the main
+process's pipes between items, such as at the beginning of the epoch, and each recorded state is called a *mark*. The
+program may request a state while an item is being computed, after Ctrl-C has interrupted an item, or for an earlier
+position. The requested state contains the newest recorded mark, and the number of items delivered since the mark was
+recorded.
 """
 
 from __future__ import annotations
@@ -492,7 +493,7 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Prevents `fullsync` at the end of a graph from synchronizing with other ranks for items that are recomputed.
 
-    Each rank may have to recompute a different number of items, so these calls would not match between the ranks.
+    Each rank may have to recompute a different number of items, so the ranks would synchronize for different items.
 
     Args:
         drop: the number of recomputed items to drop after the state was loaded.

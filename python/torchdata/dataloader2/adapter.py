@@ -123,9 +123,9 @@ class ShardingPolicy(Adapter):
         enable: False disables the filters, so that every worker and rank gets all items.
         splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
             With `splits`, the items, their order and the batches do not depend on the number of workers and ranks,
-            which may be up to `splits`, and may change when an epoch resumes. A worker that has several shards takes an
-            item of each shard in turn. Each shard has its own buffers, and its own copy of the pipes before the
-            `sharding_filter`, which reads all items again unless they are read by index.
+            up to `splits` of them. These numbers may change when an epoch resumes. A worker with several shards takes
+            one item of each shard in turn. Each shard has its own buffers, and its own copy of the pipes before the
+            `sharding_filter`. Each copy reads all items of the source, unless the items are read by index.
 
     Raises:
         TypeError: `block` or `splits` is not an integer.

@@ -260,8 +260,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
             splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items.
-                With None, this is assumed of iterables whose library does so, or whose code uses `get_worker_info` and
-                `num_workers`; in the latter case, an error is raised if two workers read the same items.
+                With None, the loader assumes that an iterable divides its items if its library does so, or if its code
+                uses `get_worker_info` and `num_workers`. In the second case, an error is raised if two workers read the
+                same items.
 
         Returns:
             The loader.
@@ -331,8 +332,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __len__(self) -> int:
         """Returns the number of items of an epoch, without starting workers.
 
-        The result counts the items of all workers. With a `DistributedReadingService`, it is the smallest number of
-        items of any rank, because all ranks end an epoch after the same number of items.
+        The result counts the items of all workers. With a `DistributedReadingService`, the result is the
+        smallest number of items of any rank, because all ranks end an epoch after the same number of items.
 
         Raises:
             TypeError: the length is unknown, because a pipe has no known length, a function of the service may change

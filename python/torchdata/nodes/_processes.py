@@ -6,9 +6,9 @@ item, or several small items in one message, and waits for the answers. Each ans
 process exits, only unfinished answers are lost. The first message to a process also contains the seed of its random
 numbers. Each replacement process has its own seed.
 
-The base seed is the number that PyTorch's loader would draw from torch's global generator. It is drawn from a copy of
-this generator, so that the random numbers of the main process do not change. If a program restores the global generator
-before it resumes, the processes get the same seeds as in the uninterrupted run.
+The base seed is the number that PyTorch's loader would draw from torch's global generator. The seed is drawn from a
+copy of this generator, so that the random numbers of the main process do not change. If a program restores the global
+generator before it resumes, the processes get the same seeds as in the uninterrupted run.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T", covariant=True)
-#: The second argument of `iter`, at which `iter` would stop if a node returned this object.
+#: The sentinel argument of `iter`, which no node yields as an item.
 _NEVER = object()
 
 

@@ -2,16 +2,17 @@
 numbers, even if the program has seeded the global generators differently.
 
 Role: runs in the main process, with one object per loader. A loader draws from torch's global generator or from its own
-generator, as PyTorch's loader does. A state contains the positions of these generators. A resumed loader sets its own
-generators to the saved positions, but not the global generators, which belong to the program. Instead of a global
-generator, it uses a *displaced* copy, which starts from the saved position, and also advances whenever the program
-draws from the real generator. When the loader draws from the copy, the real generator advances by the same number of
-words. If the program seeds or sets a global generator, the loader drops the copy and draws from the real generator.
+generator, as PyTorch's loader does. A state contains the positions of all generators for orders and seeds. A resumed
+loader sets its own generators to the saved positions, but not the global generators, which belong to the program.
+Instead of a global generator, the loader uses a *displaced* copy, which starts from the saved position, and also
+advances whenever the program draws from the real generator. When the loader draws from the copy, the real generator
+advances by the same number of words. If the program seeds or sets a global generator, the loader drops the copy and
+draws from the real generator.
 
 For a sampler without a state, `Replay` reads a new iterator of the sampler, after setting the generators to their
-states from before the first index. This repeats the order if only the sampler draws from these generators. If the
-program or the dataset also draws from a generator, `Draws` records the generator's position before the sampler's next
-draw. A checksum of some indices verifies that the order is repeated.
+states from before the first index. The new iterator repeats the order if only the sampler draws from these generators.
+If the program or the dataset also draws from a generator, `Draws` records the generator's position before the sampler's
+next draw. A checksum of some indices verifies that the order is repeated.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ __all__ = ["Drawing", "Draws", "Replay"]
 #: If a generator is more words than this ahead of its last known position, the loader assumes that the program has set
 #: the generator. One random number takes one or more 32-bit words.
 _FAR = 1 << 28
-#: The same limit for the time between loading a state and the beginning of the next epoch.
+#: Like `_FAR`, but for the time between loading a state and the beginning of the next epoch.
 _NEAR = 1 << 22
 
 
@@ -169,7 +170,7 @@ class Drawing:
     def has_passed(self, name: str, saved: Any) -> bool:
         """Returns whether a global generator has reached or passed its saved state since this loader loaded a state.
 
-        In this case, the program itself has restored the generator, and may then have drawn from the generator.
+        True means that the program itself has restored the generator, and may then have drawn from the generator.
         """
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None

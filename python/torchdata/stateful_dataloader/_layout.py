@@ -4,8 +4,8 @@ Role: pure functions in the main process. No other module contains the keys of a
 keys have the same meaning as in torchdata 0.8 to 0.11, and describe what the user has received. The keys are the same
 before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new
 loader has. A new loader does not know the keys in the states of a user's iterators, so these states are stored under
-the key `OURS`, together with all other data that torchdata 0.11 does not save. Its value is a tuple, which a checkpoint
-treats as one value, and which contains a single dict with these keys:
+the key `OURS`, together with all other data that torchdata 0.11 does not save. The value of `OURS` is a tuple, which a
+checkpoint treats as one value, and which contains a single dict with these keys:
 
 - "generators": the states of the generators for orders and seeds at the time of the state ("now"). For samplers without
   a position, "iter" contains the generators from before the sampler's iterator was created, and "first" the generators

@@ -1,6 +1,7 @@
 """Reads a dataset that is a pipe of `torchdata.datapipes`, and saves its position as the state of the pipe's graph.
 
-Role: used by the reader, in the main process or in a worker. `source_of` decides whether a dataset is such a pipe.
+Role: used by the reader, in the main process or in a worker. `source_of` decides whether a dataset is a pipe whose
+graph can be saved.
 """
 
 from __future__ import annotations

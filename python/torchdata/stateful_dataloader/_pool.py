@@ -7,9 +7,9 @@ from the workers in turn, and monitors the processes and the timeout.
 The main process never blocks on a worker that may itself wait for the main process. If a command link is full, an order
 stays in a queue of the main process until the worker has taken an earlier order.
 
-`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While this
-thread runs, no other thread receives messages from the workers. The pinning thread sends no orders, and ends with the
-epoch. The thread also ends when the iterator is deleted, because the thread does not refer to the iterator.
+`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While the
+pinning thread runs, no other thread receives messages from the workers. The pinning thread sends no orders, and ends
+with the epoch. The thread also ends when the iterator is deleted, because the thread does not refer to the iterator.
 """
 
 from __future__ import annotations

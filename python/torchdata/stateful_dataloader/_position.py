@@ -235,7 +235,7 @@ class _Trail:
         since: the number of batches that were read in the epoch of the snapshot, after the snapshot.
         later: the number of batches that were read in each later epoch.
         is_whole: whether the dataset has loaded this snapshot in this process, or the snapshot is from the end of an
-            epoch. Otherwise, at least one batch must be read after the snapshot is loaded, because a generator function
+            epoch. If False, at least one batch must be read after the snapshot is loaded, because a generator function
             applies a loaded state only when it yields its first item.
     """
 

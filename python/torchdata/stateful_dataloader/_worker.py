@@ -372,8 +372,9 @@ class Batches(Iterator[Unit]):
         Args:
             reader: the reader, after the beginning of its epoch.
             went_on: whether the epoch resumes from a saved position, which the main process already has.
-            told: whether the main process has received messages of this epoch that it has not processed. If so, no
-                snapshot is taken, because the main process would assign the snapshot to the wrong batch.
+            told: whether the main process has received messages of this epoch that it has not processed. If
+                `told` is True, no snapshot is taken, because the main process would assign the snapshot to the wrong
+                batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position

@@ -275,11 +275,11 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Makes the next loop resume from a saved state of this package, or of torchdata 0.8 to 0.11.
 
-        The number of workers may differ from the saved run. Until the epoch ends, `get_worker_info` still shows an
-        iterable dataset the saved number of workers. If the loader has fewer workers, a process reads several copies of
-        the dataset, which must be picklable. Persistent workers are stopped. An existing iterator also resumes from the
-        state if it has returned no batch. If an existing iterator has returned a batch, its next batch raises
-        `RuntimeError`.
+        The number of workers may differ from the number in the saved run. Until the epoch ends, `get_worker_info` still
+        shows an iterable dataset the saved number of workers. If the loader has fewer workers, a process reads several
+        copies of the dataset, which must be picklable. Persistent workers are stopped. An existing iterator also
+        resumes from the state if it has returned no batch. If an existing iterator has returned a batch, its next batch
+        raises `RuntimeError`.
 
         Within an epoch, the next loop raises `ValueError` if the class of the sampler, the length of a map-style
         dataset or the number of ranks differs. If the state was saved before the first batch of the epoch, the epoch

@@ -25,9 +25,9 @@ class DispatchedSource(IterDataPipe[Any]):
     checksum of the items that this worker has read.
 
     Attributes:
-        open_stream: creates an iterator over the items for this worker. The worker runtime sets this attribute.
-        share: returns the number of the current iteration, and the number and checksum of the items that the worker has
-            read in this iteration. The worker runtime sets this attribute.
+        open_stream: a function of the worker runtime that creates an iterator over the items for this worker.
+        share: a function of the worker runtime that returns the number of the current iteration, and the number and the
+            checksum of the items that the worker has read in this iteration.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -60,9 +60,9 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last pipe that runs in the dispatching process, or None if nothing is dispatched.
 
-    The items of all `sharding_round_robin_dispatch` pipes pass through the returned pipe. Among all pipes with this
-    property, it is the pipe closest to the sources. If a branch shares a source with a dispatched branch, both branches
-    are dispatched. Pipes that read from each other in a cycle are dispatched together.
+    The items of all `sharding_round_robin_dispatch` pipes pass through the returned pipe, which is as close to the
+    sources as possible. If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that
+    read from each other in a cycle are dispatched together.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.

@@ -46,7 +46,7 @@ class RayReadingService(MultiProcessingReadingService):
 
     The pipeline is pickled; functions of the main program are pickled by value. All machines must have the modules that
     the pipeline imports (`runtime_env`), the files that it reads, and the same versions of Python, NumPy and this
-    package. Pipes before a `sharding_round_robin_dispatch` run on this machine.
+    package. Pipes before a `sharding_round_robin_dispatch` run on the main process's machine.
 
     Args:
         num_workers: number of workers; "auto" is not supported and raises an error.

@@ -1,6 +1,6 @@
 """The fingerprint and the pickle of a loader's pipeline, by which the pipeline is compared with a state.
 
-Role: owned by the loader, which computes them once: on request, or before a service takes over the graph.
+Role: owned by the loader, which computes both once: on request, or before a service takes over the graph.
 """
 
 from __future__ import annotations

@@ -310,8 +310,8 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     """Returns the randomness in a state; None if the state has none.
 
-    Generators of torchdata 0.9 are ignored, because they are pickles and draw other numbers. Instead of them, the seed
-    in the state determines the next epoch.
+    Generators of torchdata 0.9 are ignored, because they are pickles and draw other numbers. Instead, the seed in the
+    state determines the next epoch.
     """
     if packed is None:
         return None

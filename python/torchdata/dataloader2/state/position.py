@@ -94,7 +94,7 @@ class Position(NamedTuple):
         in_main: whether no worker processes ran the graph.
         seconds: the duration of the epoch so far.
         processes: the processes that ran the graph; None without workers.
-        shards: the shards of the epoch, if it began with another number of workers or ranks.
+        shards: the shards of an epoch that began with another number of workers or ranks; otherwise None.
         own_seeds: whether the pipes, and not the loader, drew the seeds of the epoch; None with workers.
         untold: the reason why `workers` lacks the state that pipes keep from earlier iterations; None if no state is
             missing. This field is not saved.

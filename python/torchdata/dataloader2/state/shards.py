@@ -25,7 +25,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
         ranks: the current number of ranks.
 
     Raises:
-        ValueError: the shards cannot be distributed anew; the message gives the reason.
+        ValueError: the shards cannot be distributed among the new ranks; the message gives the reason.
     """
     old, by_rank = len(positions), []
     for number, position in sorted(positions.items()):
@@ -88,8 +88,8 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
     Args:
         position: the position of the main process.
         pipes: the number of pipes that the worker runs; all later pipes stay in the main process. None if unknown.
-        alone: whether the result omits the state of pipes that stay in the main process. If such state exists, the
-            shard starts from its beginning and recomputes the delivered items.
+        alone: whether the result omits the state of pipes that stay in the main process. If the
+            position contains such state, the shard starts from its beginning and recomputes the delivered items.
 
     Raises:
         ValueError: the pipes drew their own seeds, which workers cannot repeat.
