@@ -90,7 +90,7 @@ class StateKeeper:
         """Returns the position, the randomness and the ranks for a state.
 
         Args:
-            looks: whether to inspect the main process's part of the graph, which may wait for threads.
+            looks: whether to save the current state of the main process's pipes, which may wait for threads.
         """
         if self.left is not None:
             if isinstance(self.left, str):
@@ -113,8 +113,8 @@ class StateKeeper:
             raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
 
     def note_left(self, works: bool) -> None:
-        """Records the position of a loader that is being shut down, for states that are requested later. If `works` is
-        True, pipes in the main process run threads, and this method does not wait for these threads."""
+        """Records the position of a loader that is being shut down, for states that are requested later. `works` is
+        True if pipes in the main process run threads; an earlier recorded position is then used without waiting."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)
@@ -179,7 +179,7 @@ def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPo
     """Returns the state to load, and the positions of all ranks, from one state or from the states of all ranks.
 
     Args:
-        state: the state, or the states.
+        state: one state, or a dict of the states of all ranks by rank.
         allow_pickle: whether the states may contain pickled values. The pickled pipe of a state is always accepted,
             because the loader need not unpickle the pipe.
 
@@ -250,7 +250,7 @@ def _moment(state: LoaderState) -> tuple[str, Any]:
     if position is None:
         return "between two epochs", None
     words = f"after {position.given} items of an epoch" + (" that has ended" if position.ended else "")
-    # The ranks agree on this seed, so the states of all ranks must contain the same seed.
+    # All ranks use the same seed for the next epoch, so all states must contain the same generator.
     return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()
 
 

@@ -1,4 +1,4 @@
-"""Datasets instead of pipes: the pipe over a dataset, and the usual pipeline over a dataset.
+"""Wraps datasets in pipes, and builds the usual pipeline over a dataset.
 
 Role: pure functions that build pipes, in the main process when a loader is created.
 """

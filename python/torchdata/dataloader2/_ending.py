@@ -94,8 +94,8 @@ class Ending:
 
     @contextmanager
     def _excluding_others(self) -> Iterator[None]:
-        """Excludes other threads that change the loader. If another thread hangs while it changes the loader, this
-        context stops waiting for that thread after a time."""
+        """Context manager that excludes other threads from changing the loader. If another thread still changes the
+        loader after `patience` seconds, the context is entered nevertheless."""
         is_alone = self.changing.acquire(timeout=self.patience)
         try:
             yield

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: The error message for a loader that was shut down.
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
-#: The error message for an epoch that another epoch has replaced.
+#: The error message for a thread that still reads an epoch after another epoch has begun.
 LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
 #: The minimum number of items per worker for a warning about idle workers. An epoch with fewer items per worker comes
 #: from a small dataset or a trial run, and causes no warning.
@@ -51,8 +51,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, if its attributes can still be read, or None.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread in which the error was raised, or 0 before the error is raised. In this
-            thread, further calls of `next` raise StopIteration.
+        told: the identifier of the thread that has already received the error, so that its further calls of `next`
+            raise StopIteration; 0 if no thread has received the error.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
@@ -79,8 +79,9 @@ class EpochRun:
     Attributes:
         delivery: delivers items to the user.
         position: tracks the position in the epoch.
-        resume_at: the position at which to resume, and whether recomputed items are compared; None to begin an epoch.
-        saved_positions: the positions of all ranks at which to resume; the number of processes may have changed.
+        resume_at: the position at which to resume, and whether recomputed items must equal the items delivered
+            earlier; None if the next epoch starts from its beginning.
+        saved_positions: the positions in the loaded states, saved with possibly other numbers of workers and ranks.
         epochs: the number of epochs that were begun.
         is_iterating: whether an epoch is running, for which `finalize_iteration` was not called yet.
         patience: the number of seconds to wait for a thread that is computing an item, before an epoch ends; None for
@@ -99,8 +100,8 @@ class EpochRun:
         self.patience: float | None = None
         self.position = Tracker(self)
         self._knows_idle = False
-        #: The skip counters at the beginning of the epoch, and the name of the counted items in messages; None if no
-        #: pipe skips items that raise.
+        #: The number of skipped items at the beginning of the epoch, and the words for these items in messages; None if
+        #: no pipe skips items after an exception.
         self._counted: tuple[Reading | None, str] | None = None
         self._is_paused = self._is_limited = False
 
@@ -130,7 +131,7 @@ class EpochRun:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the iterator counts the items that it delivers."""
+        """Whether the iterator pauses after a number of items; see `DataLoader2Iterator.limit`."""
         return self._is_limited
 
     @is_limited.setter
@@ -173,11 +174,8 @@ class EpochRun:
 
     @contextmanager
     def _unless_begun(self) -> Iterator[None]:
-        """If an epoch cannot begin, restores the loader's previous state: between two epochs, or at a loaded position.
-
-        If Ctrl-C or an error interrupts the beginning of an epoch, the next `iter` tries to begin the epoch again, and
-        states show the position before the epoch.
-        """
+        """If Ctrl-C or an error interrupts the beginning of an epoch, restores the loader's previous position and
+        seeds, so that the next `iter` tries to begin the epoch again."""
         before, seeds = (self.resume_at, self.saved_positions), self.seeds.moment()
         end, epochs = self.position.end, self.epochs
         was_read = self.delivery.source is not None and self.delivery.begun
@@ -209,7 +207,7 @@ class EpochRun:
 
         Args:
             position: the position at which to resume, or None.
-            strict: whether recomputed items are compared.
+            strict: whether recomputed items must equal the items delivered earlier.
             between: the position at the end of the last epoch, if the loader resumes between two epochs.
         """
         pipeline = self.pipeline
@@ -271,7 +269,7 @@ class EpochRun:
         self.delivery.begun = False
 
     def _leave_shards(self) -> None:
-        """Makes the loader's own service run the next epoch, if the main process ran the last epoch's shards."""
+        """Restores the user's reading service and graph, if the main process has run the last epoch's shards itself."""
         output, pipeline = self.position.output, self.pipeline
         if output is not None and output.is_local and not output.lasts and not lasts(pipeline.datapipe):
             pipeline.take_back()
@@ -279,8 +277,8 @@ class EpochRun:
             self.forget()
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Notifies the service, once, that the epoch has ended. Threads that still read get an error, unless the epoch
-        has ended.
+        """Notifies the service, once, that the epoch has ended. Other threads that still read this epoch get an
+        error, unless all items were delivered.
 
         Args:
             at_end: whether all items of the epoch were delivered.
@@ -307,8 +305,7 @@ class EpochRun:
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
         finally:
-            # Another thread may still be computing an item. The next epoch must not reset the graph until this item is
-            # complete. The other thread then gets an error.
+            # The next epoch must not reset the graph while another thread is still computing an item.
             self.delivery.turn.await_left(self.patience)
         if at_end and counted is not None:
             tell(self.recorder.skipped(counted[0]), counted[1])

@@ -3,8 +3,9 @@
 Role: yields the items of one epoch while it is the loader's valid iterator. The code runs in the main process. If
 several threads read the loader, they take turns. The loader owns the epoch, and the iterator owns the item limit.
 
-`__next__` runs for every item, so the native class `DeliveryIterator` implements it. `DeliveryIterator` requests the
-next item if the iterator is valid and nothing unusual has happened. This module handles unusual cases, such as pauses.
+`__next__` runs for every item, so the native class `DeliveryIterator` implements it. For a valid iterator of a loader
+without pause or limit, `DeliveryIterator` only requests the next item. In other cases, the class calls methods of this
+module.
 """
 
 from __future__ import annotations
@@ -79,11 +80,11 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
                 self._pause()
 
     def _go_on_cut(self) -> None:
-        """Records that the loader continues although Ctrl-C has interrupted its last item."""
+        """Makes the loader continue after Ctrl-C has interrupted the computation of an item."""
         self._run.position.go_on_cut()
 
     def _refuse(self) -> Never:
-        """Raises the error of an iterator after its epoch was abandoned, before or during the request for an item."""
+        """Raises RuntimeError with the reason why this iterator yields no more items: a shutdown, or another epoch."""
         if self.dataloader._terminated:
             raise RuntimeError(SHUT_DOWN)
         if self.dataloader.valid_iterator_id == self.iterator_id:

@@ -46,10 +46,10 @@ class Pipeline:
         self.given_service = service
         self._serialize = serialize
         self.service = self._adapted_service()
-        #: The service's part of a loaded state.
+        #: The state of the reading service, from a loaded state.
         self.service_state: bytes | None = None
         self.is_taken_over = False
-        #: Whether a pipe of the graph that was taken over skips items that raise.
+        #: Whether a pipe skips items after an exception, in the graph that the service has taken over.
         self.skips = False
         self._skeleton: Any = None  # a skeleton of the graph at that time; None after the length was computed
         self._length: int | str | None = None  # an error message if the length is unknown

@@ -5,11 +5,11 @@ the loader counts the items that the user has received. The engine records the p
 that waits for an item does not lock these records. Saving does not wait for any thread, because a state only combines
 references to recorded positions.
 
-Pipes that run in the main process can be inspected only between two items. The loader stores *marks*, which are states
-of the main process's part of the graph. A mark is taken between two items, such as at the beginning of the epoch. The
+Pipes that run in the main process can be inspected only between two items. The loader records the states of the main
+process's pipes between items, such as at the beginning of the epoch, and each recorded state is called a *mark*. The
 program may request a state while an item is being computed, after Ctrl-C has interrupted an item, or for an earlier
-position. A state contains the newest mark before the requested position, and the number of items delivered since the
-mark.
+position. The requested state contains the newest recorded mark, and the number of items delivered since the mark was
+recorded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._pipeline import Pipeline
     from torchdata.dataloader2._seeds import Seeds
 
-#: Pipes that buffer items of their source, and yield the items in the same order.
+#: Classes of pipes that buffer items, and yield the items in the order of their source.
 HOLDING = (Prefetcher, PinMemory, FullSync)
 
 
@@ -80,30 +80,30 @@ class Tracker:
         self.hands_on = False
         #: Whether the number of delivered items alone determines the state of the pipes in the main process.
         self._only_counts = self._may_count = False
-        #: `_is_resumed`: whether this epoch resumed from a state. `_is_strict`: whether recomputed items are compared
-        #: with the originals.
+        #: `_is_resumed`: whether the running epoch was resumed from a loaded state. `_is_strict`: whether items that
+        #: are recomputed for resuming must equal the items delivered earlier.
         self._is_resumed, self._is_strict = False, True
-        #: `_cut_at`: the number of items that had been delivered when Ctrl-C last interrupted an item. `_lost`: the
-        #: number of workers' items that the main process lost by this interruption.
+        #: `_cut_at`: the number of delivered items when Ctrl-C last interrupted the computation of an item. `_lost`:
+        #: the number of items from workers that the main process has lost because of Ctrl-C.
         self._cut_at = self._lost = 0
-        #: The number of items that earlier runs of the epoch delivered.
+        #: In a resumed epoch, the number of items that were delivered before the restored mark; otherwise 0.
         self._before = 0
-        #: The number of workers' items that the main process's pipes had read in the earlier runs of the epoch.
+        #: In a resumed epoch, the number of workers' items that the main process's pipes had read at the restored mark.
         self._yielded_before = 0
-        #: Marks, oldest first. The first mark is the beginning of the epoch, or the loaded position of a resumed epoch.
+        #: Marks, oldest first. The first mark is the beginning of the epoch, or the position where the epoch resumed.
         self._marks: list[Position] = []
-        #: Whether the previous epoch ran in the loader that saved the loaded state, and not in this loader.
+        #: Whether the next epoch is the first one after this loader has loaded the pipes' state from an epoch's end.
         self._is_behind_loaded = False
-        #: The seeds at the beginning of the previous epoch, if the loader that saved the loaded state ran this epoch.
+        #: The seeds at the beginning of the epoch after which the loaded state was saved; None without such a state.
         self._ended_seeds: SeedGenerator | None = None
-        #: The position at the end of the last epoch, if the next epoch depends on the position, or the reason why the
-        #: position is unknown.
+        #: If pipes in the workers keep state beyond an epoch: the position at the end of the last epoch, or the reason
+        #: why this position is unknown.
         self.end: Position | str | None = None
-        #: The number of epochs begun before the last epoch, if the last epoch was interrupted at its beginning.
+        #: If the beginning of an epoch has failed or was interrupted: the number of epochs that had begun before.
         self._epochs_before: int | None = None
-        #: `_since`: the time when this run of the epoch began. `_seconds_before`: the seconds of earlier runs.
+        #: `_since`: the time when the epoch began or resumed. `_seconds_before`: its earlier duration.
         self._since, self._seconds_before = time.monotonic(), 0.0
-        #: The reason why the main process's part of the graph could not be saved; None if it could be saved.
+        #: The reason why the state of the main process's pipes could not be saved; None if it could be saved.
         self.unsaved: str | None = None
         #: Whether the pipes draw the seeds of the epoch themselves, because the loader does not send them seeds.
         self.own_seeds = False
@@ -111,10 +111,10 @@ class Tracker:
     # -- taking ------------------------------------------------------------------------------------
 
     def take(self, items_ago: int, *, looks: bool = True) -> Position | None:
-        """Returns the position `items_ago` items ago; None if the state needs only the seeds of the next epoch.
+        """Returns the position before the last `items_ago` items; None if seeds suffice to begin the next epoch.
 
         Args:
-            looks: whether the main process's part of the graph may be inspected, instead of using an earlier mark.
+            looks: whether to save the current state of the main process's pipes, instead of using an earlier mark.
 
         Raises:
             ValueError: `items_ago` exceeds the number of items delivered in this epoch, or since the epoch was resumed.
@@ -142,7 +142,8 @@ class Tracker:
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
-        """Returns why a mark lacks state that pipes have kept from earlier passes; None if the mark is complete."""
+        """Returns why `mark` lacks state that workers' pipes keep from earlier iterations; None if nothing is
+        missing."""
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
@@ -153,8 +154,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest mark from before the last `items_ago` items, and the number of items that had been
-        delivered before these items."""
+        """Returns the newest mark that precedes the last `items_ago` items, and the number of items delivered before
+        these items."""
         given = self._delivery.given - items_ago
         if given < 0:
             raise ValueError(
@@ -183,7 +184,7 @@ class Tracker:
         return newest, given
 
     def _mark(self) -> None:
-        """Inspects the main process's part of the graph, except while an item is being computed."""
+        """Records the current state of the main process's pipes as a mark, unless an item is being computed."""
         delivery = self._delivery
         with self._run.held:
             slow, delivery.slow = delivery.slow, True
@@ -197,10 +198,10 @@ class Tracker:
             self._marks[1:] = [*self._marks[1:][-1:], mark]
 
     def go_on_cut(self) -> None:
-        """Records that the loader continues although its last item was interrupted and may be lost in its pipes.
+        """Makes the loader continue after Ctrl-C has interrupted the computation of an item, which may be lost.
 
-        After this call, the epoch cannot resume from a position before the interruption, because the lost item would be
-        yielded. Raises TimeoutError if a thread that reads ahead in the main process does not finish its item.
+        After this call, no state of an earlier position can be requested, because a loader that resumes there would
+        yield the lost item. Raises TimeoutError if a thread that reads ahead in the main process hangs.
         """
         delivery = self._delivery
         with self._run.held:
@@ -215,8 +216,8 @@ class Tracker:
         delivery.cut = False
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Returns the number of workers' items that an interruption lost in the main process. Pipes had read the lost
-        items, but neither yielded nor buffered them."""
+        """Returns how many items from workers were lost because Ctrl-C interrupted the main process's pipes after these
+        pipes had read the items, and before they yielded or buffered the items."""
         if output.is_local:  # no pipe buffers items, and an interruption may have occurred in the shards themselves
             return output.delivered - int(self._delivery.given)
         pipes = Graph(self._pipeline.datapipe).pipes
@@ -228,10 +229,10 @@ class Tracker:
             return token_of(output).yielded - self._yielded_before - held - int(self._delivery.given)
 
     def _look(self, given: int, beginning: WorkersPosition | None = None) -> Position | None:
-        """Inspects the main process's part of the graph.
+        """Returns the current position with the state of the main process's pipes; None if this state cannot be saved.
 
         Args:
-            beginning: the positions of the workers at the beginning of the epoch, if the epoch has only just begun.
+            beginning: the workers' positions at the start of the epoch, which are used if `_read_by_main` returns None.
         """
         output, position = self.output, None
         run = None if output is None else output.run
@@ -244,7 +245,6 @@ class Tracker:
                     if output.is_unread and not token_of(output).armed:  # the pipe's items belong to the previous epoch
                         entries[own] = PipeEntry(entries[own].type)
                     read = self._read_by_main(entries[own], output)
-                    # A pipe may have read items of the epoch while the epoch began.
                     position = beginning if read is None else output.position(read)
         except UnorderedSet:  # a second pass over the set would yield other items
             raise
@@ -258,18 +258,17 @@ class Tracker:
         return Position(given, graph=entries, workers=position, in_main=False, untold=output.untold(position))
 
     def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
-        """Returns the number of workers' items that the main process's pipes count as read after resuming.
+        """Returns how many of the workers' items the main process does not read again if it resumes from `entry`.
 
         Returns:
-            None if the main process's part has read all workers' items, or if a pipe in this part must reread the
-            epoch.
+            None if the main process has read all items of the workers, or if one of its pipes must reread the epoch.
         """
         if entry.restores:
-            # `entry.yielded` also counts items of earlier runs, which are subtracted to count the items of this run.
+            # In a resumed epoch, `entry.yielded` also counts items that were read before the loaded state was saved.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
-        return 0  # no pipe has read items of the workers in this run, so the workers are at its beginning
+        return 0  # no pipe has read an item of the workers since the epoch began or resumed
 
     def _between(self) -> Position | None:
         """Returns the position between two epochs."""
@@ -286,8 +285,8 @@ class Tracker:
         return Position(0, ended=True, graph=graph, generators=save_generators(), beginning=beginning)
 
     def _saved_graph(self) -> Sequence[PipeEntry] | None:
-        """Returns the state that earlier epochs have left in the main process's part of the graph; None if there is no
-        such state, or the state cannot be saved."""
+        """Returns the state that the main process's pipes keep from earlier epochs; None if these pipes keep no state,
+        or the state cannot be saved."""
         self._require_no_drift()
         try:
             return save_entries(self._pipeline.datapipe) if self._has_lasting() else None
@@ -315,7 +314,7 @@ class Tracker:
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
-        # If the main process runs the shards, their positions are exact only if no thread reads ahead.
+        # In a main process that runs the shards itself, a thread that reads ahead makes the shards' positions inexact.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
@@ -338,7 +337,7 @@ class Tracker:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
-        # Pipes with a loaded state may already hold items, which this run does not count.
+        # Pipes that were restored from a state may already contain items, which the delivered items do not count.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.resumes = resumed is not None
@@ -433,14 +432,14 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # storing the error itself would keep the processes alive
             return
-        # Without a mark at the end of the epoch, resuming restores an earlier mark, and rereads the rest of the epoch.
+        # If the final state of the pipes could not be saved, resuming restores an earlier state and rereads the rest.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
-        """Returns `graph` with the workers' output marked as finished, if all items of this output were read."""
+        """Returns `graph`, with the pipe that represents the workers marked as finished if all its items were read."""
         token = token_of(output)
         if not token.finished or output.is_unread:  # with a cache, a pipe may not need to read the workers' items
             return graph
@@ -449,7 +448,7 @@ class Tracker:
         return entries
 
     def go_on_between(self, position: Position) -> None:
-        """Resumes between two epochs that ran in the main process, before the seeds of the next epoch are drawn."""
+        """Stores the seeds of the epoch that has ended, and restores the global random generators."""
         self._ended_seeds = copy.copy(self._run.seeds.initial)
         if position.generators is not None:
             load_generators(position.generators)
@@ -492,10 +491,9 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 
 
 def _spare_ranks(graph: Graph, drop: int) -> None:
-    """Prevents `fullsync` at the end of a graph from voting on items that are only recomputed.
+    """Prevents `fullsync` at the end of a graph from synchronizing with other ranks for items that are recomputed.
 
-    All ranks have delivered the same number of items, but each rank may recompute and buffer a different number of
-    items. Votes on recomputed items would therefore not match between the ranks.
+    Each rank may have to recompute a different number of items, so the ranks would synchronize for different items.
 
     Args:
         drop: the number of recomputed items to drop after the state was loaded.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._seeds import Seeds
     from torchdata.dataloader2.services.worker_output import WorkerOutput
 
-#: The rank of a loader without ranks.
+#: The `SavedRanks` of a loader that is not part of a distributed job: rank 0 of 1.
 ALONE: SavedRanks = (0, 1, False)
 
 
@@ -30,8 +30,8 @@ class SavedPositions:
     """The positions of the ranks of a job.
 
     Args:
-        ranks: the ranks in the loaded state; None if the saved job had no ranks.
-        positions: by rank, the positions of all ranks, or of this rank alone.
+        ranks: the `SavedRanks` in the loaded state; None if the saved job had no ranks.
+        positions: the loaded positions by rank: of all ranks, or of a single rank.
     """
 
     ranks: SavedRanks | None
@@ -43,7 +43,7 @@ class SavedPositions:
         return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
-        """Whether the epoch resumes in shards even without workers, because workers or other ranks began it."""
+        """Whether a main process without workers must run shards, because workers or other ranks began the epoch."""
         if not all(position.in_main for position in self.positions.values()):
             return True
         try:
@@ -53,8 +53,8 @@ class SavedPositions:
         return ranks != (self.ranks or ALONE)[1]
 
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
-        """Returns the shards of a loader that resumes, once its rank is known; None if the main process runs the same
-        shards as before."""
+        """Returns the shards that this rank must run to resume the epoch; None if the epoch began in the main process
+        and also resumes there."""
         contract = pipeline.contract
         if not (contract.has_workers() or self.has_shards(contract)):
             return None
@@ -111,11 +111,7 @@ class SavedPositions:
         return position
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
-        """Chooses between seeds that ranks agree on and the seeds of a run without ranks.
-
-        Ranks normally draw all seeds from an agreed seed. A resumed epoch uses an agreed seed only if the saved epoch
-        used an agreed seed.
-        """
+        """Makes the resumed epoch use a seed that all ranks have agreed on only if the saved epoch used such a seed."""
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
             service.keep_seeds()

@@ -17,14 +17,14 @@ class Seeds:
 
     def __init__(self) -> None:
         self.seed: int | None = None
-        #: Whether the user's seed must still be applied.
+        #: Whether the next epoch must start from the user's seed, if there is one.
         self.is_due = True
         #: Whether the user gave the seed after a state was loaded.
         self.is_since_load = False
         self.generator = SeedGenerator()
-        #: The generator at the beginning of the epoch.
+        #: A copy of the generator from the beginning of the last epoch.
         self.initial = copy.copy(self.generator)
-        #: Whether the next epoch begins with the generator unchanged.
+        #: Whether the next epoch draws no new seed, because it repeats the seeds of the last epoch.
         self.is_restored = False
 
     def __copy__(self) -> Seeds:
@@ -45,7 +45,7 @@ class Seeds:
             self.generator.seed(self.seed)
             self.is_due = False
         elif not self.is_restored:
-            # Spawned generators depend only on the seed, not on the draws, so each epoch needs another seed.
+            # The workers' generators depend only on the seed, not on earlier draws, so each epoch needs a new seed.
             self.generator.seed(None if self.seed is None else self.generator.generate_shared_seed())
         self.is_restored = False
         self.initial = copy.copy(self.generator)

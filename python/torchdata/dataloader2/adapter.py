@@ -1,7 +1,7 @@
 """Adapters: changes that a loader makes to its copy of the pipe graph before it runs.
 
-An adapter is a function from graph to graph. `DataLoader2` calls its adapters once, in the given order. An adapter can
-also change how the reading service runs the graph. An adapter runs in the main process and owns only its options.
+An adapter is a function that takes a graph and returns the changed graph. `DataLoader2` calls its adapters once, in the
+given order, in the main process. An adapter can also change how the reading service runs the graph.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class CacheTimeout(Adapter):
         self.timeout = timeout
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Sets the timeout of every pipe that has a timeout."""
+        """Calls `set_timeout` of every pipe that has this method."""
         _tell_all(datapipe, "set_timeout", self.timeout)
         return datapipe
 
@@ -122,10 +122,10 @@ class ShardingPolicy(Adapter):
             batches for any number of workers; None distributes single items.
         enable: False disables the filters, so that every worker and rank gets all items.
         splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
-            With `splits`, the items, their order and the batches do not depend on the number of workers and ranks, up
-            to the number of splits. A state that is saved within an epoch resumes with any such number. A worker runs
-            its shards in turn. Each shard has its own buffers, and runs its own copy of the pipes before the
-            `sharding_filter`. Additional copies of pipes that are read by index cause no additional reads.
+            With `splits`, the items, their order and the batches do not depend on the number of workers and ranks,
+            up to `splits` of them. These numbers may change when an epoch resumes. A worker with several shards takes
+            one item of each shard in turn. Each shard has its own buffers, and its own copy of the pipes before the
+            `sharding_filter`. Each copy reads all items of the source, unless the items are read by index.
 
     Raises:
         TypeError: `block` or `splits` is not an integer.
@@ -148,7 +148,7 @@ class ShardingPolicy(Adapter):
         self.block, self.enable, self.splits = block, enable, splits
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Sets the block length and the switch of every filter."""
+        """Sets the block length of every filter, and switches the filter on or off."""
         _tell_all(datapipe, "set_sharding_block", self.block)
         _tell_all(datapipe, "set_sharding_enabled", self.enable)
         return datapipe

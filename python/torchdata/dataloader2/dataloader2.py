@@ -51,7 +51,7 @@ AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 
 
 def _part(path: str, meaning: str = "") -> Any:
-    """Returns a property whose value is stored in a part of the loader.
+    """Returns a property that reads and sets an attribute of another object, such as the loader's pipeline.
 
     Args:
         path: the attribute path from the loader, such as `_pipeline.service`.
@@ -62,7 +62,7 @@ def _part(path: str, meaning: str = "") -> Any:
     return property(attrgetter(path), lambda loader, value: setattr(owner_of(loader), name, value), doc=meaning or None)
 
 
-#: The attributes that a loader creates for itself. Copies of a loader also keep the attributes of a subclass.
+#: The attributes that this class creates. All other attributes belong to a subclass, and copies of a loader keep these.
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
@@ -83,21 +83,22 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe: the last pipe of the graph, or a dataset: an object with a length and `__getitem__`, or an iterable
             that can be read several times. Workers share the items of a dataset only after a `sharding_filter`, which
             `from_dataset` adds. A loader with `datapipe=None` needs a call of `load_state_dict`. If `datapipe` is
-            another object, using the loader raises an error.
-        datapipe_adapter_fn: an adapter, or several that are applied to the copy of the graph in their order; None by
-            default.
-        reading_service: the service that runs the graph; None runs it in this process, with the seeds of the pipes.
+            an object of another kind, using the loader raises an error.
+        datapipe_adapter_fn: an adapter, or several adapters, which the loader applies in the given order to its copy of
+            the graph; None by default.
+        reading_service: the service that runs the graph; with None, the graph runs in this process, and the pipes draw
+            their own seeds.
         num_workers: number of worker processes, 0 by default. `num_workers` is short for
             `reading_service=MultiProcessingReadingService(num_workers)`.
-        splits: the number of shards of each epoch, for any number of workers and ranks: short for the adapter
-            `ShardingPolicy(splits=splits)`; None for one shard for each worker.
+        splits: the number of shards of each epoch, for any number of workers and ranks; None for one shard for each
+            worker. This argument is short for the adapter `ShardingPolicy(splits=splits)`.
         stats: "counts", which costs nothing, or "full", which also measures the time of each pipe. With `stats=None`,
-            the environment variable `TORCHDATA_STATS` decides, or else "counts" is used. See `stats()`.
+            the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set. See `stats()`.
         stall_warning: the number of seconds without an item after which a `RuntimeWarning` describes which processes
             wait for each other; 60 by default, None for no warning.
-        wait_warning: share of an epoch that the program may wait for the loader, 0.3 by default. The first epoch of at
-            least 10 seconds that exceeds this share causes a `RuntimeWarning` with the result of `diagnose()`. None, or
-            `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
+        wait_warning: fraction of an epoch's time that the program may wait for the loader, 0.3 by default. The first
+            epoch of at least 10 seconds that exceeds this fraction causes a `RuntimeWarning` with the result of
+            `diagnose()`. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
         of_torchs_loader: not accepted. For arguments of torch's `DataLoader`, the error message names a replacement.
 
     Raises:
@@ -238,26 +239,30 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         iterable that divides itself. For datasets that the loader divides, items and batches are the same for any
         number of workers.
 
-        If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers receive the epoch that
-        you have set before each epoch. Before you resume inside an epoch, set the epoch in which the state was saved.
+        If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, call `set_epoch` before each
+        epoch, and the workers receive the value. Before you resume inside an epoch, set the epoch in which the state
+        was saved.
 
         Args:
             dataset: an object with a length and `__getitem__`, such as PyTorch's `Dataset`; an iterable that can be
                 read several times; a generator function; or a pipe. If the pipe has a sharding pipe, the loader does
                 not add another one.
             batch_size: items per batch; None, the default, yields single items without collating them.
-            shuffle: whether each epoch has a random order. An iterable is shuffled in the buffer of `shuffle()`.
-            num_workers: number of worker processes; 0 (the default) reads in this process; "auto" depends on the cores.
+            shuffle: whether each epoch has a random order. An iterable is only shuffled within a buffer; see
+                `shuffle()`.
+            num_workers: number of worker processes; 0 (the default) reads in this process; "auto" chooses the number by
+                the number of CPU cores.
             sampler: the indices to read, for datasets with `__getitem__`; see `sample_by` of map pipes.
-            drop_last: whether a last batch with fewer items is left out.
+            drop_last: whether to omit a last batch that has fewer than `batch_size` items.
             collate_fn: a function of a batch, or of an item if `batch_size` is None. With `collate_fn=None`, batches
                 become arrays, or tensors if PyTorch is imported.
             seed: the seed of all epochs, as for `seed()`; None draws a seed at random.
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
-            splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items. If
-                None, the iterable is assumed to divide its items if its library does so, or if its code uses
-                `get_worker_info` and `num_workers`; equal items in two workers are then an error.
+            splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items.
+                With None, the loader assumes that an iterable divides its items if its library does so, or if its code
+                uses `get_worker_info` and `num_workers`. In the second case, an error is raised if two workers read the
+                same items.
 
         Returns:
             The loader.
@@ -298,7 +303,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         Raises:
             RuntimeError: the loader was shut down or has no pipe, or this process is a forked child.
-            TypeError: the loader lacks a valid pipe, or the service cannot load the state of a service.
+            TypeError: the loader lacks a valid pipe, or the service cannot load the state that a service has saved.
         """
         self._ending.take_over_in_child()
         run = self._run
@@ -327,8 +332,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __len__(self) -> int:
         """Returns the number of items of an epoch, without starting workers.
 
-        The result is the sum of the shares of all workers. With ranks that read the same data, the result is the
-        smallest share of a rank, because all ranks end together.
+        The result counts the items of all workers. With a `DistributedReadingService`, the result is the
+        smallest number of items of any rank, because all ranks end an epoch after the same number of items.
 
         Raises:
             TypeError: the length is unknown, because a pipe has no known length, a function of the service may change
@@ -372,10 +377,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 is included if its pickle has at most 1 MiB.
 
         Raises:
-            RuntimeError: the loader has no pipe; or the order of items is not fixed (`in_order=False`), pipes in the
-                main process combine items, and the state is not requested between two items.
+            RuntimeError: the loader has no pipe; or, with `in_order=False` and pipes in the main process that combine
+                items, the state is requested while an item is being computed.
             TypeError: `with_pipe` is True and the pipe cannot be pickled (the message names the attribute), or the
-                loader reads something that is not a pipe.
+                loader was created with an object that is not a pipe.
             ValueError: fewer than `items_ago` items were delivered in this epoch.
 
         Example:
@@ -397,20 +402,20 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Resumes from a state; no item of this loader may have been requested before.
 
         If the loader has a pipe, its graph must have the same pipes, functions and parameters as the graph that saved
-        the state. Its data must have the same kind and length. A loader without a pipe uses the pipe of the state, with
-        the loader's own adapters. An iterator that already exists resumes as well. Batch sizes and the adapters
-        `ShardingPolicy` and `Shuffle` may differ only if the state was saved between two epochs. A state of torchdata
-        0.9 contains no position inside an epoch and no description of its pipe: the epoch starts again with the seed of
-        the state, and a UserWarning is issued.
+        the state, and data of the same kind and length. A loader without a pipe uses the pipe in the state, and applies
+        its own adapters. An iterator of this loader that already exists also resumes from the state. Batch sizes and
+        the adapters `ShardingPolicy` and `Shuffle` may differ only if the state was saved between two epochs. A state
+        of torchdata 0.9 contains no position inside an epoch and no description of its pipe: the epoch starts again
+        with the seed of the state, and a UserWarning is issued.
 
         The number of workers may differ from the number in the saved run. The number of ranks may also differ, if the
-        states of all ranks are given. The remaining epoch has the same items, order and random numbers, because each
-        worker runs one or more of the original shards of the epoch. The next epoch has one shard for each worker.
+        states of all ranks are given. The rest of the epoch has the original items, order and random numbers, because
+        each worker runs one or more of the original shards. The next epoch again has one shard for each worker.
 
         Args:
             state_dict: a result of `state_dict`, or a dict of the states of all ranks, by rank.
-            strict: whether another pipeline is an error, and whether recomputed items are compared with the originals;
-                True by default. If `strict` is False, only the classes of the pipes must be the same.
+            strict: whether a different pipeline is an error, and whether recomputed items must equal the original
+                items; True by default. If `strict` is False, only the classes of the pipes must be the same.
             allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. If
                 `allow_pickle` is False, a value that needs pickle raises an error that names the pipe, and the loader
                 must have a pipe.
@@ -436,9 +441,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         Args:
             state: a result of `state_dict`, or a dict of the states of all ranks, by rank. The state is unpickled, so
                 load only states that you trust.
-            reading_service: the service that runs the graph and loads its part of the state; None runs it in this
-                process.
-            strict: whether it is an error if the pipeline does not repeat its items; True by default.
+            reading_service: the service that runs the graph, and loads the service's state; with None, the graph runs
+                in this process.
+            strict: whether recomputed items must equal the original items; True by default.
 
         Returns:
             The loader.
@@ -459,8 +464,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def shutdown(self) -> None:
         """Ends the epoch and the reading service. The loader cannot be iterated afterwards.
 
-        Threads of pipes in the main process end after their current item. The method waits up to 2 s for threads of
-        pipes, because these threads might still draw random numbers.
+        Threads of pipes in the main process end after their current item. This method waits up to 2 s for these
+        threads, because they might still draw random numbers.
 
         You may call this method several times, and from several threads. A thread that is reading the loader gets a
         RuntimeError. If Ctrl-C interrupts the call, the next call continues. A forked child that has inherited the
@@ -496,8 +501,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Returns the data for creating an unstarted copy of the loader, including the attributes of a subclass.
 
-        The copy and the loader share no object that is modified later. The copy resumes from the loaded state if the
-        loader has not begun an epoch since.
+        The copy and the loader share no object that is modified later. If the loader has loaded a state and has not
+        begun an epoch since, the copy also resumes from this state.
         """
         pipeline, run, seeds = self._pipeline, self._run, self._seeds
         loaded: Any = pipeline.service_state, run.resume_at, run.saved_positions, self._keeper.loaded
@@ -528,7 +533,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return [] if processes is None else [processes]
 
     def picture(self) -> Picture:
-        """Draws the loader's processes with their counts. Before the first epoch, draws the loader's pipeline instead.
+        """Draws the loader's processes with their counters. Before the first epoch, draws the pipeline instead.
         See `stats().picture()`."""
         from torchdata._drawing.picture import Picture
 

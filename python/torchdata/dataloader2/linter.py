@@ -42,7 +42,7 @@ Kind = Literal[
 
 
 class DataPipeLintWarning(UserWarning):
-    """Warns that workers would duplicate or lose data.
+    """The warning that worker processes would duplicate or lose data.
 
     Example:
         >>> import warnings
@@ -60,8 +60,8 @@ class Finding:
         kind: the name of the mistake.
         message: one sentence with the mistake, the pipe and the remedy; `str(finding)` returns it.
         datapipe: the pipe that the finding is about.
-        silent: whether data is certainly duplicated or lost without an error. `silent` is False if your own pipes or
-            iterables are involved, because they may divide their items among workers.
+        silent: whether it is certain that data is duplicated or lost without an error. `silent` is False if your own
+            pipes or iterables are involved, because they may divide their items among workers.
 
     Example:
         >>> from torchdata.dataloader2.linter import lint
@@ -137,9 +137,9 @@ class _Linter:
         self.sources = {id(pipe): graph.sources(pipe) for pipe in self.pipes}
         cut = find_lca_round_robin_sharding_dp(graph)
         self.cut = cut
-        #: Pipes that run only once, in the dispatching process.
+        #: The ids of the pipes that run in the dispatching process.
         self.dispatched = {id(pipe) for pipe in graph.at(cut)} if cut is not None else set()
-        #: Pipes that stay in the main process: pipes that cannot be replicated, and their readers.
+        #: The ids of pipes that stay in the main process: pipes that must not be replicated, and all later pipes.
         self.in_main: set[int] = set()
         for pipe in self.pipes:
             if id(pipe) not in self.dispatched and (
@@ -346,7 +346,7 @@ class _Linter:
         return any(source is pipe for source in self._upstream(reader))
 
     def _fixed_mix(self, pipe: Any) -> tuple[Any, int]:
-        """Returns the source of `pipe` that mixes its inputs in a fixed pattern, and the length of the pattern."""
+        """Returns the pipe before `pipe` that mixes its inputs in a fixed pattern, and the length of the pattern."""
         unfolded = False
         while len(sources := self.sources[id(pipe)]) == 1:
             [pipe] = sources
@@ -361,7 +361,7 @@ class _Linter:
         return None, 0
 
     def _shuffled_before(self, pipe: Any) -> bool:
-        """Whether there is a shuffler on every path from the sources to the pipe."""
+        """Whether every path from a source to the pipe contains a shuffler."""
         ways, opened = [pipe], {id(pipe)}
         while ways:
             sources = self.sources[id(ways.pop())]
@@ -373,7 +373,7 @@ class _Linter:
         return True
 
     def _ends_in_workers(self) -> list[Any]:
-        """Returns the last pipes that run in the workers."""
+        """Returns the last pipe of each branch that runs in the workers."""
         ends = {id(s): s for p in self.pipes if id(p) in self.in_main for s in self.sources[id(p)]}
         if id(self.end) not in self.in_main:
             ends = {id(self.end): self.end}
@@ -394,10 +394,11 @@ class _Linter:
         return f"{_name(pipe)} ({self.numbers[id(pipe)]} of {len(self.pipes)} pipes)"
 
 
-#: Pipes that join inputs: one item after another, items in a tuple, or items that are looked up by key.
+#: Names of pipes that join inputs: one item after another, or as tuples with one item of each input.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
-#: Pipes that take one item of each input in turn, and pipes that yield the members of each item one by one.
+#: Names of pipes that take an item of each input in turn, of pipes that yield the members of each item one by one, and
+#: of pipes that join an item with the item of another input that has the same key.
 _IN_TURN = {"Multiplexer", "MultiplexerLongest"}
 _UNFOLDING = {"FlatMapper", "UnBatcher"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}

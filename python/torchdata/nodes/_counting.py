@@ -1,8 +1,8 @@
 """The counters of a `Loader` of nodes.
 
-Role: belongs to one loader, in the main process. The loader's items are always counted, and the processes of its nodes
-have counters in the loader's statistics. With `stats="full"`, each node has a row in the statistics, and a guard around
-each node counts the items and measures the time.
+Role: belongs to one loader, in the main process. The statistics always count the items of the loader and of the
+processes of its nodes. With `stats="full"`, the statistics have a row for each node, and a wrapper around the iterator
+of each node counts the node's items and measures the time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NodeRecorder(BatchRecorder):
 
     name = NODES
 
-    #: The statistics that contain the rows of the nodes, and the number of the loader's row.
+    #: The statistics in which the rows of the nodes were registered, and the number of the loader's row.
     _bound: tuple[Counting, int] | None = None
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:
@@ -65,7 +65,7 @@ def _rows_of(root: BaseNode[Any]) -> Iterator[tuple[IterationToken, str, str, in
 
 
 def _is_part(node: BaseNode[Any]) -> bool:
-    """Returns whether a node is a part of another node of this package."""
+    """Returns whether a node is an internal node that another node of this package has created."""
     return type(node).__name__.startswith("_") and not is_users(type(node))
 
 
@@ -78,7 +78,7 @@ def _read_by(node: BaseNode[Any]) -> Iterator[BaseNode[Any]]:
 
 
 def _named(node: BaseNode[Any]) -> tuple[str, str]:
-    """Returns the name of a node, with the user's function or dataset, and the location of this code."""
+    """Returns the name of a node or of the user's function or dataset in it, and the location of the user's code."""
     function = getattr(node, "map_fn", None)
     dataset = getattr(function, "__self__", None) if getattr(function, "__name__", "") == "__getitem__" else None
     codes = codes_of_dataset(dataset, INDEXED) or codes_of_dataset(getattr(node, "iterable", None), ITERATED)

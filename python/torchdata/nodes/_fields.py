@@ -1,8 +1,8 @@
 """Reads the fields of a saved state, and takes the states of sources.
 
-If a field is missing or out of range, an error names the field. Some nodes save the position of their source even if
-the program requests no state. For example, nodes that read ahead save the position at each item. If the source does not
-support states, its error is stored instead of its position, and is raised only if the program requests a state.
+If a field is missing or out of range, an error names the field. Some nodes request the state of their source although
+the program requests no state; for example, nodes that read ahead request it at each item. If the source does not
+support states, the error of the source is stored, and is raised only if the program requests a state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchdata.nodes.base_node import BaseNode, T, advance_of
 
 __all__ = ["StateFields", "Unsaved", "position_of", "state_at"]
 
-#: A placeholder for the default of a required field.
+#: The default of a field that has no default.
 _REQUIRED: Any = object()
 
 
@@ -83,8 +83,8 @@ class StateFields:
         return value
 
     def state(self, key: str) -> Any:
-        """Returns the value of a field that contains a state, such as the source's; None if the node starts from the
-        beginning. Raises ValueError if the field does not contain a dict."""
+        """Returns the value of a field that contains the state of another object, such as the source; None if the node
+        starts from the beginning. Raises ValueError if the field does not contain a dict."""
         value = self[key]
         if not isinstance(value, Mapping) and not self._is_beginning:
             raise self.wrong(key, "must be a dict")
@@ -105,7 +105,7 @@ class StateFields:
         return advance_of(source)
 
     def wrong(self, key: str, wanted: str) -> ValueError:
-        """Returns the error for a field with a wrong value."""
+        """Returns a ValueError that names the field `key`, its value, and the `wanted` values."""
         return ValueError(f"{self._node}: {key!r} in the state {wanted}, but is {_shown(self._state.get(key))}")
 
 
@@ -115,7 +115,7 @@ def _shown(value: Any) -> str:
 
 
 class Unsaved:
-    """Replaces the position of a node that does not support states.
+    """Stored instead of the state of a node that does not support states.
 
     Args:
         error: the error that the node raised.

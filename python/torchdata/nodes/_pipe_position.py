@@ -1,6 +1,6 @@
 """Adapts a pipe of `torchdata.datapipes` as a Stateful iterable, so that a node can read it.
 
-Role: stores the seed and the number of the epoch, because no pipe of the graph stores them. `PipePosition` owns the
+Role: stores the seed and the epoch number, which are not part of the state of the pipe's graph. `PipePosition` owns the
 pipe's iterator.
 """
 
@@ -69,7 +69,7 @@ class PipePosition(PipePasses):
                 shutdown(pipe)
 
     def is_repeatable(self) -> bool:
-        """Whether the pipe yields its items in the same order after it is reset to a position."""
+        """Whether the pipe yields the same items in the same order after each reset to the same position."""
         nodes = (getattr(pipe, "source_node", None) for pipe in Graph(self.pipe))
         return all(is_repeatable(node) for node in nodes if isinstance(node, BaseNode))
 

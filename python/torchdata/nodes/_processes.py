@@ -6,8 +6,8 @@ item, or several small items in one message, and waits for the answers. Each ans
 process exits, only unfinished answers are lost. The first message to a process also contains the seed of its random
 numbers. Each replacement process has its own seed.
 
-A seed has the value that PyTorch's loader would draw from the global generator. This seed is drawn from a copy of this
-generator, so that the processes do not change the random numbers of the main process. If a program restores the global
+The base seed is the number that PyTorch's loader would draw from torch's global generator. The seed is drawn from a
+copy of this generator, so that the random numbers of the main process do not change. If a program restores the global
 generator before it resumes, the processes get the same seeds as in the uninterrupted run.
 """
 
@@ -41,8 +41,8 @@ __all__ = ["MapWorker", "Workers", "one_reset"]
 
 #: While a thread waits for an answer, it checks at intervals of this many seconds whether the process is running.
 _SLICE = 0.2
-#: If items take longer than this number of seconds, the process returns the items that it has not begun, so that other
-#: processes can compute these items.
+#: If the items of a message take longer than this number of seconds, the process returns the items that it has not
+#: begun, so that other processes can compute them.
 _LONG = 0.01
 
 _local = threading.local()
@@ -50,7 +50,7 @@ _local = threading.local()
 
 @contextmanager
 def one_reset() -> Iterator[None]:
-    """Returns a context in which each call of `base_seed` by this thread returns a different number. Nested contexts
+    """Context manager in which each call of `base_seed` by this thread returns a different number. Nested contexts
     have no effect."""
     if getattr(_local, "copy", None) is not None:
         yield
@@ -113,7 +113,7 @@ class Workers(Group):
         return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
-        """Begins a run, in which the processes compute the results for `queue`."""
+        """Prepares the processes to compute the results for `queue`."""
         self.patience.is_awaited = lambda: queue.is_awaited
         self.end_epoch()  # the previous run's epoch
         self.begin_epoch()
@@ -125,18 +125,17 @@ class MapWorker:
     def __init__(self, group: Workers, number: int, output: Link) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
         self._base_seed, self._timeout = group.base_seed, group.timeout
-        #: Worker numbers for seeding. The first number belongs to this process, and each replacement process takes the
-        #: next number.
+        #: The worker numbers from which seeds are computed: one for the first process, and one for each replacement.
         self._numbers = count(number, group.members.num_workers)
-        #: The base seed and the number of the process; None after both were sent.
+        #: The base seed and the worker number of the process, until both were sent; then None.
         self._seed: tuple[int, int] | None = None
         self._patience, self._restarts = group.patience, group.restarts
         self._look = group.look_at(number)
         #: The number of processes that were killed because they returned no result for this item.
         self._tries = 0
         self._read(group, output)
-        #: This lock is held while the process has an item. At the start of a run, a thread of the previous run may
-        #: still hold the lock.
+        #: The lock that is held while the process computes items. After a reset of the node, a thread from before the
+        #: reset may still hold the lock.
         self._calling = threading.Lock()
         self._number = 0
         #: Seconds that the process spent on its last items, excluding waits for the main process.
@@ -145,8 +144,8 @@ class MapWorker:
     def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:
         """Calls the function with each item in the process.
 
-        Yields lists of results as they arrive. If a call raises, yields the error instead of a list. Yields None and
-        stops if the process took too long and returned the remaining items.
+        Yields lists of results as they arrive, and, in place of a list, the error of a call that raises. Yields None
+        and stops if the process has returned the remaining items because the items took too long.
 
         Args:
             items: the arguments of the calls. A list with a single item is emptied once the item is sent, so that the
@@ -180,7 +179,7 @@ class MapWorker:
                 self._patience.came_of(self._index)
 
     def _send(self, items: list[Any], at: int) -> None:
-        """Sends the items from the index `at` on. If the process has exited, sends the items to a replacement."""
+        """Sends `items[at:]` to the process, or to a replacement if the process has exited."""
         message = (self._number + 1, items[at:] if at else items, self._seed)
         while True:
             try:
@@ -223,7 +222,7 @@ class MapWorker:
                 self._look_at_clock(monotonic() - began, self._timeout)
 
     def _look_at_clock(self, waited: float, timeout: float) -> None:
-        """If the process takes too long, kills the process or raises an error."""
+        """Kills the process or raises TimeoutError, if the process takes longer than the timeout."""
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None:
             self._tries += hangs.look(self._index, waited, timeout * (1 << self._tries))
@@ -253,7 +252,7 @@ class MapWorker:
             self._read(group, link)
 
     def _read(self, group: Group, link: Link) -> None:
-        """Stores the current process, its links and the seed to send to it."""
+        """Stores the new process, its links, and the seed that the next message to it contains."""
         members = self._members
         self._process, self._commander = members.processes[self._index], members.commanders[self._index]
         self._collector = group.collect([link], self._index)
@@ -267,7 +266,7 @@ class _Caller:
 
     def __init__(self, child: ChildLoop) -> None:
         self._sender, self._where, self._counting = child.sender, child.setup.where, child.counting
-        #: The function; None if the function could not be loaded, in which case `failure` contains the reason.
+        #: The user's function; None if it cannot be loaded in this process, as `failure` then describes.
         self._function: Any = None
         self.failure: tuple[Any, ...] | None = None
 
@@ -289,7 +288,8 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # No variable refers to the result, because the sender copies memory that has other references.
+                # The result is passed without a variable, because the sender copies the memory of a result with other
+                # references.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:  # raised by the function, or by pickling its result
                 spent = monotonic() - begun

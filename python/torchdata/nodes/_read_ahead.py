@@ -6,9 +6,9 @@ Items are numbered in the order in which they are taken. The queue stores the re
 required, and tracks the position: a snapshot of the source, and the numbers of the items that were yielded after the
 snapshot. A state does not contain items in progress, because they are reread after the state is loaded.
 
-The source never returns to an earlier position. If the program leaves an epoch early, the source is read up to the
-maximum read-ahead, and begins its next epoch from this position. As a result, the counters and random draws of the
-source depend on the number of yielded items, not on timing.
+The source is never reset to an earlier position. If the program abandons an epoch, the source is first read up to the
+maximum read-ahead, and then begins its next epoch. As a result, counters and random draws of the source depend on the
+number of yielded items, and not on timing.
 
 Threads refer to the work and the source but never to the node, so that the threads end when the node is deleted.
 """
@@ -39,31 +39,32 @@ Function = Callable[[Any], Any] | None
 
 #: Maximum number of items per message to a process, and maximum number of seconds to compute these items.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
-#: Items that together take fewer seconds are sent to one process, because further messages would take as long.
+#: Items that together take less than this number of seconds are not divided among several processes, because an
+#: additional message would take as long.
 _WORTH_A_MESSAGE = 0.00005
 #: The number of seconds that `shutdown` waits for threads, which end after their current call.
 _SECONDS = 5.0
 
 
 class _Work(ReadAhead):
-    """The data of the threads. Only the thread that has reserved the source uses attributes other than the queue.
+    """The data that all threads of a run share. Only the thread that currently reads the source uses the `reader`.
 
     Args:
         name: the name of the node in messages and in names of threads.
         limit: the maximum number of items that are taken but not yet yielded.
         reader: the object that reads the source after a reset.
-        wanted: the number of items that the source must have; an earlier end is an error.
+        wanted: the minimum number of items of the source, according to a loaded state; an earlier end is an error.
         **options: the arguments `in_order`, `place` and `grows` of the queue. `place` consists of a snapshot of the
             source, the number of items to drop directly after the snapshot, and the numbers of later items to drop.
-            `grows` consists of the maximum of `limit` for small items, the number of consecutive small items so far,
-            and the number of items that may have been taken but not yielded; None for a fixed limit.
+            `grows` consists of the maximum to which `limit` grows while items are small, the number of consecutive
+            small items so far, and the current limit; None for a fixed limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
         options["when_closed"] = f"{name} was shut down: reset it, or make a new iterator of its Loader"
         super().__init__(name, limit, f"torchdata-{name}", several=True, keeps=False, **options)
         self.name, self.reader, self.wanted = name, reader, wanted
-        #: The number of the last item to read from the source after the queue is closed.
+        #: The number of items up to which the source is read after the queue was closed.
         self.read_on_to = 0
 
     def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:
@@ -89,13 +90,13 @@ class _Work(ReadAhead):
             del taken  # the variable would keep an item alive after the program has deleted the item
 
     def read(self) -> None:
-        """Takes items, and passes them to the calling threads. Runs in one thread."""
+        """Takes items from the source, and passes them to the threads that run `call`. Runs in one thread."""
         while (stopped := self.reader.hand_over(self.queue)) is not None:
             self._stop(*stopped)
             del stopped
 
     def call(self, worker: MapWorker, sharers: int) -> None:
-        """Passes available items to a process, without waiting for further items. Runs in all other threads.
+        """Sends items to a process, and stores the results. Runs in all threads except the one that runs `read`.
 
         Args:
             worker: calls the process.
@@ -117,7 +118,7 @@ class _Work(ReadAhead):
                     done += 1
                 del results
             del items
-            # Other programs may cause a slow call, so one call can at most double the estimated time per item.
+            # A single slow call, which another program may have caused, at most doubles the estimated time per item.
             pace = min(2 * pace, max(worker.spent, 1e-9) / max(done, 1))
             most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 
@@ -138,7 +139,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Calls the function with an item, stores the result, and returns another free slot of the queue, or None."""
+        """Calls the function with an item, stores the result, and returns the next free slot of the queue, or None."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -151,7 +152,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads and drops items up to `read_on_to`, in a separate thread while no other thread reads the source."""
+        """Reads and drops items until `read_on_to` items were read. No other thread reads the source meanwhile."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -159,7 +160,7 @@ class _Work(ReadAhead):
 
 
 class ReadSource:
-    """The results and the position of one run. The threads end when this object is deleted.
+    """Reads a source in threads, from one reset of a node to the next. The threads end when this object is deleted.
 
     Args:
         node: the node that reads ahead. `ReadSource` resets the node's source.
@@ -168,10 +169,10 @@ class ReadSource:
         limit: the maximum number of items that are taken but not yet yielded.
         in_order: whether results keep the source's order. If `in_order` is False, results are yielded once they are
             ready.
-        prepare: a function that each thread calls first.
-        workers: instead of `functions`, the objects that call processes, one for each thread. An additional thread
-            reads the source.
-        grows_to: the maximum of `limit` for small items; 0 keeps `limit`.
+        prepare: a function that each thread calls once, before it reads the source.
+        workers: instead of `functions`, for each thread the object that sends items to a process. An additional
+            thread reads the source.
+        grows_to: the maximum to which `limit` grows while items are small; 0 for a fixed limit.
     """
 
     SNAPSHOT_KEY = "snapshot"
@@ -197,7 +198,7 @@ class ReadSource:
     ) -> None:
         name, source = node._called, node.source
         self._source, self._limit = source, limit
-        #: The number of items of the epoch that were yielded before the snapshot.
+        #: The number of items that the epoch had yielded before the restored snapshot.
         self._before = 0
         row, ahead = 0, 0
         if state is None:
@@ -209,7 +210,8 @@ class ReadSource:
             if grows_to and self.GROWTH_KEY in fields:
                 row, ahead = self._grown(fields)
             source.reset(copied(position[0]))  # `reset` may modify the copy, but not the saved position
-        # If the source has no fixed order, a number does not identify an item, so each position needs a snapshot.
+        # If the order of the source may vary, the number of an item does not identify it, so each item needs a
+        # snapshot.
         repeatable = is_repeatable(source)
         frequency = node.snapshot_frequency if repeatable else 1
         if type(position[0]) is Unsaved:
@@ -219,9 +221,9 @@ class ReadSource:
         reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
         options = {"in_order": in_order or not repeatable, "place": position, "grows": grows}
         self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
-        #: Returns the next result. If the function or the source has failed for an item, raises its error in place of a
-        #: result, and later results can still be read. Raises StopIteration at the end, and RuntimeError if the threads
-        #: were shut down or belong to another process.
+        #: A function that returns the next result. If the function or the source has failed for an item, raises the
+        #: error instead, and later results can still be read. Raises StopIteration at the end, and RuntimeError if the
+        #: threads were shut down or belong to another process.
         self.next: Callable[[], Any] = self.work.queue.pop
         work = self.work
         for function in functions:
@@ -237,7 +239,7 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """Returns the two numbers in a state from which the current `limit` follows; see `grows` of `_Work`."""
+        """Returns the number of consecutive small items and the current limit from a state; see `grows` of `_Work`."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
@@ -279,9 +281,8 @@ class ReadSource:
         """Makes the threads stop reading, and waits until no thread uses the source.
 
         Args:
-            read_on: whether to read the source up to the maximum read-ahead, so that the position from which the next
-                epoch begins does not depend on timing. If reading on takes longer than `patience` seconds, the source
-                keeps its current position.
+            read_on: whether to read the source up to the maximum read-ahead, so that its position at the beginning of
+                the next epoch does not depend on timing. This reading stops after `patience` seconds.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
@@ -359,7 +360,8 @@ class ThreadedNode(PassingNode[T]):
         super().reset(initial_state)
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`. The state does not include items that were read ahead. A load rereads them."""
+        """See `BaseNode.get_state`. The state does not contain items that were read ahead. After a load, these items
+        are reread."""
         if self._run is None:  # `state_dict` resets a new node, so the last reset has failed
             raise RuntimeError(f"{self._called} has no state: its last reset() has failed; reset it")
         return self._run.state()
@@ -380,8 +382,8 @@ class ThreadedNode(PassingNode[T]):
             run.work.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Ends the threads of the current run, if there is one. During this call, another thread may begin the next
-        run."""
+        """Ends the threads that read ahead, if there are any. Another thread may start new threads during this
+        call."""
         run = self._run
         if run is not None:
             run.work.close()

@@ -38,7 +38,7 @@ class IteratingNode(BaseNode[T]):
     STARTED_KEY = "_started"
     DIGEST_KEY = "_digest"
     ENDED_KEY = "_ended"
-    #: The names of two fields: for the state of the iterable, and for the state of its iterator.
+    #: The keys under which a state contains the state of the iterable and the state of its iterator.
     STATE_KEY: ClassVar[str]
     ITERATOR_KEY = "_iterator"
 
@@ -51,23 +51,23 @@ class IteratingNode(BaseNode[T]):
     #: first item.
     _stateful: Stateful | None = None
     _is_exact = False
-    #: The stream that reads the iterable, from the first reset on.
+    #: The object that reads the iterable and saves its position; None before the first reset.
     _stream: StatefulStream | None = None
 
     _num_yielded = 0
     _started = False
-    #: The number of items to drop before the next item, for an iterable without a state.
+    #: The number of items to reread and drop before the next item, for an iterable without a state.
     _to_drop = 0
     #: `_digest`: a checksum of some items of an iterable without a state. `_loaded_digest`: the checksum in a loaded
     #: state, which is compared with `_digest` when the items are reread.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 
-    #: The name of the attribute with the iterable.
+    #: The name of the node's attribute that contains the iterable.
     ITERABLE: ClassVar[str]
 
     def _prepare(self) -> None:
-        """Prepares the iterable before an iteration, and before a state is loaded."""
+        """Subclasses prepare the iterable here, before an iteration and before a state is loaded."""
 
     # -- resets -------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class IteratingNode(BaseNode[T]):
         return stream.has_state
 
     def _new_digest(self) -> SampleDigest | None:
-        """Returns a checksum for an iterable without a state that may yield different items each time it is read."""
+        """Returns an empty checksum, if the iterable has no state and may yield other items when it is reread."""
         iterable = getattr(self, self.ITERABLE)
         is_sampled = self._stateful is None and is_stream(iterable) and type(iterable) is not SequentialSampler
         return SampleDigest() if is_sampled else None
@@ -120,7 +120,7 @@ class IteratingNode(BaseNode[T]):
             raise fields.wrong(self.DIGEST_KEY, "must be two integers") from None
 
     def _arrive(self) -> None:
-        """Drops the items that an iterable without a state had yielded before the loaded state was saved."""
+        """Rereads and drops the items that were yielded before the loaded state was saved."""
         if self._digest is None and seek(self._it, self._to_drop):
             self._to_drop = 0
         while self._to_drop:
@@ -206,8 +206,8 @@ class IterableWrapper(IteratingNode[T]):
     A state contains the position of the iterable if the iterable is `Stateful`, or a pipe of `torchdata.datapipes` (see
     `from_pipe`). Any other iterable is reread when a state is loaded, and the items that were already yielded are
     dropped. If some reread items differ from the first reading, for example in an unseeded random order, a
-    `RuntimeWarning` is issued. If the iterable's iterators have a state, this state is saved as well. `state_dict` of
-    the iterable and its iterator is also called once at the beginning of each epoch.
+    `RuntimeWarning` is issued. If the iterators of the iterable have a state, this state is saved as well. The
+    methods `state_dict` are also called once at the beginning of each epoch.
 
     A set of strings, numbers, paths, Enum members, or tuples and frozensets of such values, is read in sorted order,
     which is the same in every process. For any other set, a state that was saved within an epoch cannot be loaded.
@@ -267,10 +267,10 @@ class IterableWrapper(IteratingNode[T]):
 
 
 class SamplerWrapper(IteratingNode[T]):
-    """Creates a node from a sampler, and calls the sampler's `set_epoch`, if it exists, with the epoch.
+    """Creates a node from a sampler. If the sampler has `set_epoch`, the node calls it with the number of each epoch.
 
     A sampler that is not `Stateful` is reread when a state is loaded, so the epoch must determine its order. If the
-    order differs from the first reading, a `RuntimeWarning` is issued. A state contains the number of the epoch.
+    order differs when the sampler is reread, a `RuntimeWarning` is issued. A state contains the number of the epoch.
     `set_epoch` is called with this number before the state of the sampler is loaded.
 
     The node has a length if the sampler has a length.

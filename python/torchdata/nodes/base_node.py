@@ -17,14 +17,14 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T", covariant=True)
-#: A placeholder, which no node yields as an item.
+#: The sentinel argument of `iter`, which no node yields as an item.
 _NEVER = object()
 
 
 class NotReset:
-    """Replaces the function that reads the source of a node that was never reset.
+    """The value of `_advance` in a node that was never reset: a function that raises an error.
 
-    `_advance` is not a method of `BaseNode`, because a method would slow down the instance attribute of the same name.
+    `BaseNode` has no method `_advance`, because a method would slow down the instance attribute of the same name.
 
     Args:
         name: the class of the node.
@@ -51,7 +51,7 @@ class BaseNode(Iterator[T]):
 
     Args:
         *args: ignored, so that subclasses may pass on their arguments.
-        **kwargs: ignored, too.
+        **kwargs: ignored, as well.
 
     Example:
         >>> from torchdata.nodes import BaseNode, Loader
@@ -77,9 +77,9 @@ class BaseNode(Iterator[T]):
     #: attributes.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
-    #: Returns the next item of the source. `reset` sets this attribute of the instance.
+    #: A function that returns the next item of the source; `reset` sets this attribute of the instance.
     _advance: Callable[[], Any]
-    #: Counts and measures the items; None if the loader does not measure its nodes. Copies of a node omit `_counted`.
+    #: The counter and clock of the node's items; None if the loader does not measure its nodes.
     _counted: IterationToken | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -169,7 +169,8 @@ class BaseNode(Iterator[T]):
         return self.next
 
     def _repeats(self) -> bool:
-        """Whether the node, apart from its sources, repeats its items in the same order after a reset to a position."""
+        """Whether the node yields the same items in the same order after each reset to a position, if its sources do
+        so."""
         return True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -193,7 +194,7 @@ class PassingNode(BaseNode[T]):
 
 
 class Again:
-    """Returns an item of the source a second time, after Ctrl-C interrupted the node while it processed the item.
+    """Replaces `_advance` after Ctrl-C interrupted the processing of an item, and returns this item again.
 
     Args:
         node: the node.

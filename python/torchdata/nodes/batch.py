@@ -172,13 +172,13 @@ class Unbatcher(BaseNode[T]):
     )
 
     _batch: Any = ()
-    #: The position of the source before the batch; None if the batch will not be reread.
+    #: The state of the source before the current batch; None if a loaded state does not reread this batch.
     _before: Any = None
-    #: `_index`: the number of members of the batch that were yielded. `_length`: the length of the batch.
+    #: `_index`: the number of yielded members of the current batch. `_length`: the length of this batch.
     _index = _length = 0
-    #: The number of members of the next batch that were yielded before the loaded state was saved.
+    #: After a load, the number of members of the next batch that were already yielded; otherwise 0.
     _skipped = 0
-    #: Whether rereading a batch returns the same batch.
+    #: Whether the source returns the same batch again when it is reset to the position before the batch.
     _rereads = True
 
     def __init__(self, source: BaseNode[Sequence[T]]) -> None:
@@ -188,8 +188,8 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # The program has loaded a state from the middle of a batch, and begins a new epoch without reading the
-            # rest. The batch is read first, so that the source begins its next epoch after this batch.
+            # The program has loaded a state from within a batch, and begins a new epoch without reading the rest of
+            # this batch. The source must have returned the batch before it begins its next epoch.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)
@@ -212,7 +212,7 @@ class Unbatcher(BaseNode[T]):
         return item
 
     def _read_batch(self) -> None:
-        """Reads until a batch has a member to yield."""
+        """Reads batches until one of them has a member that was not yielded."""
         while self._index >= self._length:
             before = self._before
             if not self._skipped:

@@ -28,9 +28,9 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
 
     Args:
         pipe: the last pipe of a graph.
-        seed: the seed of the graph's random pipes in each epoch. With a seed, later epochs are the same as in an
-            uninterrupted run. None (the default) draws new seeds from the global generator for each epoch. With None, a
-            resumed epoch is exact, but later epochs differ from the epochs of an uninterrupted run.
+        seed: the seed of the graph's random pipes in each epoch. With a seed, a resumed
+            run has the same later epochs as an uninterrupted run. None (the default) draws new seeds from the global
+            generator for each epoch, so that only the resumed epoch is the same as in an uninterrupted run.
 
     Raises:
         TypeError: `pipe` is not an iterable-style pipe, or `seed` is not an integer.
@@ -67,8 +67,8 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: `_begun`: whether a pass has begun. `_began_for_state`: whether the pass began because a state was requested from
-    #: this pipe, or from the pipe that saved the loaded state.
+    #: `_begun`: whether an iteration has begun. `_began_for_state`: whether the node was only reset because a state was
+    #: requested, and no item was requested since.
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:
@@ -86,8 +86,8 @@ class NodePipe(IterDataPipe[T]):
     def reset(self) -> None:
         """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
-            # The program has loaded a state within a pass, but begins the next pass instead of finishing this pass.
-            # The node counts epochs, so the node must first be reset to the saved position.
+            # The program has loaded a state from within an epoch, but begins the next epoch. The node must first be
+            # reset to the saved position, because its next epoch may depend on this position.
             self.source_node.reset(self._restored)
             self._restored = None
 

@@ -13,13 +13,12 @@ __all__ = ["Cycler"]
 
 
 class Cycler(BaseNode[T]):
-    """Reads its source repeatedly. The source is reset when it ends. An epoch consists of many epochs of the source.
-
-    The epoch ends if a whole pass over the source yields no items.
+    """Reads its source repeatedly. The source is reset when it ends, so an epoch of this node consists of
+    several epochs of the source. If an epoch of the source yields no items, this node's epoch ends.
 
     Args:
         source_node: the node to read.
-        max_cycles: the number of passes over the source; None (the default) for no limit.
+        max_cycles: the number of epochs of the source per epoch of this node; None (the default) for no limit.
 
     Raises:
         TypeError: `source_node` is not a node, or `max_cycles` is not an integer.
@@ -38,7 +37,7 @@ class Cycler(BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_ended", "_num_cycles"})
 
     _num_cycles = 0
-    #: Whether a whole pass has yielded no items. A random choice of items may still yield items in a later pass.
+    #: Whether an epoch of the source has yielded no items, so that this node's epoch is over.
     _ended = False
 
     def __init__(self, source_node: BaseNode[T], max_cycles: int | None = None) -> None:
@@ -50,7 +49,7 @@ class Cycler(BaseNode[T]):
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Cycler", initial_state)
         most = sys.maxsize if self.max_cycles is None else self.max_cycles - 1
-        #: The number of passes over the source before the current pass.
+        #: The number of epochs of the source that have ended in this node's epoch.
         self._num_cycles = fields.integer(self.NUM_CYCLES_KEY, least=0, most=most)
         self._ended = fields.flag(self.ENDED_KEY, False)
         self._advance = fields.reset(self.source_node, self.SOURCE_KEY)

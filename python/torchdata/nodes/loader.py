@@ -47,7 +47,7 @@ class Loader(ObservedLoader, Generic[T]):
         restart_on_stop_iteration: whether the first `iter()` after loading a state from the end of an epoch begins the
             next epoch (True, the default) or yields nothing (False).
         stats: "counts" only counts the items of the loader, whereas "full" also measures the time of each node. With
-            `stats=None`, the environment variable `TORCHDATA_STATS` decides, or else "counts" is used. See `stats()`.
+            `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set.
         wait_warning: the fraction of an epoch of at least 10 seconds that the program may wait for the loader without
             a warning; None for no limit.
 
@@ -79,7 +79,7 @@ class Loader(ObservedLoader, Generic[T]):
     def _set_up(self) -> None:
         """Sets the attributes of a loader that has not begun."""
         self._it: LoaderIterator[T] | None = None
-        #: Whether the iterator began its epoch only because a state was requested.
+        #: Whether the iterator was created because a state was requested, and the program has not called `iter` since.
         self._began_for_state = False
         #: `_beginning`: the lock that is held while an epoch begins. `_process`: the id of the process that created the
         #: lock.
@@ -219,8 +219,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     #: `_item`: the item that `has_next` has read in advance. `_before_item`: the position before this item.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of items of the loaded epoch, if this epoch was over; otherwise None. If the graph ends after exactly
-    #: this number of items, the loaded epoch is over, and the next epoch begins.
+    #: The number of items that were yielded before the loaded state was saved, or None. If the graph yields no further
+    #: item, the loaded state was saved at the end of its epoch, and the next epoch begins.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:
@@ -242,12 +242,12 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """Records that the loader loaded a state. An iterator without a yielded item resumes from this state."""
+        """Records that the loader loaded a state. If this iterator has yielded no item, it resumes from this state."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 
     def _take_state_of(self, reference: weakref.ref[Loader[T]]) -> Any:
-        """Applies the state that the loader has loaded, and returns the first item after this state."""
+        """Resets this iterator to the state that the loader has loaded, and returns the next item."""
         loader = reference()
         state = None if loader is None else loader._loaded
         if loader is None or state is None or self._num_yielded > self._given_before:

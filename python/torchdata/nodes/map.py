@@ -1,7 +1,7 @@
 """Nodes that call a function with each item: Mapper, ParallelMapper.
 
-`ParallelMapper` reads an inner node: `_InlineMapper` without workers, or `_ThreadMapper` with threads. A thread calls
-the function itself or in a process. With `prebatch`, `_Unpacker` splits the lists of results.
+`ParallelMapper` reads an inner node: `_InlineMapper` without workers, otherwise `_ThreadMapper`, whose threads call the
+function themselves or in processes. With `prebatch`, `_Unpacker` splits the lists of results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MapOverBatch", "Mapper", "ParallelMapper", "X"]
 
 X = TypeVar("X")
 
-#: Maximum number of small items that are read ahead for each process.
+#: The maximum number of items that are read ahead for each process while items are small.
 _FOR_EACH = 128
 
 
@@ -85,7 +85,7 @@ class _InlineMapper(BaseNode[T]):
 
 
 class _ThreadMapper(ThreadedNode[T]):
-    """Calls a function in threads, or in processes if each thread sends its items to a process.
+    """Calls a function in threads, or in processes to which the threads send the items.
 
     Args:
         mapper: the node with the source, the function and the settings.
@@ -93,7 +93,8 @@ class _ThreadMapper(ThreadedNode[T]):
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers", "_pages"})
 
-    #: The processes, which are kept between runs, and their counters. The loader sets the latter.
+    #: `_workers`: the processes, which a reset of the node does not end. `_pages`: the statistics in which the
+    #: processes count, which the loader sets.
     _workers: Workers | None = None
     _pages: Pages | None = None
 
@@ -101,9 +102,9 @@ class _ThreadMapper(ThreadedNode[T]):
         super().__init__(mapper.source, mapper.snapshot_frequency)
         self._called = "ParallelMapper"
         self.map_fn, self.in_order, self.num_workers = mapper.map_fn, mapper.in_order, (count := mapper.num_workers)
-        #: Starts the processes; None for threads.
+        #: A function that starts the processes; None if threads call the function themselves.
         self.processes: Callable[..., Workers] | None = None
-        #: The arguments `limit` and `grows_to` of `ReadSource`.
+        #: The values of the arguments `limit` and `grows_to` of `ReadSource`.
         self.limits = {"limit": mapper.max_concurrent or 2 * count}
         if mapper.method == "process":
             how = mapper.multiprocessing_context, Survived.chosen(mapper), mapper.timeout or None
@@ -144,7 +145,7 @@ class _ThreadMapper(ThreadedNode[T]):
 
 
 class _Unpacker(Unbatcher[T]):
-    """Yields the members of lists of results, and raises each error in its position."""
+    """Yields the members of lists of results, and raises an error in place of a result that is a `Failure`."""
 
     def next(self) -> T:
         item: Any = super().next()
@@ -161,20 +162,20 @@ class _Unpacker(Unbatcher[T]):
 class ParallelMapper(PassingNode[T]):
     """Calls a function with each item, in several threads or processes.
 
-    One thread at a time reads the source. An error of the function is raised in the position of its result, with its
+    One thread at a time reads the source. An error of the function is raised in place of its result, with the
     original traceback. Later results can still be read after an error.
 
-    A saved state counts the yielded items. After a state is loaded, items that were in progress are reread, and the
-    function is called with them again. If results are out of order, a loaded state yields exactly the items that were
-    not yielded, in any order. If the source itself is out of order, `in_order` is True and `snapshot_frequency` is 1
-    regardless of the arguments.
+    A state contains the position after the yielded items. After a state is loaded, items that were in progress are
+    reread, and the function is called with them again. With `in_order=False`, a resumed node yields exactly the items
+    that were not yielded before, in any order. If the order of the source itself may vary, results keep the source's
+    order and `snapshot_frequency` is 1, regardless of the arguments.
 
     Processes run from the first `reset` until `shutdown()`, or until the node is deleted. Arrays are sent to and from
     processes in shared memory, with one copy in each direction. If a process exits, a `WorkerExitedError` (of
     `torchdata.dataloader2.error`) names the process, and the next `reset` starts new processes. If the processes return
     no result for a minute, a `RuntimeWarning` names the process with the oldest item, and shows the stack of this
-    process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with a base seed plus the number
-    of the process. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
+    process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with the sum of a base seed and
+    its own number. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
     `reset` makes the seeds reproducible. With several processes, the assignment of items to processes may depend on
     timing. A replacement process gets a new number, and therefore another seed.
 
@@ -266,7 +267,7 @@ class ParallelMapper(PassingNode[T]):
                 )
         self.snapshot_frequency = check_int(name, "snapshot_frequency", snapshot_frequency, least=0)
         self.prebatch = None if prebatch is None else check_int(name, "prebatch", prebatch, least=1)
-        #: The node that provides the arguments of the function.
+        #: The node whose items are the arguments of the user's function, also with `prebatch`.
         self._of_items = self.source
         if self.prebatch is not None:
             self.map_fn = MapEach(self.map_fn)

@@ -21,7 +21,7 @@ class Shuffler(BaseNode[T]):
         seed: the seed of the order, which is the same in each epoch. By default (None), each epoch has another order.
         store_buffer: whether a state contains the items in the buffer. If `store_buffer` is False, the state contains
             the source's position at the beginning of the epoch, and all items are reread when the state is loaded. If
-            the order of the source may vary, the items are always stored.
+            the order of the source may vary, a state always contains these items.
 
     Raises:
         TypeError: `source_node` is not a node, or `buffer_size` is not an integer.
@@ -75,10 +75,10 @@ class Shuffler(BaseNode[T]):
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._buffer: list[T] = list(fields.list_of(self.BUFFER_KEY)) if stored else []
         self._num_yielded, repeated = (count, 0) if stored else (0, count)
-        #: Whether states contain the buffer. If a loaded state contains the buffer, new states also contain the buffer,
-        #: because the source is already past the buffered items.
+        #: Whether states contain the buffer. This is always so after a state with a buffer was loaded, because the
+        #: source is already past the items in this buffer.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
-        #: The states of the source and the generator at the epoch's beginning; None if states contain the buffer.
+        #: The states of the source and the random generator at the beginning of the epoch, if states omit the buffer.
         self._began = None if self._stores else (position_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):

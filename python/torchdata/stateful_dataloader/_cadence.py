@@ -1,6 +1,6 @@
 """Decides when a worker of a `StatefulDataLoader` takes snapshots of its dataset and checks its random generators.
 
-The longer a snapshot or a check takes, the less often the worker performs it.
+Snapshots and checks that take long are performed less often.
 
 Role: runs in the worker. There is one `SnapshotCadence` per epoch, and one `GeneratorWatch` per worker. All times are
 in seconds of the monotonic clock, which is the same in all processes.
@@ -17,8 +17,8 @@ from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, r
 
 __all__ = ["GeneratorWatch", "SnapshotCadence", "next_due"]
 
-#: Pause after an expensive snapshot, as a multiple of the snapshot's duration. With this pause, snapshots take less
-#: than 0.5 % of the time.
+#: The pause after an expensive snapshot, as a multiple of the snapshot's duration. As a result, expensive snapshots
+#: take less than 0.5 % of the time.
 _SPARSELY = 200
 #: Minimum pause after an expensive snapshot, in seconds.
 _AT_LEAST = 0.004
@@ -32,8 +32,8 @@ class SnapshotCadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: The durations of the last snapshots. Only the shortest duration is used, because the system may suspend a
-        #: process during a snapshot.
+        #: The durations of the last three snapshots. The shortest one is used, because the operating system may suspend
+        #: the process during a snapshot.
         self._costs: deque[float] = deque(maxlen=3)
         #: The time before which no snapshot is taken.
         self.due = 0.0
@@ -55,7 +55,7 @@ class SnapshotCadence:
 class GeneratorWatch:
     """Detects which global generators of the worker were used since it began to read.
 
-    A check takes tens of microseconds, so checks are infrequent. The first check follows the first batch.
+    The first check is made after the first batch. Checks are infrequent, because each takes tens of microseconds.
 
     Args:
         moved: generators that count as used even before the first check.
@@ -63,13 +63,14 @@ class GeneratorWatch:
 
     def __init__(self, moved: Iterable[str] = ()) -> None:
         self._first = {name: mark_of(name) for name in GLOBAL}
-        #: The generators that were used before the last check.
+        #: The names of the generators that are known to have been used.
         self.moved: list[str] = [*moved]
         #: The time of the next check.
         self.due = 0.0
 
     def look(self) -> bool:
-        """Checks the generators that were unused at the last check, and returns whether any has been used since."""
+        """Checks the generators that were not used yet, and returns whether one of them was used since the last
+        check."""
         moved = [name for name in GLOBAL if name not in self.moved and mark_of(name) != self._first[name]]
         self.moved += moved
         return bool(moved)
@@ -87,13 +88,12 @@ class GeneratorWatch:
 
 
 def next_due(now: float, took: float) -> float:
-    """Returns the time of the next snapshot.
+    """Returns the time of the next snapshot, which is a multiple of a period on the clock that all workers share.
 
     The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. If the
-    workers took their snapshots at different times, the delays would add up. Workers with about equally expensive
-    snapshots take these snapshots at the same times, which are multiples of a period of the shared clock. Each period
-    is the shortest period times a power of two, so a snapshot of a worker with a long period coincides with those of
-    shorter periods.
+    workers took their snapshots at different times, the delays would add up. Each worker chooses a period that is the
+    shortest period times a power of two. As a result, workers take their snapshots at the same times, and a worker with
+    a longer period takes its snapshots at some of these times.
 
     Args:
         took: how long the last snapshot took, in seconds.

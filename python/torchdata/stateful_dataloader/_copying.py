@@ -2,8 +2,8 @@
 would have.
 
 Role: the main process pickles the dataset and its functions once, as for workers that are started by spawn. The process
-that runs a shard unpickles a copy for this shard. All copies map the memory of arrays and tensors privately, so a page
-of this memory is copied when a shard writes to the page.
+that runs a shard unpickles a copy for this shard. The copies share the memory of arrays and tensors, but a shard
+that writes to a page of this memory gets its own copy of the page.
 
 All copies share locks, read-only arrays, and objects that separate processes also share: values and queues of
 multiprocessing, tensors in shared memory, and memory-mapped files.
@@ -26,7 +26,7 @@ from torchdata._engine.workers.group import pickled_program
 
 __all__ = ["Copies"]
 
-#: Modules that define classes of objects shared between processes.
+#: Modules whose classes define objects that processes share.
 _SHARED_BY_PROCESSES = frozenset(
     {"multiprocessing.connection", "multiprocessing.queues", "multiprocessing.sharedctypes",
      "multiprocessing.synchronize", "torch.multiprocessing.queue"}
@@ -57,7 +57,7 @@ class Copies:
             del _loading.kept
 
     def _keeping(self, base: Any) -> Any:
-        """Returns a pickler class that leaves out the shared objects."""
+        """Returns a pickler class that does not pickle objects that all copies share."""
         kept = self._kept
         kept.clear()
 

@@ -1,17 +1,18 @@
-"""Provides the random generators that a loader uses for orders and seeds. Resuming restores the positions of the
-generators for orders and seeds, even if the program has seeded the global generators differently.
+"""Provides the random generators from which a loader draws orders and seeds. A resumed loader draws the original
+numbers, even if the program has seeded the global generators differently.
 
 Role: runs in the main process, with one object per loader. A loader draws from torch's global generator or from its own
-generator, as PyTorch's loader does. A state contains the positions of the generators for orders and seeds. Resuming
-sets the loader's own generators to the saved positions. The global generators belong to the program, so resuming does
-not set them. For a global generator, the loader uses a *displaced* copy, which starts from the saved position and
-advances whenever the program draws from the real generator. When the loader draws, the real global generator advances
-by the same number of words. If the program seeds or sets a global generator, the loader uses the new values.
+generator, as PyTorch's loader does. A state contains the positions of all generators for orders and seeds. A resumed
+loader sets its own generators to the saved positions, but not the global generators, which belong to the program.
+Instead of a global generator, the loader uses a *displaced* copy, which starts from the saved position, and also
+advances whenever the program draws from the real generator. When the loader draws from the copy, the real generator
+advances by the same number of words. If the program seeds or sets a global generator, the loader drops the copy and
+draws from the real generator.
 
-To resume a sampler without a state, `Replay` creates a new iterator, with the generators in their states from before
-the first index. The new iterator repeats the order if only the sampler draws from these generators. If the program or
-the dataset also draws from a generator, `Draws` records the generator's position before the sampler's next draw. When a
-state is loaded, a checksum of some indices is compared with the saved run, to verify that the order is repeated.
+For a sampler without a state, `Replay` reads a new iterator of the sampler, after setting the generators to their
+states from before the first index. The new iterator repeats the order if only the sampler draws from these generators.
+If the program or the dataset also draws from a generator, `Draws` records the generator's position before the sampler's
+next draw. A checksum of some indices verifies that the order is repeated.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ from torchdata.stateful_dataloader.sampler import pass_over
 
 __all__ = ["Drawing", "Draws", "Replay"]
 
-#: The maximum number of words that can be drawn between two epochs. If more words were drawn, the loader assumes that
-#: the program has set the generator.
+#: If a generator is more words than this ahead of its last known position, the loader assumes that the program has set
+#: the generator. One random number takes one or more 32-bit words.
 _FAR = 1 << 28
-#: The maximum number of words that the program can draw between loading a state and the next loop.
+#: Like `_FAR`, but for the time between loading a state and the beginning of the next epoch.
 _NEAR = 1 << 22
 
 
@@ -69,14 +70,14 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: The generators by the keys of a `Moment`, in the form that `read` accepts.
+        #: Arguments for `read`, by the keys of a `Moment`: names of global generators, and the loader's own generators.
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: For each displaced generator, by name: the state from which the loader draws, and the matching state of the
-        #: global generator.
+        #: For each displaced copy, by the generator's name: the state of the copy, and the state that the real
+        #: generator had at that time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator, its state when the loader's state was loaded, and how often the generator had been
-        #: restored.
+        #: For each global generator: its state when this loader loaded a state, and its count in `_restores` at that
+        #: time.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -91,12 +92,13 @@ class Drawing:
             return {key: read(one) for key, one in self._all.items() if keys is None or key in keys}
 
     def marks(self) -> Moment:
-        """Returns values that change when the generators change. This method must be called while the loader draws."""
+        """Returns a value for each generator that changes when the generator is used. Call `marks` within
+        `under_way`."""
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment, but: Any = None) -> None:
-        """Sets all generators except `but` to their states in `moment`. Call `set` only while the loader draws."""
+        """Sets all generators except `but` to their states in `moment`. Call `set` within `under_way` or `going_on`."""
         for key, one in self._all.items():
             if key in moment and one is not but:
                 write(one, moment[key])
@@ -105,7 +107,7 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Context in which the global generators have the states that the loader must draw from."""
+        """Context manager that sets the global generators to the states from which the loader must draw."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -136,22 +138,22 @@ class Drawing:
         """Records that a state was loaded.
 
         Args:
-            names: the global generators with states to record; all of them by default.
+            names: the global generators whose states to record; all global generators by default.
         """
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
     def restore(self, moment: Moment) -> None:
         """Sets the program's global generators to the states that a loaded state contains.
 
-        A loader that loaded its state before this call also draws from the newly set generators.
+        Other loaders that have loaded a state earlier then also draw from the restored generators.
         """
         set_all(moment)
         self._restores.update([*moment])
         self.loaded(moment)
 
     def was_set(self, name: str, saved: Any) -> bool:
-        """Returns whether a global generator was set after a state was loaded: by another loader, or by the program to
-        a seed that differs from the saved run's seed.
+        """Returns whether another loader has restored a global generator since this loader loaded a state, or the
+        program has seeded it with another seed than the saved run.
 
         Args:
             name: the name of the generator.
@@ -166,7 +168,7 @@ class Drawing:
         return then is not None and _moved(then, now, _NEAR) is None
 
     def has_passed(self, name: str, saved: Any) -> bool:
-        """Returns whether a global generator has moved to its saved state, or past it, since a state was loaded.
+        """Returns whether a global generator has reached or passed its saved state since this loader loaded a state.
 
         True means that the program itself has restored the generator, and may then have drawn from the generator.
         """
@@ -176,10 +178,10 @@ class Drawing:
 
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
-        """Context in which the generators continue from their saved states, so that a position can be restored.
+        """Context manager that sets the generators to their saved states, while a sampler's position is restored.
 
-        When the context ends, the program's global generators are restored. Later, the loader continues with the states
-        that the generators had before this restoration.
+        At the end, the program's global generators are restored, and the loader's displaced copies continue from the
+        states at the end of the context.
 
         Args:
             moment: the saved states of the generators.
@@ -239,7 +241,7 @@ class Drawing:
 
 
 def _stand_apart(one: Any, other: Any) -> bool:
-    """Returns whether two states of a Mersenne Twister are at different positions."""
+    """Returns whether two states are different positions of Mersenne Twister generators."""
     ours, theirs = words_of(one), words_of(other)
     if ours is None or theirs is None:
         return False
@@ -294,13 +296,13 @@ class Draws:
         """
         self._first = first
         self._digest = digest or SampleDigest()
-        #: The marks (see `mark_of`) of the generators when the sampler was last used.
+        #: The values of `mark_of` for all generators after the sampler's last draw.
         self._left: Moment = self._drawing.marks() if first else {}
         self._before: Moment = {}
         self._moment: Moment = {}
-        #: For each draw, the number of indices that were read before the draw, and the generators as plain values.
+        #: For each draw: the number of indices read before the draw, and the encoded states of the generators.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
-        #: For each generator, the number of indices that had been read before its last use.
+        #: For each generator: the number of indices that were read before the sampler last drew from it.
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
@@ -315,7 +317,7 @@ class Draws:
         This method must be called after the index or batch was read.
 
         Args:
-            number: the number of indices that `Replay` will have read before this index or batch.
+            number: the number of indices that `Replay` must read to reach this index or batch.
             drawn: the number of indices, or batches of indices, that the sampler had returned earlier.
             indices: the indices that were read.
         """
@@ -345,7 +347,7 @@ def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
 
 
 class Replay(Iterator[Any]):
-    """A new iterator of a sampler, which `run` moves to the position of an earlier iterator.
+    """Wraps a new iterator of a sampler, and moves it to the position of the saved iterator.
 
     Args:
         iterator: the new iterator.
@@ -353,7 +355,7 @@ class Replay(Iterator[Any]):
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        #: Indices that the iterator of the saved run had returned but the user had not received.
+        #: Indices that the saved iterator had returned, but that the user had not received.
         self.early: deque[Any] = deque()
 
     def run(
@@ -364,7 +366,7 @@ class Replay(Iterator[Any]):
         Args:
             given: the number of indices that the user has received.
             ahead: the number of indices that were read but that the user has not received.
-            draws: for each draw, the number of indices that were read before the draw, and the generators at that time.
+            draws: for each recorded draw, the number of indices read before the draw, and the generators' states then.
             drawing: the loader's generators.
             saved: the checksum of the indices that were read; None if they are not compared.
 

@@ -27,11 +27,11 @@ from torchdata.datapipes.utils.collate import note_remedy
 
 __all__ = ["ENDS", "NOTHING", "Indexed", "IterableFetcher"]
 
-#: A placeholder for a batch with only skipped samples.
+#: The value that stands for a batch whose samples were all skipped.
 NOTHING = object()
 #: Maximum number of indices that a note on an exception lists.
 _NAMED = 8
-#: Maximum number of consecutive exceptions. After more exceptions in a row, the iterator counts as stuck.
+#: The number of consecutive exceptions after which skipping stops, because the iterator makes no progress.
 _MOST_IN_A_ROW = 10_000
 #: The message for a dataset that is iterated by a generator, which cannot continue after an exception.
 ENDS = (
@@ -42,10 +42,10 @@ ENDS = (
 
 
 class _Fetcher(_BaseDatasetFetcher):
-    """A fetcher that reports when the samples of a batch were read, and which samples were omitted.
+    """A fetcher that records the time when a batch's samples were read, and which samples were omitted.
 
     Args:
-        *how: the positional arguments of PyTorch's fetcher.
+        *how: the dataset and the further positional arguments of PyTorch's fetcher.
         skips: whether samples are omitted if the dataset raises an exception for them.
     """
 
@@ -73,7 +73,7 @@ class _Fetcher(_BaseDatasetFetcher):
             raise
 
     def _called(self, samples: Any) -> str:
-        """Describes the samples of a batch by their numbers; empty if the numbers are unknown."""
+        """Returns the numbers of a batch's samples, for messages; empty if the numbers are unknown."""
         raise NotImplementedError
 
 
@@ -81,7 +81,7 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
     """PyTorch's fetcher for map-style datasets."""
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """Returns the batch for an index, or `NOTHING`."""
+        """Returns the batch for an index, or `NOTHING` if all its samples were skipped."""
         if self.skips:
             self.skipped, self.seen = [], len(possibly_batched_index) if self.auto_collation else 1
         index = possibly_batched_index
@@ -151,12 +151,12 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
 class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     """Works like PyTorch's fetcher for iterable datasets, but continues after an omitted sample."""
 
-    #: Whether Ctrl-C interrupted the dataset within a sample, so that the sample is lost or a generator has ended.
+    #: Whether Ctrl-C interrupted the dataset while it computed a sample, so that the iterator cannot be continued.
     is_broken = False
     #: The number of samples per batch.
     wanted = 1
-    #: `_in_a_row`: the number of exceptions since the last sample. `_doubtful`: the last exception, if it passed
-    #: through a generator.
+    #: `_in_a_row`: the number of exceptions since the last sample. `_doubtful`: the last exception, if it may
+    #: have ended a generator.
     _in_a_row = 0
     _doubtful: Exception | None = None
 
@@ -164,17 +164,17 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         super().__init__(*how, skips=skips)
         #: The number of samples that were returned or have raised an exception; None after resuming within an epoch.
         self.position: int | None = 0
-        #: `_data`: the samples of the current batch that were already read. `_is_cut_off`: whether the read was
-        #: interrupted.
+        #: `_data`: the samples of the current batch that were already read. `_is_cut_off`: whether the reading of this
+        #: batch was interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
-        #: `digest`: a checksum of some samples up to the previous batch, to detect an iterable dataset that does not
-        #: repeat its samples; None for a dataset with a state. `_samples` also covers the current batch.
+        #: `digest`: a checksum of some samples of all complete batches, to detect an iterable dataset that does not
+        #: repeat its samples; None for a dataset with a state. `_samples` also includes the current batch.
         self.digest: int | None = None
         self._samples = SampleDigest()
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """Returns the next batch, or `NOTHING`."""
+        """Returns the next batch, or `NOTHING` if all its samples were skipped."""
         if not self._is_cut_off:
             self._data = []
             if self.skips:
@@ -213,7 +213,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Returns whether `error` has passed through a generator, or was raised in a separate iterator."""
+        """Returns whether `error` has interrupted a generator, or an iterator other than the dataset itself."""
         *_, (last, _) = walk_tb(error.__traceback__)
         is_within = last.f_code.co_filename != __file__
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
@@ -224,8 +224,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         while (missing := wanted - len(data) - len(skipped)) > 0:
             before = len(data)
             try:
-                # No Python code runs between two samples, so an interruption loses no sample. `islice` is not used,
-                # because it would call `iter`, and some iterators are reset by this call.
+                # No Python code of this package runs between two samples, so Ctrl-C loses no sample. `islice` would
+                # call `iter`, which resets some iterators.
                 data.extend(map(next, repeat(self.dataset_iter, missing)))
             except Exception as error:
                 self._count(before, 1)
@@ -239,7 +239,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 return
 
     def _count(self, before: int, raised: int) -> None:
-        """Updates the position and the checksum by the samples from `before` on, and by `raised` failed samples."""
+        """Updates the position and the checksum by the new samples `_data[before:]` and `raised` failed samples."""
         if self._in_a_row and len(self._data) > before:
             self._in_a_row, self._doubtful = 0, None
         if self.position is None:
@@ -255,7 +255,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 samples.add_missing()
 
     def _omits(self, error: Exception) -> bool:
-        """Returns whether the sample of an exception is omitted, and records the sample."""
+        """Returns whether to omit the sample that raised `error`, and records an omitted sample."""
         position, name = self.position and self.position - 1, f"the iterator of {type(self.dataset).__name__}"
         self._in_a_row += 1
         if not self.skips:
@@ -276,7 +276,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return False
 
     def _check_end(self) -> None:
-        """Raises the last exception once more if this exception has probably ended the iterator."""
+        """Raises the last skipped exception again if it has ended a generator, which then yielded nothing more."""
         error, self._doubtful = self._doubtful, None
         if error is None:
             return
@@ -304,14 +304,14 @@ def _plain(index: Any) -> int | float | str | None:
 
 
 def _whose(error: Exception, dataset: Any, methods: tuple[str, ...] = READ) -> str:
-    """Describes a dataset and the user code that raised the error."""
+    """Returns the name of a dataset and the location of the user code that raised the error, for messages."""
     code = raised_in(error, codes_of_dataset(dataset, methods))
     name = type(dataset).__qualname__
     return name if code is None else f"{name}, in {code}"
 
 
 def _named(indices: Any) -> str:
-    """Describes the indices of a batch, abbreviated if there are many."""
+    """Returns the indices of a batch as text, abbreviated if there are many."""
     if not isinstance(indices, Iterable):
         return repr(indices)
     first = list(islice(iter(indices), _NAMED))

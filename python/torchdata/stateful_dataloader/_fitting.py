@@ -77,7 +77,7 @@ def unstarted(loader: Any) -> EpochState:
 
 
 def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
-    """Returns the states of a sampler and of its iterator, or `UNKNOWN`."""
+    """Returns the states of a sampler and of its iterator before an epoch; `UNKNOWN` in place of an unknown state."""
     own, inner, iterator = _told(index_sampler), innermost_of(index_sampler), None
     if isinstance(inner, _InfiniteConstantSampler):
         iterator = None if index_sampler is inner else endless_state(0, 0)
@@ -126,7 +126,7 @@ def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
     Args:
         state: the state.
         loader: the loader that resumes from the state.
-        strict: whether a different order inside an epoch is an error, and recomputed samples are compared.
+        strict: whether a different order inside an epoch, or different recomputed samples, are an error.
 
     Raises:
         ValueError: the remaining epoch cannot be reproduced exactly.

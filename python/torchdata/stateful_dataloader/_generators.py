@@ -4,10 +4,10 @@ Role: pure functions over the generators of the current process. `read` and `wri
 `encoded` converts an opaque value to small plain values for a state, and `decoded` validates the plain values and
 converts them back.
 
-The default generator of torch, NumPy and Python is a Mersenne Twister. All three libraries store 624 words and an index
-into these words, but each library derives the first words from a seed in its own way. If the seed is known, a state
-contains only the number of words drawn since seeding, which takes a few bytes instead of 2.5 KB. A torch generator that
-is set to the words of any of these generators produces the same sequence of words.
+The default generators of torch, NumPy and Python are Mersenne Twisters. Each stores 624 words of 32 bits and the index
+of the next word, but the libraries derive the first words from a seed in different ways. If the seed is known, a saved
+state contains only the seed and the number of words drawn since seeding, instead of 2.5 KB. A torch generator that is
+set to the words of any of these generators produces the same further words.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GLOBAL = ("torch", "python", "numpy")
 _OBJECTS: dict[str, Any] = {
     "torch": torch.default_generator, "python": random._inst, "numpy": numpy.random.mtrand._rand
 }  # fmt: skip
-#: The states of generators at one moment. Keys are names of global generators, or numbers of other generators.
+#: The states of several generators at one time. Keys are names of global generators, or numbers of other generators.
 Moment = dict[Any, Any]
 
 
@@ -70,7 +70,7 @@ def write(which: Any, state: Any) -> None:
 
 @contextmanager
 def put_back_afterwards(generators: Sequence[Any]) -> Iterator[None]:
-    """Returns a context that restores the given generators to their previous states when the context ends."""
+    """Context manager that sets the given generators to their previous states at its end."""
     before = [read(one) for one in generators]
     try:
         yield
@@ -136,7 +136,7 @@ def words_of(state: Any) -> Words | None:
 
 
 def with_words(state: Any, words: Words) -> Any:
-    """Returns a generator's state with other words."""
+    """Returns a copy of a generator's state, with the given words."""
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)
         return torch_whole(seed, words, rest)
@@ -146,11 +146,11 @@ def with_words(state: Any, words: Words) -> Any:
 
 
 def encoded(state: Any, seeded: Any = None) -> Any:
-    """Converts a generator's state to plain values: [seed, number of words drawn] if this number can be found.
+    """Converts a generator's state to plain values: if possible, only the seed and the number of drawn words.
 
     Args:
         state: a result of `read`.
-        seeded: for NumPy and Python, an earlier state, from which the drawn words are counted.
+        seeded: for NumPy and Python, an earlier state, after which the drawn words are counted.
     """
     origin: Any = None
     seed, kept = None, list[Any]()  # normal numbers are drawn in pairs, and the generator stores the second number
@@ -265,7 +265,7 @@ def _unplain(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def seeded_in_worker(base_seed: int, worker: int) -> Any:
-    """Returns the states of Python's and NumPy's generators in a worker right after torch's seeding."""
+    """Returns the states of Python's and NumPy's generators in a worker right after PyTorch has seeded them."""
     from torch.utils.data._utils.worker import _generate_state
 
     key: Any = _generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
@@ -293,9 +293,9 @@ def set_all(moment: Moment) -> None:
 
 # -- positions in a stream ---------------------------------------------------------------------------------
 
-#: Maximum distance from the seed, in words. Beyond this limit, a state is stored in full (624 words).
+#: The maximum number of words since seeding; after more words, a state is saved with all 624 words.
 LIMIT = 1 << 24
-#: The number of words to compare. An accidental match of this many words is practically impossible.
+#: The number of consecutive words that must be equal for two positions to count as the same.
 _NEEDLE = 8
 #: The initial and the maximum number of words that are generated in one step.
 _FIRST, _MOST = 1 << 10, 1 << 20
@@ -307,7 +307,7 @@ Words = tuple[Any, int]
 
 
 def torch_parts(state: bytes) -> tuple[int, Words, bytes]:
-    """Splits a state into the seed, the words and the remaining bytes."""
+    """Splits the state of a torch generator into the seed, the words and the remaining bytes."""
     words = numpy.frombuffer(state, dtype="<u8", count=624, offset=_WORDS).astype("<u4")
     left = int.from_bytes(state[_LEFT:_SEEDED], "little")
     return int.from_bytes(state[:_LEFT], "little"), (words, 625 - left), state[_REST:]
@@ -352,7 +352,7 @@ def moved_on(words: Words, count: int) -> Words:
 
 
 class _Search:
-    """Searches for a position along a stream, one section at a time."""
+    """Searches for a position in a sequence of random words, one section at a time."""
 
     def __init__(self, stream: torch.Generator, needle: Any) -> None:
         self._stream, self._needle = _clone(stream), needle
@@ -360,7 +360,7 @@ class _Search:
         self.passed, self._size = 0, _FIRST
 
     def step(self, most: int) -> int | None:
-        """Searches the next section of at most `most` words, and returns the distance to the position, or None."""
+        """Searches up to `most` further words, and returns the number of words before the position, or None."""
         size = min(self._size, most)
         heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
         for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():
@@ -384,13 +384,13 @@ def _along(stream: torch.Generator, needle: Any, most: int, seeded: torch.Genera
 
 
 def distance(origin: Words, target: Words, seeded: torch.Generator | None, most: int) -> int | None:
-    """Returns the number of words between two positions; None if the second precedes the first or is too distant.
+    """Returns how many words lie between two positions; None if `target` precedes `origin` or is too far away.
 
     Args:
         origin: the first position.
         target: the second position.
-        seeded: a newly seeded generator of this stream, if known. If the target is found earlier from `seeded` than
-            from `origin`, returns None, because the generator was reseeded.
+        seeded: a new generator with the same seed, if the seed is known. If `target` is nearer to this generator's
+            beginning than to `origin`, returns None, because the generator was seeded again.
         most: the maximum number of words to search.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
@@ -399,11 +399,10 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """Known positions in one stream. A search starts from the known positions, which makes the search faster but does
-    not change its result.
+    """Caches positions in the sequence of words of one seed, so that later searches in the sequence are faster.
 
     Args:
-        origin: the beginning of the stream: a seed, or the words (as bytes) and the index of the next word.
+        origin: the beginning of the sequence: a seed, or the words (as bytes) and the index of the next word.
     """
 
     def __init__(self, origin: int | tuple[bytes, int]) -> None:
@@ -413,7 +412,7 @@ class _Known:
             self.seeded = stream_of((numpy.frombuffer(origin[0], dtype="<u4"), origin[1]))
         self.count, self.stream = 0, _clone(self.seeded)
         self.target: tuple[bytes, int] | None = None
-        #: A position beyond `LIMIT`. Positions shortly after `beyond` also exceed the limit and need no search.
+        #: A position that was not found within `LIMIT` words. Positions shortly after it need no search.
         self.beyond: torch.Generator | None = None
 
 
@@ -421,10 +420,10 @@ _known = functools.lru_cache(maxsize=64)(_Known)
 
 
 def count_from(origin: int | tuple[bytes, int], target: Words) -> int | None:
-    """Returns how many words were drawn since a generator was seeded; None beyond `LIMIT` or for another stream.
+    """Returns how many words were drawn since seeding; None after more than `LIMIT` words, or with another seed.
 
     Args:
-        origin: the beginning of the stream; see `_Known`.
+        origin: the beginning of the sequence; see `_Known`.
         target: the position.
     """
     known = _known(origin)

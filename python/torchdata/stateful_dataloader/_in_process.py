@@ -52,7 +52,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     """Reads batches in this process. Each batch is read when the program requests it."""
 
     def __init__(self, loader: Any, state: EpochState | None) -> None:
-        #: The global generators that the dataset had used when the state was saved, with their saved states.
+        #: The saved states of those global generators that the dataset had used.
         self._moved: Moment = self._set_program_s(loader._drawing, state) if state is not None else {}
         super().__init__(loader, state)
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
@@ -69,12 +69,12 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         #: The states of the global generators when the dataset's iterator was created, because `iter(dataset)` may
         #: shuffle with these generators.
         self._then: Moment = {}
-        #: The result of `mark_of` for each global generator before the first read of this epoch.
+        #: For each global generator, the value of `mark_of` before the first batch of this epoch was read.
         self._marks: dict[str, Any] = {}
-        #: The state of the collate function at the beginning, for a dataset that is reread from its beginning.
+        #: The collate function's state at the beginning of the epoch, for a dataset that is reread from there.
         self._collate: Any = None
-        #: `_index`: the last index that was drawn. `_before`: the number of batches that were returned before the batch
-        #: of `_index`.
+        #: `_index`: the last drawn index. `_before`: the number of batches that were returned before this index was
+        #: drawn.
         self._index: Any = _NONE
         self._before = 0
         #: The counts of skipped samples before the current batch, if samples may be skipped.
@@ -95,8 +95,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
         """Restores the program's global generators if they were used while the epoch was read.
 
-        The dataset and the program share the global generators. A new epoch does not change a generator that the
-        program has seeded or restored, or that another loader has restored.
+        The dataset and the program share the global generators. Between two epochs, a generator is not restored if the
+        program has seeded or restored it, or if another loader has restored it.
         """
         position = state.positions[0]
         if state.workers or position is None:
@@ -144,7 +144,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _restore(self, position: ReadingPosition) -> None:
         """Moves the reader to a position in this epoch."""
         if self._reads_again(position):
-            # Reading starts at the beginning of the epoch, with the generators in their states from that time.
+            # The dataset is reread from the beginning of the epoch, with the generator states of that time.
             set_all(self._then)
             position = position._replace(collate=self._collate, since=self._num_given)
         self._reader.restore(position)
@@ -207,7 +207,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _is_under_way(self) -> bool:
-        """Returns whether a batch is being read, because a signal handler may request the state during the read."""
+        """Whether a batch is being read, as when a signal handler requests the state during the read."""
         return self._index is not _NONE and self._num_yielded == self._before
 
     def state_dict(self) -> dict[str, Any]:
@@ -238,11 +238,11 @@ class LocalPool:
     """Reads shards in this process, with the same methods as `WorkerPool`, which reads in worker processes.
 
     Args:
-        job: the task of the epoch's workers.
+        job: the dataset and the settings that the workers of the epoch had.
         pin: copies a batch to pinned memory; None returns batches unchanged.
     """
 
-    #: See `WorkerPool`. Without workers, batches are always in order, and no other thread ends the epoch.
+    #: See `WorkerPool`. Without workers, no orders are sent.
     is_ordered = False
     orders: ClassVar[list[Any]] = []
 
@@ -252,18 +252,18 @@ class LocalPool:
         self._units: list[Batches] = []
         self._program = ShardGlobals()
         self._running: ShardReader | None = None
-        #: The number of the shard that is read next.
+        #: The number of the shard from which the next batch is read.
         self.turn = 0
         self._ended: set[int] = set()
-        #: For each shard, the snapshot from before its first batch, if the shard has a state.
+        #: For each shard whose dataset has a state, the snapshot from before the first batch.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
-        #: The counters of this process; None if nothing is counted.
+        #: The statistics of this process; None if batches are not timed.
         self.counting: Counting | None = None
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Returns a context that sets the global generators and the worker info of a shard; None for a new shard."""
+        """Context manager that sets the global generators and the worker info of a shard; None for a new shard."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():
@@ -282,9 +282,8 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Context with the program's own generators, because a signal handler may run while a shard is read.
-
-        Threads other than the reading thread wait until the batch is read.
+        """Context manager that sets the program's own generators and worker info, because a signal handler may request
+        the state while a shard is read. Threads other than the reading thread wait until the batch is read.
         """
         with one_at_a_time():
             shard = self._running
@@ -315,7 +314,7 @@ class LocalPool:
                     self.told[number] = units.news.before
 
     def wait(self, hand: list[Any]) -> None:
-        """Reads the next unit; see `WorkerPool.wait`."""
+        """Reads the next batch of a shard; see `WorkerPool.wait`."""
         while not hand:
             left = [number for number in range(len(self._units)) if number not in self._ended]
             if not left:
@@ -360,7 +359,7 @@ class _Unseen:
 
 
 class ShardsInProcessIterator(WorkersIterator):
-    """Reads the workers' shards in this process."""
+    """Finishes an epoch that workers began, by reading the shards of these workers in this process."""
 
     _pool: LocalPool
 

@@ -49,7 +49,7 @@ class StatefulIterator(_BaseDataLoaderIter):
     _sampler_iter: Iterator[Any]
     #: Whether batches are returned in the order of their indices.
     _in_order = True
-    #: Whether the next epoch has another number of shards, and therefore other processes.
+    #: Whether the workers exit after this epoch, because the next epoch has another number of shards.
     lasts_one_epoch = False
 
     if TYPE_CHECKING:  # the base class of the native extension
@@ -64,24 +64,24 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._drawing: Drawing = loader._drawing
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
-        #: The properties of the loader that must be the same in a loader that loads the state.
+        #: Properties of the loader that must match those of a loader that loads its state.
         self._facts = facts_of(loader)
         #: `_loading`: the loader, if it has loaded a state since this iterator was created. `_successor`: the iterator
         #: that resumes from the loaded state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch,
-        #: and the workers are persistent.
+        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is
+        #: from the end of an epoch that workers have read, and the workers are persistent.
         self.is_finished = self._lives_on = False
         #: The counts of samples skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: Numbers of batches. `_num_empty`: batches with only skipped samples. `_given_before`: batches that earlier
-        #: runs of the epoch returned. `_passing_over`: batches to read and drop, because the state has no position.
+        #: Numbers of batches. `_num_empty`: batches with only skipped samples. `_given_before`: batches of the epoch
+        #: from before it was resumed. `_passing_over`: batches to read and drop for a state of torchdata 0.11.
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
-        #: The number of workers that the dataset sees. A resumed epoch keeps its number of workers, even if the loader
-        #: has another number.
+        #: The number of workers that `get_worker_info` shows to the dataset. In a resumed epoch, this is the saved
+        #: number of workers, even if the loader has another number.
         self._num_shards: int = shards_of(state, loader)
         if state is not None and state.is_over:
             self._order.follow(state.order, state.unstarted)
@@ -107,11 +107,12 @@ class StatefulIterator(_BaseDataLoaderIter):
         return self._process != os.getpid()
 
     def state_was_loaded(self, loader: Any) -> None:
-        """Records that the loader loaded a state. An iterator without a returned batch resumes from this state."""
+        """Records that the loader loaded a state. If this iterator has returned no batch, it resumes from this
+        state."""
         self._loading = loader
 
     def _taken_over(self) -> Iterator[Any] | None:
-        """Returns the iterator that replaces this iterator after a state was loaded; None if no state was loaded.
+        """Returns the iterator that must be read instead of this one after a state was loaded, or None.
 
         Raises:
             RuntimeError: a state was loaded after this iterator had returned a batch, and no new loop has begun since.
@@ -165,7 +166,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             )
 
     def _pass_over(self) -> None:
-        """Reads and drops the batches that a state of torchdata 0.11 counts as done."""
+        """Reads and drops the batches that the user had received, for a state of torchdata 0.11 without a position."""
         count, self._passing_over = self._passing_over, 0
         if count and self._reading.is_iterable:
             logger.warning(

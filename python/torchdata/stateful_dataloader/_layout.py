@@ -3,26 +3,26 @@
 Role: pure functions in the main process. No other module contains the keys of a state. Programs inspect states, so the
 keys have the same meaning as in torchdata 0.8 to 0.11, and describe what the user has received. The keys are the same
 before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new
-loader has. A new loader does not know the keys in the states of a user's iterators, so these states are stored only in
-this package's part of the state. This package's part is a tuple under a single key, `OURS`, and a checkpoint treats the
-tuple as one value. This package's tuple contains a dict with these keys:
+loader has. A new loader does not know the keys in the states of a user's iterators, so these states are stored under
+the key `OURS`, together with all other data that torchdata 0.11 does not save. The value of `OURS` is a tuple, which a
+checkpoint treats as one value, and which contains a single dict with these keys:
 
 - "generators": the states of the generators for orders and seeds at the time of the state ("now"). For samplers without
   a position, "iter" contains the generators from before the sampler's iterator was created, and "first" the generators
   from before its first index. Generators that have not changed since an earlier state are omitted.
-- "indices": indices of batches that the sampler had returned before its saved state, but the user had not received. The
-  key is used before the first batch of a user's sampler, and if batches are out of order
+- "indices": the indices that the sampler had returned before its saved state, but whose batches the user had not
+  received; present before the first batch with a user's sampler, and if batches may be out of order
 - "indices_since": the number of indices that were drawn after the sampler's state
-- "ahead", for a sampler without a state: the number of indices, or of samples in batches of this package, that the
-  sampler had returned and the user had not received; "used_up": whether the sampler had ended; "digest": a checksum of
-  its indices; "draws": the generators before each draw that the sampler made after other code had drawn
+- for a sampler without a state, "ahead": the number of indices (or of samples, if this package forms the batches) that
+  the sampler had returned and the user had not received; "used_up": whether the sampler had returned all indices;
+  "digest": a checksum of the indices; "draws": the generators' states whenever the sampler drew after other code
 - "batch_size": the number of samples per batch, if the sampler provides it
 - "epoch": the epoch of a `DistributedSampler`
 - "skipped": if samples may be skipped, the skipped samples by kind of exception, and the number of all samples
 - "workers", or "reading" without workers: for each worker, the parts of its position that have no key in 0.11
-- "sampler": the states of a user's sampler and its iterator. A checkpoint may drop parts of the states that have keys
-  of 0.11, so this package's part also contains the complete states of samplers and datasets.
-- "loader": properties that must be the same in a loader that loads the state; see `_fitting`
+- "sampler": the complete states of a user's sampler and its iterator, because a checkpoint may drop parts of these
+  states under the keys of torchdata 0.11
+- "loader": properties that must match those of a loader that loads the state; see `_fitting`
 - "unstarted": whether no batch had been read when the state was saved
 """
 
@@ -45,25 +45,25 @@ from torchdata.stateful_dataloader._position import (
 
 __all__ = ["dump", "parse"]
 
-#: The key of the part that torchdata 0.11 does not have.
+#: The key of the data that torchdata 0.11 does not save.
 OURS = "_torchdata_rs"
 #: The maximum number of batches or indices in a valid state.
 _MANY = 1 << 53
 #: The maximum number of workers in a valid state.
 _WORKERS = 1 << 16
-#: The maximum number of batches that resuming recomputes from abandoned epochs.
+#: The maximum number of batches of abandoned epochs that a valid state makes a loader recompute.
 _AGAIN = 1 << 24
 #: The maximum number of batches between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31
-#: Keys of torchdata 0.11 for user-defined dicts. In the state of a new loader, the values may be missing.
+#: Keys of torchdata 0.11 whose values are user-defined dicts, which a new loader's state may lack.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 #: The keys of 0.11 that identify a state without workers, and a state with workers.
 _KINDS = {"_num_yielded", "_snapshot"}
 _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
-#: The key of each state in a snapshot, and the field of `ReadingPosition` that holds the state.
+#: The saved keys of a reader's states, and the fields of `ReadingPosition` that contain these states.
 _STATES = {"dataset_state": "dataset", "dataset_iter_state": "iterator", "collate_state": "collate"}
 
-#: The keys of those parts of a position that torchdata 0.11 does not save. Keys of parts without a value are omitted.
+#: The keys of those parts of a position that torchdata 0.11 does not save. Empty parts are omitted.
 _OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
 
 
@@ -103,7 +103,7 @@ def dump(state: EpochState) -> dict[str, Any]:
 
 
 def _known(value: Any) -> Any:
-    """Returns a copy of a part of a state, without the values that are unknown."""
+    """Returns a copy of a part of a state, without values that are `UNKNOWN`."""
     if type(value) is not dict:
         return value
     return {key: _known(one) for key, one in value.items() if one is not UNKNOWN}
@@ -238,14 +238,14 @@ def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> E
 def _parsed(
     state: dict[str, Any], main: dict[str, Any], ours: dict[str, Any] | None, found: EpochState, own: list[Any] | None
 ) -> EpochState:
-    """Returns a state with the sampler's position, the seeds and the facts of its loader.
+    """Adds the sampler's position, the seeds and the loader's properties to an incomplete state.
 
     Args:
         state: the saved state.
         main: the part of the state that contains the sampler's states and the seeds.
-        ours: this package's part of the state; None for a state of another package.
-        found: the incomplete state, with the number of workers, their positions and the number of batches.
-        own: this package's parts of the workers' positions; None if the state does not contain them.
+        ours: the dict under the key `OURS`; None if torchdata 0.8 to 0.11 saved the state.
+        found: the incomplete state, which contains the number of workers, their positions and the number of batches.
+        own: for each worker, the parts of its position under `OURS`; None if the state does not contain these parts.
     """
     seeds = main.get("_base_seed"), main.get("_shared_seed")
     for name, seed in zip(("_base_seed", "_shared_seed"), seeds, strict=True):
@@ -325,7 +325,7 @@ def _parse_skipped(saved: Any) -> Counts | None:
 
 
 def _parse_draws(saved: Any) -> list[list[Any]]:
-    """Returns pairs (count, states), sorted by count: the states of the generators after `count` indices were read."""
+    """Returns `saved`, after checking that it consists of pairs (number of indices, generator states) in order."""
     numbers = [whole(number, "draws") for number, _ in saved]
     if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
         raise ValueError("the state is damaged: 'draws' is not a list of moments in ascending order")
@@ -333,7 +333,7 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Reads a position under the keys of torchdata 0.11, and takes missing values from this package's part."""
+    """Reads a position from the keys of torchdata 0.11, and takes missing values from the data under `OURS`."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None
@@ -351,7 +351,7 @@ def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
-    """Returns the value of a key of torchdata 0.11, with missing members taken from this package's part."""
+    """Returns the value of a key of torchdata 0.11, with missing members taken from the data under `OURS`."""
     if not fills:
         return theirs[key]
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):
@@ -363,12 +363,12 @@ def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool 
 
 
 def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
-    """Adds to a position the data that only this package saves.
+    """Adds the data that torchdata 0.11 does not save to a position.
 
     Args:
         position: the position.
-        more: this package's part of the saved position.
-        given: the number of batches of the epoch, which limits the number of batches since the snapshot.
+        more: the parts of the position under `OURS`.
+        given: the number of batches of the epoch, which is the maximum number of batches after the snapshot.
     """
     is_list = isinstance(position.since, list)
     since, later = more.get("since", [] if is_list else 0), None

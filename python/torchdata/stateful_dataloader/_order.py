@@ -1,13 +1,13 @@
 """Determines the order of an epoch. `IndexOrder` draws the next index or batch, and saves and restores the order.
 
 Role: runs in the main process. Indices are drawn from the loader's sampler in the same way as in PyTorch's loader.
-Workers read ahead, so the sampler has returned more indices than the user has received, but a state contains the
-position of the user. The contents of a state depend on the kind of the sampler:
+Because workers read ahead, the sampler has returned more indices than the user has received batches, but a state must
+contain the position of the user. The contents of a state depend on the kind of the sampler:
 
 - For PyTorch's `RandomSampler`, or batches of its indices, a state contains the generator from before the order was
   drawn, and the number of indices that the user has received.
-- If the sampler or its iterator has `state_dict`, this state is taken after each n-th index, and kept until the user
-  has received the index. `state_dict` is called only between the first and the last index of an epoch.
+- If the sampler or its iterator has `state_dict`, this method is called after each n-th index, and its result is kept
+  until the user has received the batch of the index.
 - Any other sampler is iterated again from its beginning up to the saved position, with the generators from the
   beginning of the epoch. Indices that the user had not received are returned next. After the iteration, the generators
   are set to their saved states.
@@ -91,18 +91,18 @@ class IndexOrder:
         self._is_known = _is_known(self._sampler)
         #: The number of samples per batch; None if the sampler does not form batches, or its batch size is unknown.
         self._size: int | None = getattr(self._sampler, "batch_size", None)
-        #: Whether the order cannot be random.
+        #: Whether the sampler is known to draw no random numbers.
         self._is_plain = self._is_known and isinstance(
             innermost, (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
         self.begin(iter(()))
-        #: The states of the generators before the sampler's iterator was created, and before its first index was drawn.
+        #: The generators' states before the sampler's iterator was created (`_at_iter`), and before its first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
-        #: Records the draws of a sampler that may draw again after its first index.
+        #: Records random draws of a sampler that may draw random numbers after its first index, too.
         self._draws = Draws(drawing)
-        #: Whether the user's sampler has a state. If so, `_kept` stores the states after some of the sampler's indices.
+        #: Whether the user's sampler has a state, so that `_kept` stores its states after some of the indices.
         self._is_kept = False
 
     def note_random(self) -> None:
@@ -117,15 +117,15 @@ class IndexOrder:
             iterator: the sampler's iterator, created after `note_random`.
         """
         self._iterator: Iterator[Any] = iterator
-        #: Indices that `draw` returns before further indices of the sampler.
+        #: Indices that were drawn from the sampler in advance, and that `draw` returns first.
         self._owed: deque[Any] = deque()
-        #: `_early`: indices that the sampler of the saved run had returned but the user had not received.
-        #: `_is_used_up`: whether the sampler of the saved run had ended.
+        #: `_early`: indices that the saved sampler had returned, but that the user had not received.
+        #: `_is_used_up`: whether the saved sampler had returned all indices.
         self._early, self._is_used_up = deque[Any](), False
         #: Saved states of a user's sampler: the number of returned indices, the states of the sampler and its iterator,
         #: and the states of the generators.
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
-        #: Whether indices that were drawn earlier are still outstanding, so that a state must contain these indices.
+        #: Whether batches of earlier indices may be outstanding while the user has received batches of later indices.
         self._has_holes = False
         #: `drawn`: the number of indices that the sampler has returned. `_ended`: whether the sampler has ended.
         self.drawn, self._ended = 0, False
@@ -159,7 +159,7 @@ class IndexOrder:
 
     @property
     def _place(self) -> int:
-        """Number of indices that the sampler has returned, or of samples if this package creates the batches."""
+        """Number of indices that the sampler has returned; if this package forms the batches, the number of samples."""
         return self._iterator.samples_yielded if isinstance(self._iterator, BatchIndices) else self.drawn
 
     def _next(self) -> Any:
@@ -225,14 +225,14 @@ class IndexOrder:
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
             iterator = self._iterator.state_before(self._size_of(waiting))
         state = OrderState(given, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
-        # The saved generator of a `RandomSampler` determines the order, so no other data is needed.
+        # The state of a `RandomSampler` contains the generator that determines the order, so no other data is needed.
         is_random = type(inner) is RandomSampler and (self._sampler is inner or type(self._sampler) is BatchSampler)
         if self._is_plain or is_random or finished:
             return state._replace(generators=self._drawing.encoded(now))
         return self._with_beginning(state, now, waiting)
 
     def _size_of(self, indices: list[Any]) -> int:
-        """Returns the number of indices, or of samples if this package creates the batches."""
+        """Returns the number of indices; if this package forms the batches, the number of samples in these batches."""
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _with_beginning(self, state: OrderState, now: Moment, waiting: list[Any]) -> OrderState:
@@ -282,8 +282,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # After resuming, the sampler repeats the draws that followed the saved state, so the generators must have their
-        # states from the time of the saved state.
+        # A resumed sampler repeats its random draws from after the saved state, so the generators that it used must
+        # have their states of that time.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -304,8 +304,8 @@ class IndexOrder:
                 if self._is_kept and self.drawn:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
-                    # Some samplers apply a loaded state only with their first index. The index is drawn immediately,
-                    # because the program may abandon the epoch before it needs the index.
+                    # Some samplers apply a loaded state only when an index is requested, and the program may abandon
+                    # the epoch before, so an index is requested now.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -354,7 +354,7 @@ class IndexOrder:
         if batches is not None:
             samples = samples_in(state.iterator)
             given = given * size if samples is None else samples
-        # A sampler that has ended may have returned the indices of a last, incomplete batch that was dropped.
+        # If the saved sampler had ended, the indices of a last, incomplete batch may have been dropped.
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
@@ -368,7 +368,7 @@ class IndexOrder:
             batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, old: int | None) -> None:
-        """Skips `count` indices of the sampler; with batches, skips `count` batches of the saved size `old`."""
+        """Skips `count` indices of the sampler, or `count` batches of indices, which had the size `old` when saved."""
         if count == 0:
             return
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
@@ -395,13 +395,14 @@ class IndexOrder:
             self._drawing.set(now)
 
     def _end_again(self, state: OrderState) -> None:
-        """Reads a user's sampler to its end after its state was loaded, which may prepare the next epoch."""
+        """Requests an index of a user's sampler after its last index, because samplers may then prepare the next
+        epoch."""
         try:
             next(self._iterator)
         except StopIteration:
             return
-        # The loaded state of the sampler already belongs to the next epoch. The call of `next` has begun that epoch too
-        # early, so the state is loaded again.
+        # The sampler returned an index because the loaded state already belongs to the next epoch, so the state is
+        # loaded again.
         inner = innermost_of(self._sampler)
         if is_stateful(self._sampler) and state.sampler is not None:
             give(self._sampler, state.sampler)

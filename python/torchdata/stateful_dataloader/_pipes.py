@@ -1,7 +1,7 @@
-"""Reads a dataset that is a pipe of `torchdata.datapipes`. The position in a pipe is the state of the pipe's graph.
+"""Reads a dataset that is a pipe of `torchdata.datapipes`, and saves its position as the state of the pipe's graph.
 
-Role: used by the reader, in the main process or in a worker. `source_of` decides whether the position of a dataset can
-be restored from the state of a graph.
+Role: used by the reader, in the main process or in a worker. `source_of` decides whether a dataset is a pipe whose
+graph can be saved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["PipeSource", "seeded", "source_of"]
 
 
 def seeded(datapipe: Any, shared_seed: int) -> Any:
-    """Returns a PyTorch pipe whose graph has the seeds of an epoch."""
+    """Returns a pipe, after giving the random pipes of its graph the seeds of an epoch."""
     random_pipes(Graph(datapipe))
     return apply_random_seed(datapipe, torch.Generator().manual_seed(shared_seed))
 
@@ -39,8 +39,7 @@ class PipeSource(PipePasses):
 
     The state of the graph is sealed as bytes, because a checkpoint treats bytes as one value, and bytes need not be
     copied. If the graph cannot be saved, for example while it holds a stream that cannot be pickled, the state contains
-    a number of items, which are reread. A state from before the first item contains only state that is kept between
-    passes.
+    the number of read items, and a resumed reader rereads and drops these items.
 
     Args:
         shared_seed: returns the seed of the epoch; None if the loader does not seed the pipe.
@@ -93,11 +92,11 @@ class PipeSource(PipePasses):
 
 
 def source_of(dataset: Any, shared_seed: Callable[[], int | None] = lambda: None) -> Any:
-    """Returns the object that the reader iterates: an adapter for a pipe that can restore its position without
-    rereading items, and any other dataset unchanged.
+    """Returns the object that the reader iterates: a `PipeSource` for a pipe whose graph can be saved and restored,
+    and any other dataset unchanged.
 
     Args:
-        dataset: the dataset, maybe in PyTorch's wrapper for pipes.
+        dataset: the dataset, which PyTorch's wrapper for pipes may contain.
         shared_seed: see `PipeSource`.
     """
     pipe = dataset._datapipe if isinstance(dataset, _IterDataPipeSerializationWrapper) else dataset

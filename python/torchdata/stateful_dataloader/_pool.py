@@ -7,9 +7,9 @@ from the workers in turn, and monitors the processes and the timeout.
 The main process never blocks on a worker that may itself wait for the main process. If a command link is full, an order
 stays in a queue of the main process until the worker has taken an earlier order.
 
-`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While the pinning
-thread runs, no other thread takes units from the workers. The pinning thread sends no orders, and ends with the epoch.
-The thread also ends when the iterator is deleted, because the thread does not refer to the iterator.
+`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While the
+pinning thread runs, no other thread receives messages from the workers. The pinning thread sends no orders, and ends
+with the epoch. The thread also ends when the iterator is deleted, because the thread does not refer to the iterator.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _ORDERS = 64 << 20
 
 
 class _Restarts(Restarts):
-    """Replaces the workers of one iterator, without keeping the iterator alive."""
+    """Replaces exited workers of an iterator, without a strong reference to the iterator."""
 
-    #: A weak reference to the iterator, which sends a replacement its orders.
+    #: A weak reference to the iterator, which sends the outstanding orders to a replacement process.
     owner: Callable[[], Any]
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
@@ -57,10 +57,9 @@ class WorkerPool(Group):
 
     Args:
         loader: the loader, which has the settings of the workers.
-        job: the task of the workers, which run the shards of the job. If there are more shards than workers, the
-            workers are kept for a single epoch.
-        owner: a weak reference to the iterator. If a worker is replaced, the iterator sends the outstanding orders
-            again.
+        job: the program of the workers, and its shards. If there are more shards than workers, the workers exit after
+            one epoch.
+        owner: a weak reference to the iterator, which sends outstanding orders again if a worker is replaced.
 
     Raises:
         TypeError: the start method requires pickling, but the dataset or a function cannot be pickled.
@@ -70,16 +69,16 @@ class WorkerPool(Group):
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
-        #: Whether workers read only the indices that the main process orders. If False, workers read ahead as far as
-        #: the main process allows. Persistent workers get orders even for an iterable dataset, because they complete
-        #: their outstanding orders if the program leaves an epoch.
+        #: Whether workers read only batches that the main process has ordered. Otherwise, workers read ahead as far as
+        #: the main process allows. Persistent workers get orders even for an iterable dataset, because a worker must
+        #: complete its outstanding orders if the program abandons an epoch.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: `orders`: for each shard, the outstanding orders, as pairs of number and index. `_taken`: for each shard, the
-        #: number of outstanding orders that the worker has taken. The remaining orders wait for space in the link.
+        #: `orders`: for each shard, the outstanding orders, as pairs of number and index. `_taken`: for each shard, how
+        #: many of these orders were sent. The other orders wait for space in the command link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -87,7 +86,8 @@ class WorkerPool(Group):
         try:
             outputs = self.start()
             self._senders, self._processes = self.members.commanders, self.members.processes
-            #: For each worker, the check to run while the main process waits for space to send an order.
+            #: For each worker, a function that checks the worker while the main process waits for space to send an
+            #: order.
             self._looks = [self.look_at(worker) for worker in range(workers)]
             self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=self._timeout)
             self._finish_when_shut_down()
@@ -100,7 +100,7 @@ class WorkerPool(Group):
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Makes `shutdown` end the epoch first, so that a worker that waits for space in its link drops its batch."""
+        """Makes `shutdown` end the epoch first, so that workers that wait for space in a link drop their batches."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
     #: `LocalPool` stores the first snapshots of its shards in this attribute, whereas worker processes send their
@@ -113,11 +113,10 @@ class WorkerPool(Group):
         """Begins an epoch.
 
         Args:
-            ahead: how many batches each worker may be ahead of the main process.
+            ahead: the maximum number of batches that each worker reads ahead.
             shared_seed: the epoch's seed for pipes of torch.
             positions: for each shard, the snapshot to load; None starts from the beginning.
-            fresh: whether `positions` are from outside of an epoch, so that only state that is kept between epochs is
-                loaded.
+            fresh: whether `positions` are from between two epochs, so that a new epoch begins after they were loaded.
             first: the shard that returns the first batch.
 
         Raises:
@@ -146,7 +145,7 @@ class WorkerPool(Group):
         self._stream = iter(self.collector)
 
     def beginning(self, shared_seed: int | None, fresh: bool, starts: list[EpochStart]) -> tuple[Any, ...]:
-        """Returns the order that begins this epoch in the shards of a worker."""
+        """Returns the command that begins this epoch in a worker."""
         return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, starts)
 
     def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:
@@ -154,8 +153,8 @@ class WorkerPool(Group):
 
         Args:
             worker: the number of the worker, and also of its only shard if `is_ordered` is True.
-            beginning: orders that bring the process to the failed worker's position.
-            received: the number of outstanding orders for which units have arrived.
+            beginning: commands that move the replacement process to the failed worker's position.
+            received: the number of outstanding orders for which batches have already arrived.
         """
         for order in beginning:
             self._send(worker, order)
@@ -173,7 +172,7 @@ class WorkerPool(Group):
 
         Args:
             worker: the number of the worker.
-            number: the number of the order, which its batch also carries.
+            number: the number of the order, which the worker returns with the batch.
             index: the index, or the indices of a batch.
         """
         with self.members.sending:  # another thread may replace the worker
@@ -181,7 +180,7 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def settle(self, worker: int) -> Any:
-        """Removes the oldest order of a worker, after the order's unit was processed. Returns the order's index."""
+        """Removes the oldest order of a worker, after its batch was processed. Returns the index of the order."""
         orders = self.orders[worker]
         _, index = orders.popleft()
         self._taken[worker] -= 1
@@ -192,7 +191,7 @@ class WorkerPool(Group):
     def _send_orders(self, worker: int) -> None:
         orders = self.orders[worker]
         while (taken := self._taken[worker]) < len(orders):
-            # A worker without orders waits for the next order, so the main process may wait until the order is sent.
+            # A worker without orders is waiting for one, so the main process can wait for space in the link.
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])
@@ -205,16 +204,16 @@ class WorkerPool(Group):
         return (order[0], None) if self._is_iterable else order
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for the next unit (see `_worker`) and appends it to `hand`. Does nothing if `hand` is not empty.
+        """Waits for a worker's next message (see `_worker`) and appends it to `hand`, unless `hand` is not empty.
 
         Args:
-            hand: an empty list, or a list with one unprocessed unit. If a signal handler raises an exception, the unit
-                is in `hand` or is returned by the next call.
+            hand: an empty list, or a list with one unprocessed message. If a signal handler raises an exception, no
+                message is lost: it is in `hand`, or the next call receives it.
 
         Raises:
             StopIteration: all iterable datasets have ended.
             WorkerExitedError: a worker process has exited.
-            WorkerTimeoutError: no unit arrived within the timeout.
+            WorkerTimeoutError: no message arrived within the timeout.
         """
         if hand:
             return
@@ -224,7 +223,7 @@ class WorkerPool(Group):
             raise WorkerTimeoutError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
 
     def stop(self) -> None:
-        """Ends the epoch for all threads that take units of this epoch."""
+        """Ends the epoch for all threads that wait for its batches."""
         self.collector.stop()
 
     @property
@@ -237,7 +236,7 @@ class WorkerPool(Group):
 
 #: Maximum number of batches that wait in pinned memory.
 _AHEAD = 2
-#: Seconds to wait for the pinning thread to leave an epoch. Meanwhile, the thread may copy a batch or replace a worker.
+#: Seconds to wait for the end of the pinning thread, which may be copying a batch or replacing a worker.
 _LEAVING = 60.0
 
 
@@ -254,7 +253,7 @@ class _Epoch(ReadAhead):
         self.pool, self.device = pool, device
         super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.index = torch.accelerator.current_device_index()
-        #: The error that ended the epoch early, and that each later request raises again.
+        #: The error that ended the epoch early; each later request raises this error again.
         self.failure: BaseException | None = None
 
     def close(self) -> None:
@@ -263,7 +262,7 @@ class _Epoch(ReadAhead):
         self.pool.stop()
 
     def run(self) -> None:
-        """Pins units until the epoch ends or is abandoned."""
+        """Copies batches to pinned memory until the epoch ends or is abandoned."""
         queue, prepared = self.queue, False
         hand: list[Any] = []
         while (slot := queue.reserve()) is not None:
@@ -289,7 +288,7 @@ class _Epoch(ReadAhead):
 
 
 class PinnedUnits:
-    """Takes the units of a pool in a thread, which copies the batches to pinned memory.
+    """Receives the workers' batches in a thread, which copies them to pinned memory.
 
     Args:
         pool: the workers, which end together with this object.
@@ -308,7 +307,7 @@ class PinnedUnits:
         self._epoch.start(self._epoch.run)
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for the next unit; see `WorkerPool.wait`."""
+        """Waits for the next message; see `WorkerPool.wait`."""
         assert self._epoch is not None
         if hand:
             return
@@ -320,8 +319,8 @@ class PinnedUnits:
             raise
 
     def leave(self) -> None:
-        """Stops the thread and waits for its end, so that it neither takes units of the next epoch nor replaces workers
-        during the next epoch.
+        """Stops the thread and waits for its end, so that it neither receives batches nor replaces workers during the
+        next epoch.
         """
         if self._epoch is not None:
             self._epoch.close()

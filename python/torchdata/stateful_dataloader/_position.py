@@ -2,7 +2,8 @@
 `_layout.dump` converts the values back.
 
 Role: pure data. Positions and states are created when a state or a snapshot is taken or loaded, and are never modified.
-Each reader has its own `Trails` in the process in which it reads. The main process has a `Progress` for each worker.
+Each reader has its own `Trails`, in the process that reads the dataset. The main process has a `Progress` for each
+worker.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ __all__ = [
 
 #: A placeholder for a value that a new loader cannot know.
 UNKNOWN: Any = object()
-#: The maximum number of epochs, each abandoned before its second batch, that resuming repeats.
+#: The maximum number of abandoned epochs that a resumed loader repeats to reach its position.
 _MOST = 256
 #: The number of skipped samples by kind of exception, and the number of all samples including skipped ones.
 Counts = tuple[dict[str, int], int]
 
 
 def freeze(state: Any) -> bytes:
-    """Returns a state as bytes, because the program cannot modify bytes.
+    """Pickles a state, so that the program cannot modify the result.
 
     Raises:
         TypeError: the state contains an object that cannot be pickled.
@@ -49,20 +50,21 @@ class ReadingPosition(NamedTuple):
         dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
         iterator: the state of the dataset's iterator.
         collate: the state of the collate function.
-        random: the states of the generators at the snapshot; without workers, at the time when the loader's state was
-            saved.
+        random: the states of the random generators at the time of the snapshot; without workers, at the time when the
+            loader's state was saved.
         since: the number of batches that were read after the snapshot; for a map-style dataset, the indices of these
             batches.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, if the position is a number of batches.
-        base: the snapshot before the epochs in `later`, which resuming loads first; None if no epoch had begun.
-        later: the number of batches that were read in each epoch that began after the snapshot; None for a snapshot
-            within the epoch.
+        base: an earlier snapshot, which a resumed reader loads before it repeats the epochs in `later`; None if no
+            epoch had begun.
+        later: for each epoch that began after `base`, the number of batches that were read; None if the snapshot is
+            from within the epoch.
         unbegun: whether the snapshot is from before the first epoch.
-        then: the saved states of the generators from the beginning of the epoch, if they differ from `random`.
+        then: the saved states of those generators whose states at the beginning of the epoch differ from `random`.
         now: the states of the generators for recomputing the last `now_since` batches.
         now_since: the number of batches that were read with the generators `now`.
-        unstarted: in a worker, whether the main process took the snapshot before its first loop.
+        unstarted: in a worker, whether the main process took the snapshot before the loader's first epoch.
     """
 
     dataset: Any = None
@@ -92,7 +94,7 @@ class ReadingPosition(NamedTuple):
 
     @property
     def origin(self) -> ReadingPosition | None:
-        """The snapshot that resuming loads before it rereads batches; None without a snapshot."""
+        """The snapshot that a resumed reader loads before it rereads batches; None without a snapshot."""
         if self.later is None:
             return self
         if self.base is not None or self.later:
@@ -110,12 +112,12 @@ class ReadingPosition(NamedTuple):
         return self._replace(dataset=dataset, iterator=iterator, collate=collate, base=base)
 
     def frozen(self) -> bytes:
-        """Returns the position as bytes, which cannot be modified and can be passed on without unpickling."""
+        """Returns the pickled position, which cannot be modified, and which other processes need not unpickle."""
         return freeze(tuple(self))
 
     @classmethod
     def thawed(cls, frozen: bytes) -> ReadingPosition:
-        """Returns a new position equal to the frozen position."""
+        """Returns the position from a result of `frozen`."""
         return cls(*pickle.loads(frozen))
 
 
@@ -130,11 +132,11 @@ class OrderState(NamedTuple):
         is_batched: whether the iterator belongs to a `BatchSampler`, so that the keys of its state are known.
         indices: the indices that the sampler drew before its state, but that the user has not received.
         indices_since: the number of indices that the sampler drew after its state.
-        ahead: for a sampler without a state, the number of returned indices (or samples, in batches of this package)
-            that the user had not received.
-        used_up: whether the sampler had ended.
-        draws: an entry for each draw that the sampler made after other code had drawn from a generator. An entry
-            contains the states of the generators and the number of indices before the sampler's draw.
+        ahead: for a sampler without a state, the number of drawn indices that the user had not received; the number of
+            samples, if this package forms the batches.
+        used_up: whether the sampler had returned all indices.
+        draws: an entry for each time that the sampler drew random numbers after other code had used the generator. An
+            entry contains the states of the generators and the number of drawn indices before that time.
         digest: a checksum of the sampler's indices.
         generators: the states of the generators at the time of the state, in the saved form.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
@@ -162,7 +164,7 @@ class OrderState(NamedTuple):
 
 
 class LoaderFacts(NamedTuple):
-    """Properties that must be the same in a loader that loads the state; None for an unknown property.
+    """Properties of a loader that must match when another loader loads its state; None for an unknown property.
 
     Args:
         sampler: the name of the sampler's class; None for a list or another sequence.
@@ -184,7 +186,7 @@ class EpochState(NamedTuple):
         order: the position of the sampler.
         positions: the position of each worker, or of the main process; None for no position.
         workers: the number of workers that share the dataset; 0 for a loader without workers.
-        facts: properties that must be the same in a loader that loads the state.
+        facts: properties that must match those of a loader that loads the state.
         given: the number of batches of the epoch that the user has received.
         finished: whether the epoch is over.
         unstarted: whether no batch was read yet.
@@ -193,8 +195,8 @@ class EpochState(NamedTuple):
         base_seed: the seed from which the workers' seeds are derived.
         shared_seed: the epoch's seed for pipes of torch.
         next_worker: the worker that returns the next batch.
-        passing_over: for a state of torchdata 0.11, the number of batches that resuming must read and drop.
-        kind: PyTorch's kind of the dataset; a loaded state does not contain it.
+        passing_over: for a state of torchdata 0.11, the number of batches that a resumed loader must read and drop.
+        kind: the dataset's kind in PyTorch's loader, map-style or iterable; not contained in a loaded state.
         is_own_iterator: whether an iterable dataset is its own iterator, so that the keys of its state are known.
     """
 
@@ -222,20 +224,19 @@ class EpochState(NamedTuple):
 
 @dataclass
 class _Trail:
-    """The steps that led an iterable dataset to its position.
+    """A snapshot of an iterable dataset, and the batches and epochs that were read after the snapshot.
 
-    If an iterable dataset has returned no item in an epoch, there is no snapshot within this epoch. The position at
-    which the previous epoch was left does not determine how the next epoch begins, because some datasets continue from
-    this position and others start over. If the steps of the trail are repeated, both kinds of datasets reach the same
-    position again.
+    At the beginning of an epoch, before the first batch, there is no snapshot of the new epoch. The snapshot of the
+    previous epoch is not sufficient, because some datasets continue where the previous epoch was left, and others start
+    over. Reading the recorded batches and epochs again leads to the correct position for both kinds of datasets.
 
     Args:
         base: a snapshot, possibly frozen, from within an epoch, its end, or before the first epoch; None if unknown.
-        since: the number of batches that were read after the snapshot in the same epoch.
+        since: the number of batches that were read in the epoch of the snapshot, after the snapshot.
         later: the number of batches that were read in each later epoch.
-        is_whole: whether the dataset loaded this snapshot in this process, or the snapshot is from the end of an epoch.
-            If `is_whole` is False, at least one batch must follow the snapshot, because a generator applies a loaded
-            state only when it yields its first item.
+        is_whole: whether the dataset has loaded this snapshot in this process, or the snapshot is from the end of an
+            epoch. If False, at least one batch must be read after the snapshot is loaded, because a generator function
+            applies a loaded state only when it yields its first item.
     """
 
     base: ReadingPosition | bytes | None = None
@@ -249,7 +250,8 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states. Resuming reaches this position by repeating the trail."""
+        """Returns the position `now`, extended by this snapshot and the batches that a resumed reader must read
+        again."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -261,11 +263,10 @@ class _Trail:
 
 
 class Trails:
-    """The last two trails (`_Trail`) of an iterable dataset. The older trail starts from an earlier snapshot, and
-    therefore contains more batches.
+    """The last two snapshots of an iterable dataset, each with the batches that were read afterwards (`_Trail`).
 
     Args:
-        position: the snapshot that the dataset has loaded; None before the first epoch.
+        position: the position from which the reader resumes; None for a new reader.
     """
 
     def __init__(self, position: ReadingPosition | None = None) -> None:
@@ -284,12 +285,12 @@ class Trails:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no epoch has begun, and no snapshot was taken or loaded."""
+        """Whether no epoch has begun yet, and no snapshot was taken or loaded."""
         return self._trails[-1].base is None and not self._trails[-1].is_walked
 
     @property
     def is_inside(self) -> bool:
-        """Whether the last snapshot is within the epoch that began last."""
+        """Whether the last snapshot was taken in the current epoch."""
         return not self._trails[-1].later and self._trails[-1].base is not None
 
     def count(self) -> None:
@@ -318,11 +319,11 @@ class Trails:
         self._trails = [trail]
 
     def at_the_beginning(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position within an epoch that has not returned a batch yet, with the current states."""
+        """Returns the position before the first batch of an epoch; `now` contains the current states."""
         return self._trails[0].position(now)
 
     def inside(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position within an epoch that has returned batches, with the current states."""
+        """Returns the position after at least one batch of an epoch; `now` contains the current states."""
         trail = self._trails[-1]
         if trail.later:
             return trail.position(now)._replace(ended=False)
@@ -335,11 +336,11 @@ class Progress:
     """The position of one worker after the batches that the main process has received from it.
 
     Args:
-        since: the batches that the worker has returned since its last snapshot; initially `0` or `[]`.
+        since: the number of batches since the worker's last snapshot, or the list of their indices; initially empty.
     """
 
     def __init__(self, since: Any) -> None:
-        #: The last snapshot of the worker's reader, frozen or as loaded; None before the first snapshot.
+        #: The last snapshot of the worker's reader, which may be pickled; None before the first snapshot.
         self.position: bytes | ReadingPosition | None = None
         self.since = since
         self.ended = False
@@ -359,7 +360,7 @@ class Progress:
             self.since += 1
 
     def stand(self, frozen: bytes) -> None:
-        """Records a snapshot that the worker has sent; empty bytes mean that the last snapshot is still valid."""
+        """Records a pickled snapshot from the worker; empty bytes mean that the states have not changed."""
         self.since = type(self.since)()
         if frozen:
             self.position = frozen
@@ -388,8 +389,8 @@ class Progress:
         """Returns the position in the form that a state contains.
 
         Args:
-            is_stateful: whether the worker's dataset has a state; if not, a position is needed only for generators that
-                were used.
+            is_stateful: whether the worker's dataset has a state. Without a state, the position of a map-style dataset
+                is needed only if random generators were used.
             base_seed: the seed from which the workers' seeds are derived.
             worker: the number of the worker.
         """

@@ -4,14 +4,13 @@ Role: runs in the process that reads the dataset, which is the main process or a
 of an epoch.
 
 A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
-read after the snapshot (`since`). Resuming loads the snapshot, and then reads and drops the batches in `since`.
-Therefore, not every batch needs a snapshot.
+read after the snapshot (`since`). A resumed reader loads the snapshot, and then reads and drops these batches, so that
+not every batch needs a snapshot.
 
 Before the first batch of an epoch, the next items of an iterable dataset depend on how far the previous epochs were
 read. A `ReadingPosition` from before the first batch contains an earlier snapshot (`base`), and the number of batches
-that were read in each later epoch (`later`). Resuming loads `base`, and repeats the epochs in `later`. A `base` that
-was saved before the first epoch has `unbegun=True`, and is loaded only if the dataset's current states differ from
-`base`.
+that were read in each later epoch (`later`). A resumed reader loads `base`, and reads the later epochs again. A `base`
+from before the first epoch has `unbegun=True`, and is loaded only if the dataset's current state differs.
 
 A position that is requested while a batch is being read contains an earlier snapshot, because the current state of an
 iterable dataset already includes a part of the batch.
@@ -39,13 +38,13 @@ from torchdata.stateful_dataloader._position import ReadingPosition, Trails, fre
 
 __all__ = ["EpochReader", "ReadingSettings"]
 
-#: The states of the generators for recomputing the last batches, and the number of these batches.
+#: The states of the random generators for recomputing the last batches, and the number of these batches.
 _Now = tuple[Moment | None, int]
 _NO_NOW: _Now = (None, 0)
 
-#: A placeholder for the states of a dataset that has ended without returning a batch.
+#: The value of `_Trial.first` if the dataset has ended without returning a batch.
 _ENDED = b"", b""
-#: A reader takes a snapshot after this number of batches, even if no caller requests a snapshot.
+#: The number of batches after which a reader takes a snapshot that no caller has requested.
 _KEPT_EVERY = 64
 _NEVER = 1 << 62
 
@@ -83,7 +82,7 @@ class EpochReader:
 
     Args:
         reading: the dataset and the settings.
-        generators: returns the generator states to include in snapshots, or None if the caller restores the generators.
+        generators: returns the generator states to include in snapshots; None if the caller saves these states.
     """
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
@@ -94,13 +93,13 @@ class EpochReader:
         #: `_fetched`: the number of batches requested from this fetcher. `count`: the number of calls of `read` in this
         #: epoch.
         self._fetched = self.count = 0
-        #: `_is_over`: whether the dataset has ended. `_is_uncounted`: whether the last batch is missing in the trails,
-        #: because the program may not have received this batch. `_is_cut_off`: whether a batch was interrupted, for
-        #: example by Ctrl-C.
+        #: `_is_over`: whether the dataset has ended. `_is_uncounted`: whether `_trails` does not count the last batch,
+        #: because the program may not have received this batch. `_is_cut_off`: whether the reading of a batch was
+        #: interrupted, for example by Ctrl-C.
         self._is_over = self._is_uncounted = self._is_cut_off = False
         #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
         self._came_from: ReadingPosition | None = None
-        #: Whether the dataset has loaded a state in this process. A generator may not have applied this state yet.
+        #: Whether the dataset has loaded a state in this process.
         self._was_given_state = False
         self._trial: _Trial | None = None
         #: Whether the reader takes snapshots without a request. `_cadence` determines when.
@@ -148,7 +147,7 @@ class EpochReader:
 
     @property
     def digest(self) -> int | None:
-        """A checksum of some samples of this epoch, for a stream without a state."""
+        """A checksum of some samples of this epoch, for an iterable dataset without a state; otherwise None."""
         return getattr(self._fetcher, "digest", None)
 
     @property
@@ -183,7 +182,7 @@ class EpochReader:
         self._is_cut_off = False
 
     def _states_now(self) -> ReadingPosition:
-        """Returns the states of the dataset and the collate function before the first epoch."""
+        """Returns the current states of the dataset and the collate function, as a position before the first epoch."""
         states: list[Any] = [None, None]
         for number, one in enumerate((self._source, self.reading.collate_fn)):
             with contextlib.suppress(Exception):  # the dataset has no state before it begins
@@ -194,7 +193,7 @@ class EpochReader:
         """Resumes from a saved position.
 
         Args:
-            position: the position. The generators are set to their states in the position, if the position has any.
+            position: the position. Random generators whose states the position contains are set to these states.
 
         Raises:
             ValueError: the dataset ends before this position.
@@ -204,8 +203,8 @@ class EpochReader:
         later, random, base = position.later, position.random, position.origin
         now: _Now = position.now, position.now_since
         self._trails = Trails(position if self.reading.is_iterable else None)
-        # If a dataset's state contains the global generators, loading this state sets them. A state from before the
-        # first loop contains generators of the main process, which must not replace the generators of a worker.
+        # Loading a dataset's state may set the global generators. A state from before the first epoch contains the main
+        # process's generators, which must not replace the generators of a worker.
         with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
             if base is not None and base.unbegun:
@@ -233,7 +232,7 @@ class EpochReader:
             self._fetcher.digest = None if self.restores_position else 0
 
     def _go_on(self, base: ReadingPosition, random: Moment, since: Any, now: _Now, is_left: bool) -> None:
-        """Moves the dataset to a saved position within an epoch, or at the end of the epoch."""
+        """Loads a snapshot from within an epoch or from its end, and reads the later batches of this epoch again."""
         if base.ended and not base.has_state:
             self._is_over = True
             return
@@ -245,8 +244,7 @@ class EpochReader:
             before = [*map(mark_of, GLOBAL)]
             self._read_again(since, now, is_left)
             if base.digest is not None and self.digest not in (None, base.digest):
-                # If the dataset draws from the global generators, its samples also depend on the program's draws
-                # between two batches.
+                # The samples may differ if the dataset and the program both draw from a global generator.
                 draws = before != [*map(mark_of, GLOBAL)]
                 self._complain(since, draws or SampleDigest.differ_in_numbers_alone(base.digest, self.digest or 0))
 
@@ -255,7 +253,7 @@ class EpochReader:
 
         Args:
             since: the number of batches that were recomputed.
-            is_noise: whether random numbers that are drawn for each sample may explain the difference.
+            is_noise: whether the difference may come from random numbers that are drawn for each sample.
         """
         if is_noise:
             warn_outside(
@@ -274,7 +272,7 @@ class EpochReader:
         )
 
     def _go_back(self, base: ReadingPosition) -> None:
-        """Restores the states that the dataset and the collate function had before the first epoch, if they differ."""
+        """Restores the states of the dataset and the collate function from before the first epoch, if these differ."""
         now = self._states_now()
         for one, state, present in (
             (self._source, base.dataset, now.dataset), (self.reading.collate_fn, base.collate, now.collate)
@@ -306,20 +304,20 @@ class EpochReader:
             give(self._iterator, part)
 
     def _of_dataset(self, base: ReadingPosition) -> Any:
-        """Returns the dataset's own states in a snapshot."""
+        """Returns the dataset's state in a snapshot, which is the iterator's state if the dataset is its own
+        iterator."""
         is_iterator = base.dataset is None and hasattr(self._source, "__next__")
         return base.iterator if is_iterator else base.dataset
 
     def _end_again(self, base: ReadingPosition) -> None:
-        """Reads the dataset to its end, so that the dataset applies the loaded state now and not in a later epoch.
-
-        An iterator with its own state is already at its end, so a further read would count the end twice.
+        """Requests an item after the end of the dataset, so that the dataset applies the loaded state now and not in a
+        later epoch. An iterator that has loaded its own state is already at its end, and is not read.
         """
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL):
                 if self._read_once_more(None) is None:
-                    # When the state was saved at the end of an epoch, the dataset had already prepared the next epoch.
-                    # `_read_once_more` has begun the next epoch too early, so the state is loaded again.
+                    # The loaded state already belongs to the next epoch, in which `_read_once_more` has read a batch,
+                    # so the state is loaded again.
                     if self._of_dataset(base) is not None:
                         give(self._source, self._of_dataset(base))
                     self._trial = None
@@ -334,8 +332,8 @@ class EpochReader:
         Args:
             since: the number of batches to reread, or their indices.
             now: the states of the generators for recomputing the last batches, and the number of these batches.
-            is_left: whether a later epoch had begun when the state was saved. If `is_left` is True, the last read may
-                have reached the end of the epoch instead of a batch.
+            is_left: whether a later epoch had begun when the state was saved, so that the dataset may end before all
+                `since` batches were reread.
         """
         indices = since if isinstance(since, list) else range(since)
         for number, index in enumerate(indices):
@@ -383,7 +381,7 @@ class EpochReader:
         self._is_uncounted, self._is_cut_off = True, False
 
     def _count_last(self) -> None:
-        """Counts the last batch in the trails, because the program has received this batch."""
+        """Makes `_trails` count the last batch, because the program has received this batch."""
         if self._is_uncounted:
             self._is_uncounted = False
             self._trails.count()
@@ -415,7 +413,7 @@ class EpochReader:
         return batch
 
     def _seen(self) -> tuple[bytes, bytes]:
-        """Returns the states of the dataset and its iterator as bytes, for comparison."""
+        """Returns the pickled states of the dataset and its iterator, for comparison."""
         iterator, dataset = self._iterator, self._source
         inner = None if iterator is dataset else state_of(iterator)
         return freeze(state_of(dataset)), freeze((inner, self.has_ended))
@@ -466,21 +464,22 @@ class EpochReader:
             return self._came_from
         if not self.restores_position:
             return self._state()
-        # The position also includes the dataset's current states, because user code may inspect these states.
+        # The position also contains the dataset's current states, which are not used, because user code may inspect
+        # them.
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:
         """Records a snapshot of the dataset.
 
         Args:
-            position: the snapshot: a copy of the states, or frozen bytes.
+            position: the snapshot, with copied states, or a pickled snapshot.
         """
         if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
             self._count_last()
             self._trails.note(position, is_end=self.has_ended)
 
     def keep_position(self) -> None:
-        """Takes snapshots at intervals and after the first batch, in case the program leaves this epoch."""
+        """Takes a snapshot after the first batch and at intervals, because the program may abandon this epoch."""
         if not self._keeps or not self.count or self._is_cut_off:
             return
         if not self._cadence.is_due(now := time.monotonic(), 0.0) and self._trails.is_inside:
@@ -504,10 +503,10 @@ class EpochReader:
 
 @dataclass
 class _Trial:
-    """Tests whether a dataset applies a loaded state only to the resumed epoch, or also to each later epoch."""
+    """Tests whether a dataset applies a loaded state only to the resumed epoch, or wrongly to each later epoch, too."""
 
-    #: The attributes of the dataset before the test.
+    #: The attributes of the dataset before it loaded the state.
     attributes: dict[str, Any]
     loaded: bytes
-    #: The states of the dataset and its iterator after the first batch; `_ENDED` if the dataset had ended.
+    #: The states after the first batch of the resumed epoch; `_ENDED` if the dataset had ended.
     first: tuple[bytes, bytes] | None = None

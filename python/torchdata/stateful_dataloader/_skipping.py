@@ -62,7 +62,7 @@ class Skipped:
     """Counts the skipped samples of the batches that the user has received in an epoch.
 
     Args:
-        loader: the loader, which begins an epoch.
+        loader: the loader, whose next epoch begins.
         counts: the initial counts.
     """
 
@@ -71,18 +71,18 @@ class Skipped:
         self._place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
         self._limit, self._log, self._epoch = loader.error_limit, loader.error_log, loader._epochs_begun
         loader._epochs_begun += 1
-        #: The counts of skipped samples. New counts replace this tuple, which is never modified.
+        #: The counts of skipped samples: an immutable tuple, which is replaced when the counts change.
         self.counts: Counts = counts or ({}, 0)
         self._has_ended = False
         self._last = ""
 
     @classmethod
     def of(cls, loader: Any, counts: Counts | None) -> Skipped | None:
-        """Returns the counts for an epoch of a loader; None if the loader skips nothing."""
+        """Creates the counts for the next epoch of a loader; None if the loader skips no samples."""
         return cls(loader, counts) if loader.on_error == "skip" else None
 
     def count(self, samples: int, skipped: Sequence[dict[str, Any]]) -> None:
-        """Counts the samples of a batch that is returned or passed over, and the omitted samples."""
+        """Adds the samples of a batch and its omitted samples to the counts."""
         kinds, seen = self.counts
         for line in skipped:
             kinds = plus_one(kinds, line["error"])

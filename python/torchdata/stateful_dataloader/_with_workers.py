@@ -1,13 +1,13 @@
 """The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: runs in the main process. Indices are drawn at the same times as in PyTorch's loader. At the beginning, the
-indices of all batches that workers may prefetch are drawn, and then one index with each batch.
+Role: runs in the main process. Indices are drawn from the sampler at the same times as in PyTorch's loader: at the
+beginning for all batches that workers may prefetch, and then one index whenever a batch is returned.
 
 `RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores the
 last snapshot, the batches received after the snapshot, and the outstanding orders. A replacement process loads the
 snapshot, and then reads and drops the batches that the main process has received. Finally, the replacement process
-receives the outstanding orders. A worker that exits before its first batch of an epoch has not sent a snapshot of that
-epoch. The replacement of the worker first repeats the previous epoch, and then begins the new epoch.
+receives the outstanding orders. A worker that exits before its first batch of an epoch has sent no snapshot of this
+epoch, so its replacement first repeats the previous epoch, and then begins the new epoch.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ __all__ = ["RestartingIterator", "WorkersIterator"]
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first profiler range makes torch import a module. The import must not occur during an epoch, because it reads
-# files, which would hide from `processes/positions.py` that workers share open files.
+# The first use of `record_function` imports a module of torch. This must not happen during an epoch, because the import
+# reads files, and `processes/positions.py` could then not detect that workers share open files.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -61,12 +61,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         super().__init__(loader, state)
         #: The number of workers that a dataset sees, which is the number of shards; a process runs one or more shards.
         self._num_workers = max(1, self._num_shards)
-        #: Whether the next epoch has another number of shards, and therefore other processes.
+        #: Whether the workers exit after this epoch, because the next epoch has another number of shards.
         self.lasts_one_epoch = self._num_shards != loader.num_workers
         self._has_begun = False
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order
-        #: Threads that were reading an epoch when another thread began the next epoch. Each thread gets an error.
+        #: The ids of threads that were reading an epoch when another thread began the next one; they get an error.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
@@ -94,7 +94,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             raise
 
     def _copies(self, job: Job, workers: int) -> Copies:
-        """Returns copies of the dataset and the functions, for processes that run several shards."""
+        """Returns an object that copies the dataset and the functions, for processes that run several shards."""
         try:
             return Copies((self._reading, job.init_fn))
         except Exception as error:
@@ -113,7 +113,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return WorkerPool(loader, job, weakref.ref(self))
 
     def _count_into_pool(self) -> None:
-        """Prepares the statistics of the next epoch."""
+        """Makes the workers' statistics count the next epoch."""
         self._recorder.begin_in(self, self._pool)
 
     # -- epochs --------------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _start(self, loader: Any, state: EpochState | None) -> None:
         """Begins the first epoch of this iterator, or resumes it."""
         if state is None or state.is_over:
-            # As in PyTorch's loader, two sampler iterators are created and two seeds of pipes drawn. The first seed is
-            # used.
+            # PyTorch's loader creates the sampler's iterator twice, and draws two seeds for pipes, of which it uses the
+            # first. The same draws are made here.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -184,8 +184,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
         Args:
             positions: for each worker, the snapshot to load; None starts from the beginning.
-            fresh: whether the snapshots in `positions` were saved outside of an epoch.
-            first: the worker that returns the next batch.
+            fresh: whether the snapshots in `positions` are from between two epochs.
+            first: the worker that returns the first batch.
         """
         self.is_finished = False
         #: The identifiers of the threads that have read in this epoch.
@@ -201,15 +201,15 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, position in zip(self._progress, positions, strict=True):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        #: Workers that have not sent a unit in this epoch, so that their recorded positions may be out of date.
+        #: Workers whose recorded positions may be out of date, because they have not sent a message in this epoch.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
         #: Whether Ctrl-C or an error has interrupted the return of a batch.
         self._is_cut_off = False
-        #: A unit that has arrived but was not processed.
+        #: A message from a worker (see `_worker`) that was received but not processed yet, or an empty list.
         self._hand: list[Any] = []
-        #: Units that arrived before they were needed.
+        #: Messages that `state_dict` has received in advance, before a batch was requested.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -233,7 +233,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- batches -------------------------------------------------------------------------------------
 
     def _order_next(self, worker: int) -> None:
-        """Sends the next index, if any, to a worker, or to any worker with room if batches may be out of order."""
+        """Sends the next index, if there is one, to the worker, or to any worker with free capacity if `in_order` is
+        False."""
         try:
             index = self._order.draw()
         except StopIteration:
@@ -245,7 +246,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._number += 1
 
     def _wait(self) -> None:
-        """Waits for a unit, and leaves it in `_hand`. Ctrl-C may interrupt this method at any point."""
+        """Waits for a message, and stores it in `_hand`. Ctrl-C may interrupt this method at any point."""
         if self._left_behind and (reader := threading.get_ident()) in self._left_behind:
             self._left_behind.discard(reader)
             raise RuntimeError(_LEFT)
@@ -275,7 +276,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 raise
 
     def _take(self) -> tuple[int, int, Any, News]:
-        """Returns the received unit. Records the snapshot from before the batch of the unit."""
+        """Returns the received message from `_hand`, and records the snapshot from before its batch."""
         worker, number, batch, told = self._hand.pop()
         news = NO_NEWS if told is None else News(*told)
         self._unheard.discard(worker)
@@ -284,7 +285,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
-        """Returns the batch of the unit in `_hand`, if the unit has a batch. Cannot be interrupted; see
+        """Returns the batch of the next message, if it contains a batch. Cannot be interrupted; see
         `HandingIterator`."""
         if self._successor is not None:
             return (self._hand.pop(),)
@@ -309,7 +310,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return (batch,)
 
     def _account(self, unit: Any) -> bool:
-        """Processes a unit, and orders the next index. Returns whether the unit contains a batch."""
+        """Processes a message, and orders the next index. Returns whether the message contains a batch or an error."""
         worker, _, _, news = unit
         progress = self._progress[worker]
         self._next_worker = (worker + 1) % self._num_workers
@@ -334,7 +335,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the iterator. Waits for the first unit of each worker that has not sent a unit."""
+        """Returns the state of the iterator. Waits for workers that have not sent a batch in this epoch."""
         self._hear_all()
         seed = int(self._base_seed)
         positions: Sequence[ReadingPosition | None]
@@ -346,7 +347,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return self._state([index for _, index in waiting], positions, self._next_worker)
 
     def _hear_all(self) -> None:
-        """Waits for the first unit of each worker that has not sent a unit in this epoch."""
+        """Waits for a message from each worker that has not sent a message in this epoch."""
         iterates, orders = self._reading.is_iterable, self._pool.orders
         while not self.is_finished and any(iterates or orders[worker] for worker in self._unheard):
             try:
@@ -357,7 +358,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._hold()
 
     def _hold(self) -> None:
-        """Moves the unit in `_hand` to the queue of units that arrived before they were needed."""
+        """Moves the message in `_hand` to the queue `_held`."""
         self._held.append(self._take())
 
     # -- shutdown ------------------------------------------------------------------------------------
@@ -386,12 +387,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 class RestartingIterator(WorkersIterator):
     """Reads in worker processes, and replaces workers that exit.
 
-    A pinning thread may replace a worker while the program's thread sends orders. The pinning thread also reads the
-    data of the iterator, so the data is modified only under the lock for sending.
+    The pinning thread may replace a worker while the program's thread sends orders, and then reads attributes of this
+    iterator. Therefore, these attributes are modified only under the lock for sending.
     """
 
-    #: For each worker, the snapshot loaded at the beginning of this epoch (or None), and the orders that repeat
-    #: earlier, finished epochs.
+    #: For each worker, the snapshot with which the worker began this epoch (or None), and the commands that make a
+    #: replacement process repeat earlier epochs.
     _beginnings: list[tuple[Any, list[tuple[Any, ...]]]]
 
     # -- epochs --------------------------------------------------------------------------------------
@@ -399,9 +400,9 @@ class RestartingIterator(WorkersIterator):
     def _begin(self, positions: Sequence[Any], fresh: bool, first: int) -> None:
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in range(self._num_workers)]
         self._beginnings = list(zip(positions, ways, strict=True))
-        #: `_fresh`: whether `positions` were saved outside of an epoch. `_seed_then`: the epoch's seed for pipes.
+        #: `_fresh`: whether `positions` are from between two epochs. `_seed_then`: the epoch's seed for pipes.
         self._fresh, self._seed_then = fresh, self._shared_seed
-        #: For each worker, the number of processed units of this epoch.
+        #: For each shard, the number of messages of this epoch that were processed.
         self._seen = [0] * self._num_workers
         super()._begin(positions, fresh, first)
 
@@ -416,8 +417,8 @@ class RestartingIterator(WorkersIterator):
         """Returns what a new process needs to reach a worker's current position in this epoch.
 
         Returns:
-            Orders that repeat finished epochs, the snapshot to load, whether the epoch of this snapshot is over, and
-            the indices to read after loading the snapshot.
+            Commands that repeat earlier epochs, the snapshot to load, whether this snapshot is from between two epochs,
+            and the indices to read after the snapshot was loaded.
         """
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
@@ -426,7 +427,7 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns orders with which a worker repeats the abandoned epoch, including its outstanding orders."""
+        """Returns commands that make a new process repeat the last epoch of a worker, including outstanding orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
@@ -436,11 +437,11 @@ class RestartingIterator(WorkersIterator):
     # -- replacing a worker ----------------------------------------------------------------------------
 
     def instruct(self, worker: int, accounts: Sequence[Account]) -> None:
-        """Sends the orders of a worker to its replacement process.
+        """Sends a replacement process the commands that move it to the position of the exited worker.
 
         Args:
             worker: the number of the worker.
-            accounts: for each shard, the number of units received in this epoch and their checksum.
+            accounts: for each shard, the number and the checksum of the messages that were received in this epoch.
         """
         shards = self._pool.members.shards_of(worker)
         starts = []
@@ -453,11 +454,11 @@ class RestartingIterator(WorkersIterator):
         self._pool.instruct(worker, [*before, beginning], received)
 
     def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:
-        """Returns what a replacement process needs to continue a shard after the units that were already received.
+        """Returns what a replacement process needs to continue a shard after the messages that were already received.
 
         Returns:
-            Orders that repeat finished epochs, the start of this epoch, and the number of outstanding orders that the
-            process need not answer.
+            Commands that repeat earlier epochs, the position in this epoch, and the number of outstanding orders for
+            which batches have already arrived.
         """
         progress, orders = self._progress[shard], self._pool.orders[shard]
         unseen = 0 if progress.ended else account[0] - self._seen[shard]

@@ -1,16 +1,15 @@
-"""The program of a `StatefulDataLoader` worker: reads the samples for each order of the main process, and sends the
-batches.
+"""The program of a `StatefulDataLoader` worker: reads the batches that the main process requests, and sends them.
 
-Role: runs in the worker process, as the program of a worker group of the engine. Orders of the main process arrive over
-the command link, and are executed in sequence: begin an epoch, read an index, stop. The engine reads units from the
-iterator `Batches`, which returns one batch for each order, and sends these units over another link. For an iterable
-dataset, the main process sends no orders, but limits the number of batches that the worker may read ahead.
+Role: runs in the worker process, as the program of a worker group of the engine. Commands of the main process arrive
+over a link, and are executed in sequence: begin an epoch, read the batch of an index (an *order*), stop. The engine
+iterates over `Batches`, which yields one batch for each order, and sends the batches over another link. For an iterable
+dataset, the main process may send no orders, and only limit the number of batches that the worker reads ahead.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If a loader with
 more workers saved the state, a worker runs several shards in turn, each with a copy of the dataset.
 
-Each message to the main process is called a unit, which is the tuple (shard, number of the order, batch, news). In most
-units, `news` is None; otherwise, `news` contains the fields of `News`.
+Each message to the main process is called a *unit*: a tuple of shard, number of the order, batch, and news. The news is
+None in most units, and otherwise contains the fields of `News`.
 """
 
 from __future__ import annotations
@@ -45,18 +44,17 @@ from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
 
 __all__ = ["NO_NEWS", "Batches", "EpochStart", "Job", "News", "ShardReader"]
 
-#: The order number of a unit that answers no order.
+#: The order number in the messages of a shard that reads without orders.
 NO_ORDER = -1
 
 
 @dataclass
 class EpochStart:
-    """The data that a shard has at the beginning of an epoch. If this worker replaces a failed worker, the main process
-    has already received units of the epoch.
+    """The position at which a shard begins an epoch, or continues the epoch of a failed worker.
 
     Args:
         position: the snapshot to resume from; None starts from the beginning.
-        account: the number of units received, and their checksum.
+        account: the number and the checksum of the messages that the main process has received from a failed worker.
         again: the indices to reread after the snapshot was loaded.
         ended: whether the iterable dataset had ended.
     """
@@ -68,14 +66,14 @@ class EpochStart:
 
 
 class News(NamedTuple):
-    """The data that a unit may contain in addition to its batch.
+    """The data that a worker may send in addition to a batch.
 
     Args:
-        before: the frozen snapshot from before the batch.
-        after: the frozen snapshot from after the batch.
+        before: the pickled snapshot from before the batch; None if the worker has not taken a snapshot.
+        after: the pickled snapshot from after the batch; None if the worker has not taken a snapshot.
         failure: the error that was raised instead of returning the batch.
         skipped: the skipped samples of the batch.
-        seen: the number of samples of the batch, including skipped samples; None if all ordered samples were seen.
+        seen: the number of samples of the batch, including skipped samples; None if it is the requested number.
         empty: whether all samples were skipped, so that the batch is missing.
         digest: a checksum of some samples of this epoch, for a dataset without a state; None if unchanged.
         ended: whether the iterable dataset has ended.
@@ -100,7 +98,7 @@ class ShardReader:
     """Reads one shard of the dataset in successive epochs.
 
     Args:
-        job: the task, with the shard's own dataset.
+        job: the settings of the workers, with the shard's own copy of the dataset.
         number: the number of the shard.
         counting: the counters of the process; None if batches are not timed.
         worker: the worker that runs the shard; None in the main process, where exceptions are raised unchanged.
@@ -112,7 +110,7 @@ class ShardReader:
 
     def __init__(self, job: Job, number: int, counting: Counting | None, worker: _Worker | None = None) -> None:
         self.job, self.number, self.counting, self.worker = job, number, counting, worker
-        #: Stores the shard's global generators and worker info while the process runs another shard.
+        #: The shard's global generators and worker info, which are stored here while the process runs another shard.
         self.globals = ShardGlobals()
         self.watch: GeneratorWatch
         if job.num_shards:
@@ -141,9 +139,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads the outstanding orders of an epoch that the program has left, as PyTorch's workers do.
-
-        As a result, the state of the dataset in the next epoch does not depend on the speed of this worker.
+        """Reads the requested batches of an epoch that the program has abandoned, as PyTorch's workers do, so that the
+        state of the dataset in the next epoch does not depend on the speed of this worker.
         """
         if self.reader is None or self.failure is not None:
             return
@@ -154,14 +151,13 @@ class ShardReader:
                 self.reader.read(index)
 
     def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: EpochStart) -> Batches:
-        """Begins an epoch, and returns an iterator over its units.
+        """Begins an epoch, and returns an iterator over the messages to send.
 
         Args:
-            iterates: whether the epoch runs without orders.
+            iterates: whether the shard reads an iterable dataset without orders.
             shared_seed: the epoch's seed for pipes of torch.
-            fresh: whether the snapshot was saved outside of an epoch. If `fresh` is True, only state that is kept
-                between epochs is loaded.
-            start: the snapshot at the beginning of the epoch, and the batches that were already received.
+            fresh: whether the snapshot is from between two epochs, so that a new epoch begins after it was loaded.
+            start: the position at which the shard begins or continues the epoch.
         """
         position, again = start.position, start.again
         batches = Batches(self, iterates)
@@ -227,10 +223,9 @@ class _Worker:
         #: The error that prevents the worker from reading.
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
-        #: Decides which shard's generators and worker info the process has. The list of shards is empty until all
-        #: shards are prepared.
+        #: Switches the process's global generators and worker info between the shards.
         self._turns = ShardTurns((), self._exchange, 0)
-        #: Orders of the last epoch that were still unread when the next epoch began.
+        #: The indices of orders that were unread when the main process ended the last epoch.
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
@@ -263,7 +258,7 @@ class _Worker:
         return True
 
     def _exchange(self, left: int, entered: int) -> None:
-        """Exchanges the generators and the worker info of two shards after a library was loaded."""
+        """Stores the generators and worker info of the shard `left`, and sets those of the shard `entered`."""
         self.shards[left].globals.leave(is_all=True)
         self.shards[entered].globals.enter()
 
@@ -292,7 +287,7 @@ class _Worker:
 
 @dataclass
 class Job(Program):
-    """The task of the workers. The job is pickled only once for all workers."""
+    """The dataset, the functions and the settings of the workers, which are pickled only once for all workers."""
 
     runner: ClassVar[type[Runner]] = _Worker
     #: PyTorch's name for a worker.
@@ -307,13 +302,13 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards; 0 for a worker that resumes an epoch of a loader without workers. A worker with 0 shards
-    #: has the program's global generators, and no worker info.
+    #: The number of shards; 0 for a worker that resumes an epoch of a loader without workers. Such a worker has copies
+    #: of the main process's global generators, and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
     lasts_one_epoch: bool = False
-    #: Copies of the dataset and the functions, if processes run several shards; the job then lacks the originals.
+    #: Copies of the dataset and the functions, if processes run several shards; `reading` then lacks the originals.
     copies: Copies | None = None
 
     def copied(self) -> Job:
@@ -347,26 +342,26 @@ class Job(Program):
 
 
 class Batches(Iterator[Unit]):
-    """An iterator over the units of one epoch, which the engine sends to the main process.
+    """Yields the units (see the module) of one epoch of a shard, which the engine sends to the main process.
 
     Args:
         shard: the shard that reads.
-        iterates: whether this epoch reads without orders, as far ahead as the main process allows.
+        iterates: whether the shard reads without orders, as far ahead as the main process allows.
     """
 
     def __init__(self, shard: ShardReader, iterates: bool) -> None:
         self._shard, self._iterates = shard, iterates
         self._reader: EpochReader | None = None
-        #: Units that are sent before all other units.
+        #: Messages that are sent first: errors in place of messages that could not be sent.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: `news`: the `News` to send with the next unit. `_brought`: the `News` of the last unit.
+        #: `news`: the `News` to send with the next unit. `_brought`: the `News` that was sent last.
         self.news = self._brought = NO_NEWS
-        #: `is_over`: whether all batches were read. `_takes_positions`: whether snapshots contain the position in the
-        #: dataset, and not only the generators.
+        #: `is_over`: whether all batches were read. `_takes_positions`: whether snapshots contain the state of the
+        #: dataset, in addition to the random generators.
         self.is_over = self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
-        #: Before this time, no snapshot is taken and no generator is checked.
+        #: The time before which no snapshot is taken, and no random generator is checked.
         self._due = 0.0
         self._last = b""
         self._digest: int | None = None
@@ -377,8 +372,9 @@ class Batches(Iterator[Unit]):
         Args:
             reader: the reader, after the beginning of its epoch.
             went_on: whether the epoch resumes from a saved position, which the main process already has.
-            told: whether the main process has unprocessed units of this epoch. If `told` is True, no snapshot is taken,
-                because the main process would assign the snapshot to the wrong unit.
+            told: whether the main process has received messages of this epoch that it has not processed. If
+                `told` is True, no snapshot is taken, because the main process would assign the snapshot to the wrong
+                batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -423,7 +419,7 @@ class Batches(Iterator[Unit]):
 
     @property
     def _tells(self) -> bool:
-        """Whether the shard must send its snapshots, because the snapshots contain state."""
+        """Whether snapshots contain a state of the dataset or of random generators, and must be sent."""
         return bool(self._takes_positions or self._shard.watch.moved)
 
     def _position_after(self, now: float, took: float) -> bytes | None:
@@ -440,7 +436,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Returns the next index that the main process orders. A command that is not an order ends the epoch."""
+        """Waits for the next order, and returns its index. A command of another kind ends the epoch."""
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()
@@ -463,7 +459,7 @@ class Batches(Iterator[Unit]):
         return self._shard.number, self._order, batch, None if news is NO_NEWS else tuple(news)
 
     def _frozen_position(self) -> bytes:
-        """Returns the frozen snapshot; empty if nothing has changed."""
+        """Returns a pickled snapshot; empty bytes if the snapshot equals the previous one."""
         assert self._reader is not None
         frozen = self._reader.position().frozen()
         self._reader.took(frozen)
@@ -480,5 +476,5 @@ class Batches(Iterator[Unit]):
         return news._replace(skipped=skipped, seen=seen)
 
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
-        """Queues an error, which is sent in place of a unit that could not be sent."""
+        """Queues an error, which is sent in place of a message that could not be sent."""
         self._owed.append(self._unit(None, self._brought._replace(failure=failure)))

@@ -66,10 +66,10 @@ class RandomIndices(Iterator[int]):
 
     def __init__(self, sampler: RandomSampler) -> None:
         self._sampler, self._yielded = sampler, 0
-        #: The generator's state before the order was drawn; None if the order was not drawn yet.
+        #: The state of the generator before the epoch's order was drawn from it; None before that.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
-        #: `_chunk`: the indices that were drawn together. `_place`: the position of the next index in `_chunk`.
+        #: `_chunk`: the indices that were drawn last. `_place`: the position of the next index in `_chunk`.
         self._chunk, self._place = list[int](), 0
 
     def __next__(self) -> int:
@@ -95,7 +95,7 @@ class RandomIndices(Iterator[int]):
         return taken
 
     def _draw(self, state: bytes | None) -> None:
-        """Draws the order; if `state` is not None, the generator is set to this state first."""
+        """Prepares the drawing of the order; if `state` is not None, first sets the generator to this state."""
         generator = self._sampler.generator
         if generator is None:
             generator = torch.Generator()
@@ -117,11 +117,12 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # The order is drawn even if no index is used, because later epochs depend on this draw.
+            # A permutation is drawn even if none of its indices is used, because this changes the orders of later
+            # epochs.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of indices that were yielded, and the generator state of their order."""
+        """Returns the number of yielded indices, and the generator's state from before the order was drawn."""
         return self.state_before(0)
 
     def state_before(self, count: int) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class RandomIndices(Iterator[int]):
         return {"yielded": self._yielded - count, "generator": origin}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resumes from a saved position. Sets the sampler's own generator to the state after the order was drawn.
+        """Resumes from a saved position. If the sampler has its own generator, this call draws the order from it again.
 
         Args:
             state_dict: a result of `state_dict`.
@@ -192,8 +193,8 @@ class BatchIndices(Iterator[list[int]]):
         self._batches = batches
         self._iterator: Iterator[int] | None = None
         self.samples_yielded = 0
-        #: `has_ended`: whether the sampler has ended. `_dropped`: the number of the sampler's indices that were
-        #: dropped.
+        #: `has_ended`: whether the sampler has returned all indices. `_dropped`: the number of indices that were
+        #: dropped because they do not fill a batch.
         self.has_ended, self._dropped = False, 0
 
     @property
@@ -221,7 +222,7 @@ class BatchIndices(Iterator[list[int]]):
         return batch
 
     def start_from(self, iterator: Iterator[int], yielded: int) -> None:
-        """Makes the following batches read from an iterator of the sampler.
+        """Makes this object form the following batches from an iterator of the sampler.
 
         Args:
             iterator: the iterator.
@@ -230,14 +231,16 @@ class BatchIndices(Iterator[list[int]]):
         self._iterator, self.samples_yielded = iterator, yielded
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler, which may end up to `most_missing` indices earlier."""
+        """Skips `count` indices of the sampler; it is no error if up to `most_missing` of these indices do not
+        exist."""
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)
         pass_over(self._iterator, count - most_missing)
         self.samples_yielded += count - most_missing + sum(1 for _ in itertools.islice(self._iterator, most_missing))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of indices that were yielded, and the states of the sampler and its iterator, if any."""
+        """Returns the number of yielded indices, and the states of the sampler and its iterator, if these have
+        states."""
         state = self.state_before(0)
         if self.has_ended:
             state["ended"] = True
@@ -283,8 +286,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self._iterator, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
-            # The sampler had already prepared the next epoch. The call of `next` has begun that epoch too early, so the
-            # state is loaded again.
+            # `next` has returned an index because the state already belongs to the next epoch, so the state is loaded
+            # again.
             give(sampler, state_dict["sampler_state"])
 
 
@@ -297,7 +300,8 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         rank: the rank of this process; by default (None), the rank in `torch.distributed`.
         shuffle: whether the order is random.
         seed: the seed, which must be the same on all ranks.
-        drop_last: whether indices are dropped so that all ranks have the same number. False repeats indices instead.
+        drop_last: whether to drop indices, so that all ranks have the same number of indices. False repeats indices
+            instead.
 
     Raises:
         ValueError: `rank` is out of range.
@@ -327,7 +331,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
         self.yielded = 0
-        # The number of indices that the next epoch skips; None if it skips no indices.
+        # The number of indices that the next iterator skips because a state was loaded; otherwise None.
         self.next_yielded: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -356,18 +360,18 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
 
 
 def endless_state(batches: int, size: int) -> dict[str, Any]:
-    """Returns the state of a `BatchSampler` after a number of full batches, without a state of its sampler."""
+    """Returns the state of a `BatchSampler` after `batches` batches of `size` indices, without its sampler's state."""
     return {"samples_yielded": batches * size}
 
 
 def samples_in(state: Any) -> int | None:
-    """Returns the number of yielded indices in the state of a `BatchSampler`; None if the state has no number."""
+    """Returns the number of yielded indices from the state of a `BatchSampler`; None if it is missing."""
     samples = state.get("samples_yielded") if isinstance(state, dict) else None
     return samples if type(samples) is int else None
 
 
 def count_in(state: Any, name: str) -> int:
-    """Returns a count from a state.
+    """Returns the field `name` of a state, after checking that the field is a number of indices.
 
     Raises:
         ValueError: the value is not a count.

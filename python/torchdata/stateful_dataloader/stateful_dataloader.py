@@ -82,12 +82,12 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         in_order: whether batches are returned in the order of their indices. With `in_order=False`, batches are
             returned as soon as they are ready.
         snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is
-            nevertheless exact at each batch, because resuming rereads and drops the batches after the last snapshot.
+            nevertheless exact at each batch, because a resumed loader rereads and drops the batches after the snapshot.
             Snapshots that take long are taken less often.
         on_worker_exit: what happens if a worker process exits. "error" raises `WorkerExitedError`. "restart" replaces
-            the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and the order is the
-            same. Batches after the worker's last snapshot are reread. The third exit in a row at the same batch always
-            raises `WorkerExitedError`.
+            the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and the order does not
+            change. The new worker rereads batches after the last snapshot. The third consecutive exit at the same batch
+            always raises `WorkerExitedError`.
         on_timeout: what happens if no batch arrives within `timeout` seconds. "error" raises `WorkerTimeoutError`,
             which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as with
             `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. "restart" does
@@ -99,7 +99,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         on_error: what happens to a sample if `dataset[index]` or `__getitems__` raises. "raise" raises the exception,
             and the batch is lost. "skip" omits the sample, which makes the batch shorter; an empty batch is not
             returned. If `__getitems__` raises, it is called again for each index of the batch. For an iterable dataset,
-            `__next__` of the dataset's iterator is called again. A generator ends when it raises, so a dataset is
+            the call of `__next__` of its iterator is repeated. A generator ends when it raises, so a dataset is
             refused if its `__iter__` is a generator function. Exceptions of `collate_fn`, `MemoryError`,
             `KeyboardInterrupt`, `SystemExit` and worker exits are never skipped. Skipped samples are counted by kind of
             exception. The state contains the counts, and a `RuntimeWarning` reports the counts at the end of an epoch.
@@ -108,11 +108,12 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             `TooManySkipped` is raised. None for no limit.
         error_log: the path of a file; a JSON line is appended for each skipped sample of a returned batch: `epoch` (of
             this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
-            and line), `index`, `error`, `message` and `notes`. For an iterable dataset, the index counts the samples of
-            the worker's iterator from 0; it is null if the dataset loaded a state within an epoch. None for no file.
+            and line), `index`, `error`, `message` and `notes`. For an iterable dataset, `index` is the number of the
+            sample in the worker's iterator, from 0, or null if the dataset has loaded a state within an epoch. None for
+            no file.
         stats: how often batches are timed. "counts" times a few batches, which costs less than 1 % of the time; "full"
-            times every batch. With `stats=None`, the environment variable `TORCHDATA_STATS` decides, or else "counts"
-            is used. See `stats()`.
+            times every batch. With `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it
+            is not set. See `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
             least 10 seconds that exceeds this fraction issues a `RuntimeWarning`, which names the slow function with
             its file and line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
@@ -274,14 +275,15 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Makes the next loop resume from a saved state of this package, or of torchdata 0.8 to 0.11.
 
-        The number of workers may differ. Until the epoch ends, an iterable dataset still sees the number of workers
-        with which the state was saved. If the loader has fewer workers, a process reads several copies of the dataset,
-        which must be picklable. Persistent workers are stopped. An existing iterator also resumes from the state if it
-        has returned no batch. If an existing iterator has returned a batch, its next batch raises `RuntimeError`.
+        The number of workers may differ from the number in the saved run. Until the epoch ends, `get_worker_info` still
+        shows an iterable dataset the saved number of workers. If the loader has fewer workers, a process reads several
+        copies of the dataset, which must be picklable. Persistent workers are stopped. An existing iterator also
+        resumes from the state if it has returned no batch. If an existing iterator has returned a batch, its next batch
+        raises `RuntimeError`.
 
         Within an epoch, the next loop raises `ValueError` if the class of the sampler, the length of a map-style
-        dataset or the number of ranks differs. If the epoch had not returned a batch, the epoch starts over instead of
-        raising an error. The loop issues a warning if the state belongs to another rank.
+        dataset or the number of ranks differs. If the state was saved before the first batch of the epoch, the epoch
+        starts over instead. The loop issues a warning if the state belongs to another rank.
 
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.

@@ -3,14 +3,14 @@
 Role: decides what a copy shares with its original. The code runs in the main process, in the thread that creates a
 loader or loads a state.
 
-A loader shards, seeds and iterates the pipes of its graph, which changes them. The loader reads a copy, so the user's
-graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time, and because not every
+A loader modifies the pipes of its graph when it shards, seeds and iterates the graph. Therefore, the loader copies the
+user's graph. The data in the graph is not copied, because a copy costs memory and time, and because not every
 object can be copied: some objects lose their contents, their shared memory or their open files.
 
 - A pipe of the graph is copied, and so is any object that refers to a pipe: a list of pipes, a method of a pipe, an
   instance with a pipe in an attribute.
 - A list, a dict or another container of the standard library is copied with the same members, because pipes keep the
-  items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in all.
+  items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in total.
 - A random generator is copied.
 - Everything else is shared with the copy: a dataset, a function, an array, an open file. Attributes that the class of
   the pipe names in `data_attributes` are also shared, if they do not refer to a pipe.
@@ -38,7 +38,7 @@ from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe
 T = TypeVar("T")
 LockType = type(Lock())
 
-#: Types of containers that are copied. Subclasses are excluded, because their instances may have more data.
+#: Types of containers that are copied. Instances of subclasses are not copied, because they may have more attributes.
 _CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
 
 #: Types of objects that `copy.deepcopy` always shares.
@@ -78,7 +78,7 @@ def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
 
 
 def attribute_copier(obj: Any) -> Callable[[Any], Any]:
-    """Returns a function that copies the value of one attribute as `duplicate` does."""
+    """Returns a function that copies the value of a single attribute by the rules of `duplicate`."""
     if not is_pipe(obj):
         return copy.deepcopy
     graph = Graph(obj)
@@ -92,10 +92,10 @@ def attribute_copier(obj: Any) -> Callable[[Any], Any]:
 
 
 class _Sharing:
-    """Determines what the copy of a graph shares with the graph.
+    """Determines which objects the copy of a graph shares with the original graph.
 
     Attributes:
-        memo: the memo for `copy.deepcopy`: the replacement of each object in the copy, by the object's id.
+        memo: the memo for `copy.deepcopy`, which maps the id of each object to the object's replacement in the copy.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -105,7 +105,7 @@ class _Sharing:
         self._left = 0
 
     def pin_attributes(self, pipe: Any) -> None:
-        """Adds to the memo all objects that the copy of a pipe shares with the pipe."""
+        """Adds all objects that the pipe and its copy share to the memo."""
         data = getattr(type(pipe), "data_attributes", ())
         for name, value in list(vars(pipe).items()):
             if name in data and not self._refers(value):
@@ -114,7 +114,7 @@ class _Sharing:
                 self.pin(value)
 
     def pin(self, value: Any) -> None:
-        """Adds to the memo all objects that the copy of an attribute's value shares with the original."""
+        """Adds all objects that an attribute's value and its copy share to the memo."""
         self._left = LARGEST_STRUCTURE
         self._pin(value)
 
@@ -138,8 +138,8 @@ class _Sharing:
             self._pin(part)
 
     def _refers(self, value: Any, levels: int = 2) -> bool:
-        """Returns whether an object refers to a pipe of the graph. At most `levels` nested objects are searched, not
-        counting containers."""
+        """Returns whether an object refers to a pipe of the graph. The search follows at most `levels` nested objects,
+        in addition to containers."""
         if type(value) in _ATOMS:
             return False
         if id(value) in self._pipes:
@@ -190,12 +190,12 @@ def _copied(generator: Any) -> Any:
 
 #: Data of at least this many bytes, and containers too large to be searched for pipes, are shared by all replicas.
 _SHARED_BYTES = 1 << 16
-#: Types that cannot be copied, and types of immutable objects.
+#: Types of objects that `replica` does not copy, because they cannot be copied or are immutable.
 _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)
 
 
 def replica(obj: T) -> T:
-    """Returns a copy of a graph for another shard in the same process, which is independent of this graph.
+    """Returns an independent copy of a graph, for another shard in the same process.
 
     The graph is copied by pickle, as for another process. Both graphs share large data, and objects that cannot be
     copied, such as open files, locks and running generators. A graph that cannot be pickled is copied by `duplicate`.
@@ -226,7 +226,7 @@ def replica(obj: T) -> T:
 
 
 def _is_shared(part: Any) -> bool:
-    """Returns whether replicas share the object."""
+    """Returns whether all copies made by `replica` share the object."""
     if isinstance(part, _SHARED_TYPES):
         return True
     if type(part) in _CONTAINERS:

@@ -1,7 +1,7 @@
 """Cuts a pipe graph into the parts that run in the dispatching process, in the workers and in the main process.
 
-Role: decides where to cut, and defines the pipe that replaces the dispatched part in every worker. The functions run in
-the main process before workers start. `DispatchedSource` runs in the workers, and reads a stream of the worker runtime.
+Role: finds the pipes at which the graph is cut, and defines `DispatchedSource`, which replaces the dispatched part in
+every worker. The functions run in the main process before workers start.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatc
 class DispatchedSource(IterDataPipe[Any]):
     """Represents, in a worker's graph, the part of the graph that runs in the dispatching process.
 
-    The dispatching process stores its position in the stream. The state of this pipe contains only a count and a
-    checksum of the items that it has read.
+    The dispatching process stores the position of its pipes. The state of this pipe contains only the number and the
+    checksum of the items that this worker has read.
 
     Attributes:
-        open_stream: creates an iterator over the items for this worker. The worker runtime sets the function
-            `open_stream`, which is not pickled.
-        share: returns the number of the pass, and the count and checksum of the items that were read in this pass. The
-            worker runtime sets the function `share`, which is not pickled.
+        open_stream: a function of the worker runtime that creates an iterator over the items for this worker.
+        share: a function of the worker runtime that returns the number of the current iteration, and the number and the
+            checksum of the items that the worker has read in this iteration.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -43,7 +42,7 @@ class DispatchedSource(IterDataPipe[Any]):
         return self.open_stream()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the count and checksum of the items read in this pass."""
+        """Returns the number and checksum of the items that the worker has read in this iteration."""
         return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -51,19 +50,19 @@ class DispatchedSource(IterDataPipe[Any]):
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
-    """In 0.9, the placeholder in a worker's graph that the worker's main function connected to the dispatching process.
+    """The pipe that represented the dispatched items in a worker's graph in torchdata 0.9.
 
-    User-defined replacements of `process_init_fn` search the graph for this pipe, which represents the dispatched
-    items. Graphs now contain a `DispatchedSource` instead of this pipe, so this search finds no pipe.
+    User-defined replacements of `process_init_fn` search the graph for this class, but graphs now contain a
+    `DispatchedSource` instead.
     """
 
 
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last pipe that runs in the dispatching process, or None if nothing is dispatched.
 
-    The returned pipe is the pipe closest to the sources through which the items of all `sharding_round_robin_dispatch`
-    pipes pass. If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that read from
-    each other in a cycle are dispatched together.
+    The items of all `sharding_round_robin_dispatch` pipes pass through the returned pipe, which is as close to the
+    sources as possible. If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that
+    read from each other in a cycle are dispatched together.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.
@@ -77,7 +76,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
     cuts: dict[int, Any] = {}
 
     def cut_of(pipe: Any) -> Any:
-        """Returns the pipe through which all dispatched items reach `pipe`; None if no such items reach it."""
+        """Returns the pipe through which all dispatched items reach `pipe`; None if `pipe` gets no dispatched items."""
         if id(pipe) in dispatched:
             return pipe
         if id(pipe) not in cuts:
@@ -100,9 +99,9 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends `on_error` to a part of the graph that runs in other processes, if the whole graph skips exceptions.
+    """Appends `on_error` to a part of the graph, if a later pipe of the whole graph is an `on_error`.
 
-    Exceptions are skipped in the process in which they are raised, so each process needs an `on_error`.
+    A process can skip only its own exceptions, so each part that runs in another process needs an `on_error`.
 
     Args:
         part: the part of the graph that runs in other processes.
@@ -124,12 +123,12 @@ def skipping_as_before(part: Graph, graph: Graph) -> Graph:
 
 
 def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
-    """Returns the ends of the branches without dispatched items, which workers shard themselves.
+    """Returns the last pipes of all branches without dispatched items; workers shard these branches themselves.
 
     A `DispatchedSource`, or the `_DummyIterDataPipe` of old code, yields the dispatched items.
 
     Args:
-        graph: a worker's graph, or a result of `traverse_dps` for it.
+        graph: the graph of a worker, or a result of `traverse_dps`.
 
     Returns:
         Only the last pipe of the graph if nothing is dispatched; an empty list if all items are dispatched.
@@ -151,8 +150,8 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """Returns the ends of the branches that may be copied to worker processes.
 
     A pipe with `is_replicable()` False, and each pipe that reads from it directly or indirectly, must exist only once.
-    The remaining pipes form branches. If one branch contains another branch, only the end of the larger branch is
-    returned. If pipes read from each other in a cycle, reads from pipes closer to the end of the graph are ignored.
+    The remaining pipes form branches. If one branch contains another branch, only the last pipe of the larger branch is
+    returned. In a cycle of pipes, connections to sources that are closer to the end of the graph are ignored.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.

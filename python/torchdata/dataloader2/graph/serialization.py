@@ -1,7 +1,7 @@
-"""Copies of pipe graphs and reading services, and their bytes for the state of a loader.
+"""Copies pipe graphs and reading services, and pickles them for the state of a loader.
 
 Role: the only module that copies and pickles user-defined objects. The code runs in the main process when a loader is
-created, loads a state, or is saved.
+created, or when its state is saved or loaded.
 
 A loader copies the pipes of a graph, but not the data in them; see `duplicate`. `serialize` pickles the pipeline, and
 is called only if a state must contain the pipeline.
@@ -65,7 +65,7 @@ class GraphTemplate:
             return _cloudpickled(self._kept)
 
     def fits(self, most: int) -> bool:
-        """Returns whether the object's pickle has at most this many bytes. Pickling stops at this limit."""
+        """Returns whether the object's pickle has at most `most` bytes. Pickling stops at this limit."""
         try:
             return _fits(pickle.Pickler, self._kept, most)
         except Exception as error:  # a user's __getstate__ may raise anything; the second attempt decides
@@ -127,7 +127,8 @@ def deserialize_datapipe(serialized_state: bytes) -> Any:
 
 
 class _DataPipeSerializationWrapper:
-    """A pipe that can be pickled even if plain pickle does not support its contents. Only old code uses this class.
+    """Wraps a pipe, so that it can be pickled even if it contains lambdas or local classes. Only old code uses this
+    class.
 
     Args:
         datapipe: the pipe.
@@ -164,7 +165,7 @@ class _MapDataPipeSerializationWrapper(_DataPipeSerializationWrapper, MapDataPip
 
 
 def attach_wrapper(datapipe: Any) -> Any:
-    """Wraps a pipe so that it can be pickled in any case; returns wrappers and other objects unchanged."""
+    """Wraps a pipe, so that it is pickled by `serialize_datapipe`; returns wrappers and other objects unchanged."""
     if isinstance(datapipe, _DataPipeSerializationWrapper) or not is_pipe(datapipe):
         return datapipe
     if isinstance(datapipe, IterDataPipe):
@@ -173,7 +174,7 @@ def attach_wrapper(datapipe: Any) -> Any:
 
 
 def extract_wrapper(datapipe: Any) -> Any:
-    """Returns the pipe in a wrapper of `attach_wrapper`; returns other objects unchanged."""
+    """Returns the pipe that `attach_wrapper` has wrapped; returns other objects unchanged."""
     return datapipe._datapipe if isinstance(datapipe, _DataPipeSerializationWrapper) else datapipe
 
 
@@ -187,7 +188,7 @@ def _cloudpickled(obj: Any) -> bytes:
 
 
 def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
-    """Names the attribute of a pipe or service that cannot be pickled."""
+    """Returns a message that names the attribute because of which a pipe or service cannot be copied or pickled."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()

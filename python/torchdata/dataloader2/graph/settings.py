@@ -41,8 +41,8 @@ def is_random(datapipe: Any) -> TypeGuard[Any]:
 
 
 def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
-    """Returns the pipes that accept a seed, and makes them derive the seeds of later passes from the first seed of an
-    epoch. If pipes drew new seeds in later passes, a resumed epoch could not repeat these seeds.
+    """Returns the pipes that accept a seed, and makes them derive the seeds of further iterations within an epoch from
+    the first seed of the epoch, because a resumed epoch must be able to repeat these seeds.
     """
     found = [*filter(is_random, datapipes)]
     for pipe in found:
@@ -51,7 +51,7 @@ def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
 
 
 def is_shuffler(datapipe: Any) -> bool:
-    """Returns whether the pipe shuffles and can be switched off."""
+    """Returns whether the pipe shuffles items, and has a method that switches shuffling off."""
     return has_method(datapipe, "set_shuffle") and is_random(datapipe)
 
 
@@ -77,9 +77,9 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedSource
     """Gives each pipe that has `set_seed` its own seed.
 
     Args:
-        datapipes: the pipes, in the order of drawing; pipes without `set_seed` are skipped.
+        datapipes: the pipes, in the order in which their seeds are drawn; pipes without `set_seed` are skipped.
         seed_generator: the generator that provides the seeds.
-        distributed_shared: whether the seeds are the same on all workers and ranks.
+        distributed_shared: whether each pipe gets the same seed on all workers and ranks.
 
     Example:
         >>> from torchdata.dataloader2.graph import set_datapipes_seed
@@ -142,13 +142,13 @@ def apply_sharding(
         num_of_instances: the number of copies of the graph that share the items.
         instance_id: the number of this copy, from 0.
         sharding_group: the level of sharding (a `SHARDING_PRIORITIES`): ranks, workers, or unspecified. A filter for
-            one group ignores all other groups.
+            one group ignores calls for all other groups.
 
     Returns:
         The same pipe.
 
     Raises:
-        RuntimeError: items would pass two filters of this group and be lost.
+        RuntimeError: items would be lost, because they would pass two filters of this group.
         ValueError: `instance_id` is not below `num_of_instances`.
     """
     if not 0 <= instance_id < num_of_instances:
@@ -160,7 +160,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """Visits a part of the graph. `behind` is the next filter between this part and the graph's end, or None."""
+        """Visits a part of the graph. `behind` is the first filter that items reach after this part, or None."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue

@@ -1,7 +1,7 @@
 """Reads and modifies the connections of pipe graphs.
 
-Role: concerns only the structure of a graph, not the behavior of its pipes. No function of this module serializes a
-pipe, because a pipe's attributes may contain any amount of data, locks and open files.
+Role: uses only the structure of a graph. No function of this module serializes a pipe, because a pipe's attributes may
+contain any amount of data, locks and open files.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
 
     Returns:
         `{id(datapipe): (datapipe, sources)}`, where `sources` is a dictionary of the same form with an entry for each
-        source. A pipe that several pipes read from appears below each of these pipes. If pipes read from each other in
-        a circle, each path ends before it would contain a pipe twice.
+        source. A pipe that several pipes read from appears below each of these pipes. In a cycle of pipes, each path
+        ends before it would contain a pipe twice.
 
     Raises:
         TypeError: `datapipe` is not a pipe.
@@ -87,7 +87,7 @@ def nested(graph: Graph) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the graph of the pipe's sources, and whether this graph is the same for every path to the pipe."""
+        """Returns the graph of the pipe's sources, and whether this graph does not depend on the path to the pipe."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -160,7 +160,8 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
 
     Args:
         graph: a result of `traverse_dps`.
-        exclude_dps: a pipe or several pipes that are left out, with all pipes that they read from; None for none.
+        exclude_dps: a pipe, or several pipes, to leave out together with all their sources; None (the default) for
+            none.
 
     Returns:
         The pipes.
@@ -230,7 +231,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Replaces a pipe of a graph, and returns the new end of the graph."""
-    # If pipes form a cycle, a reader of the old pipe may also be its source, and must still read the new pipe.
+    # In a cycle of pipes, a pipe that reads from the old pipe may also be a source of the old pipe.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:
@@ -239,7 +240,7 @@ def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
 
 
 def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
-    """Returns `end` and all its sources by id, without sources that are reached only through the pipe `without`."""
+    """Returns `end` and its direct and indirect sources by id, except sources that only `without` reads from."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
     while waiting:
@@ -303,10 +304,7 @@ def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
 
 
 def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
-    """Replaces every source of the pipe by the result of `choose`.
-
-    Only attributes in which `pipes_in` finds a pipe to replace are modified.
-    """
+    """Replaces every source of the pipe by the result of `choose`, in all attributes of the pipe."""
     opened: set[int] = set()
     for name, value in list(vars(datapipe).items()):
         if all(choose(source) is source for source in pipes_in(value)):
@@ -317,7 +315,7 @@ def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
 
 
 def _rewired(obj: Any, choose: Callable[[Any], Any], opened: set[int]) -> Any:
-    """Returns `obj` with its pipes replaced. Mutable containers are modified, and immutable containers are rebuilt."""
+    """Returns `obj` with all pipes replaced. Mutable containers are modified, and immutable ones are recreated."""
     if is_pipe(obj):
         return choose(obj)
     if not isinstance(obj, (dict, list, tuple, set, frozenset, deque)):

@@ -16,8 +16,7 @@ _UINT64 = (1 << 64) - 1
 
 
 class PhiloxEngine:
-    """A stream of seeds derived from one number. Deprecated: use `SeedGenerator`. The numbers come from a
-    `SeedGenerator`.
+    """Generates seeds that are all derived from one number. Deprecated: use `SeedGenerator`.
 
     Args:
         seed: an integer; its lower 64 bits are used; None requires a call of `seed` before numbers are drawn.
@@ -56,12 +55,12 @@ class PhiloxEngine:
         return self._seeded().generate_seed()
 
     def clone(self) -> PhiloxEngine:
-        """Returns an engine that continues with the same numbers."""
+        """Returns a copy of the engine, which generates the same further numbers."""
         return copy.deepcopy(self)
 
     def spawn(self, index: int) -> PhiloxEngine:
-        """Returns a new engine for the number `index`. Engines with different numbers are independent of this engine
-        and of each other.
+        """Returns a new engine for worker number `index`. The engines of different workers are independent of this
+        engine and of each other.
 
         Raises:
             AssertionError: no seed was set, or `index` is negative.

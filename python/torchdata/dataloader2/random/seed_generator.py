@@ -27,8 +27,8 @@ class SeedGenerator:
 
     The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
     every worker. Seeds of the second stream are also equal at first, but `spawn` makes these seeds different in each
-    worker. As a result, a shuffle that is read in one process has the same order as a shuffle before a
-    `sharding_filter` in workers. ChaCha12 generates both streams.
+    worker. As a result, a shuffle before a `sharding_filter` has the same order in a single process and in workers.
+    ChaCha12 generates both streams.
 
     Args:
         seed: an integer from 0 to 2**64 - 1; None (the default) draws a seed from torch's global generator if torch is
@@ -66,7 +66,7 @@ class SeedGenerator:
         return self._native.generate_shared_seed()
 
     def generate_seed(self) -> int:
-        """Returns a seed from 0 to 2**64 - 1 that belongs to this rank or worker."""
+        """Returns a seed from 0 to 2**64 - 1 that differs between ranks and workers after `spawn`."""
         return self._native.generate_seed()
 
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:

@@ -1,13 +1,13 @@
 """Leaves the items of large caches out of snapshots, because a process that resumes can recompute them.
 
-Role: owned by the program of a worker, and runs between two items. A process can recompute the items of a cache such as
-`in_memory_cache` by repeating the epoch that filled the cache. If the items exceed the worker's part of
-`snapshot_budget`, a snapshot contains the seeds of that epoch instead, and a new process repeats that epoch.
+Role: owned by the program of a worker, and called between two items. A process can recompute the items of a cache such
+as `in_memory_cache` by repeating the epoch that filled the cache. If the cached items exceed the worker's share of
+`snapshot_budget`, a snapshot contains the seeds of the epoch that filled the cache, instead of the items.
 
-A repeated epoch restores the cached objects only if no code has changed the original objects. A checksum detects
-changes at the beginning of each epoch. Within an epoch, no code can change the cached objects if the cache is the last
-pipe and yields only cached items. In any other graph, only the snapshot at the beginning of an epoch can omit the
-cached items, so no later snapshots are taken. Snapshots contain cached objects that have changed.
+Repeating an epoch restores the cached objects only if no code has modified these objects. At the beginning of each
+epoch, a checksum detects modifications. Within an epoch, no code can modify the cached objects if the cache is the last
+pipe and yields only cached items. For any other graph, snapshots that omit the cached items are taken only at the
+beginning of an epoch. If cached objects were modified, all snapshots contain the cached items.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class Caches:
 
     def __init__(self, most: int | None) -> None:
         self._most = most
-        #: The graph, and its caches. Each cache is a pair: a pipe, and the name of the attribute with the items.
+        #: The graph, and its caches: each pipe with a cache, and the name of the attribute with the cached items.
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
         #: `_is_new`: whether no epoch has begun yet. `_was_empty`: whether all caches were empty when the epoch began.
         self._is_new, self._was_empty = True, False
-        #: The epoch that has filled the caches, or fills them now. `_lacks_start` is True until the first snapshot of
-        #: this epoch is known.
+        #: The epoch that has filled or is filling the caches. `_lacks_start`: whether the snapshot from the beginning
+        #: of this epoch was not recorded yet.
         self._filled: Filled | None = None
         self._lacks_start = False
-        #: The cached items that snapshots leave out, and their size and checksum at the beginning of the running epoch.
+        #: The cached items that snapshots omit, and the items' size and checksum at the beginning of the running epoch.
         self._left_out: list[Any] = []
         self._measure: _Measure | None = None
         #: Whether no code can change the cached objects in the running epoch.
         self._is_untouched = False
 
     def begin(self, datapipe: DataPipe, seeds: bytes | None) -> None:
-        """Decides, at the beginning of an epoch, whether snapshots leave items out.
+        """Decides, at the beginning of an epoch, whether snapshots omit the cached items.
 
         Args:
             datapipe: the last pipe of the graph.
@@ -79,7 +79,7 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            # If the epoch was interrupted, pipes after the cache may have changed only some of the cached objects.
+            # In an epoch that was interrupted, later pipes may have modified only some of the cached objects.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
@@ -113,24 +113,25 @@ class Caches:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def may_snapshot(self, begins: bool) -> bool:
-        """Returns whether a snapshot would be exact now. `begins` is True if no item of the epoch was read yet."""
+        """Returns whether a snapshot that is taken now can be restored exactly. `begins` is True if no item of the
+        epoch was read yet."""
         return begins or self._is_untouched or not self._left_out
 
     def filled(self, begins: bool) -> Filled | None:
-        """Returns the record of the epoch that filled the caches, for a snapshot. `begins` is True if no item of the
-        epoch was read yet."""
+        """Returns the value that a snapshot stores about the epoch that filled the caches. `begins` is True if no item
+        of the epoch was read yet."""
         if self._filled is None or not self._lacks_start:
             return self._filled
         return self._filled._replace(start=b"") if begins else None
 
     def note_start(self, snapshot: bytes) -> None:
-        """Records the snapshot with which an epoch has begun."""
+        """Records the snapshot from the beginning of the epoch that fills the caches."""
         if self._lacks_start and self._filled is not None:
             self._filled, self._lacks_start = self._filled._replace(start=snapshot), False
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Context in which the cached items that snapshots leave out are removed from the graph."""
+        """Context manager that removes the cached items from the graph while a snapshot is taken."""
         self._set([[] for _ in self._left_out])
         try:
             yield
@@ -149,7 +150,7 @@ class Caches:
     # -- resuming --------------------------------------------------------------------------------------------------
 
     def resume(self, filled: Filled | None, snapshot: bytes) -> None:
-        """Stores which epoch has filled the caches of the resumed graph, according to its snapshot."""
+        """Stores the epoch that filled the caches, as recorded in the snapshot from which the graph resumes."""
         self.forget()
         if filled is not None and self._most is not None:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
@@ -206,14 +207,14 @@ def _digest(values: Sequence[Any]) -> int:
 
 
 class _Measure(NamedTuple):
-    """The size of items in bytes, and a checksum of their pickles. The checksum may differ in another process."""
+    """The size of items in bytes, and a checksum of their pickles, which other processes may not reproduce."""
 
     size: int
     checksum: int
 
 
 def _measured(values: Sequence[Any]) -> _Measure | None:
-    """Returns the measure of all items in lists of items; None if the items cannot be measured."""
+    """Returns the total size and the checksum of the items in all lists; None if these cannot be computed."""
     size = checksum = 0
     try:
         for items in values:
@@ -231,7 +232,7 @@ def _measured(values: Sequence[Any]) -> _Measure | None:
 
 
 def _has_finished(datapipe: DataPipe) -> bool:
-    """Returns whether the last pass of a graph has reached its end."""
+    """Returns whether the last iteration over a graph has yielded all items."""
     return not is_torchs(datapipe) and (token_of(datapipe).finished or record_of(datapipe).ended)
 
 

@@ -14,7 +14,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES, ShardingFilter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
-#: The minimum and the maximum number of workers.
+#: The minimum and the maximum number of workers for `num_workers="auto"`.
 LEAST, MOST = 2, 16
 
 _logger = logging.getLogger("torchdata")
@@ -22,7 +22,7 @@ _logger = logging.getLogger("torchdata")
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """A number of workers, and a text that explains this number."""
+    """The chosen number of workers, and a line of text that explains the choice."""
 
     number: int
     line: str

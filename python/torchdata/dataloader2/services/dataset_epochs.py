@@ -1,8 +1,8 @@
-"""Sends the epochs of datasets and samplers with `set_epoch` from the main process to the workers.
+"""Sends the epoch numbers of datasets and samplers that have `set_epoch` from the main process to the workers.
 
 Role: forwards the user's calls of `set_epoch` to the copies of datasets and samplers in the workers. At the start of
-each epoch, the service reads the epochs of the user's objects, and sends each worker a function that sets these epochs
-in its copies.
+each epoch, the service reads the epoch numbers of the user's objects, and sends each worker a function that sets these
+numbers in the worker's copies.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _ResetFn = Callable[[DataPipe], DataPipe]
 
 
 class DatasetEpochs:
-    """The epochs of the objects in a graph, if other processes run copies of the graph.
+    """The epoch numbers of the datasets and samplers in a graph of which other processes run copies.
 
     Args:
-        graph: the graph; None if no object in the graph has an epoch.
+        graph: the graph; None if there is no graph.
     """
 
     def __init__(self, graph: Graph | None) -> None:
@@ -34,10 +34,10 @@ class DatasetEpochs:
         return [epoch_of(holder) for holder in self._holders]
 
     def and_then(self, reset_fn: _ResetFn | None) -> _ResetFn | None:
-        """Returns a function that sets the epochs in a copy of the graph, and then calls `reset_fn`.
+        """Returns a function that sets the epoch numbers in a copy of the graph, and then calls `reset_fn`.
 
-        If the user has not set an epoch yet, returns `reset_fn` unchanged, because the objects in the workers may count
-        epochs themselves.
+        If the user has never called `set_epoch`, returns `reset_fn` unchanged, because the objects in the workers may
+        count epochs themselves.
         """
         before, self._last = self._last, self._now()
         self._has_changed = self._has_changed or self._last != before
@@ -45,7 +45,6 @@ class DatasetEpochs:
 
 
 def _set_epochs(epochs: list[int | None], reset_fn: _ResetFn | None, datapipe: DataPipe) -> DataPipe:
-    """Sets the epochs of the objects in a graph."""
     holders = [*_holders(Graph(datapipe))]
     if len(holders) == len(epochs):  # the numbers differ if a user's function has changed the graph
         for holder, epoch in zip(holders, epochs, strict=True):
@@ -55,7 +54,7 @@ def _set_epochs(epochs: list[int | None], reset_fn: _ResetFn | None, datapipe: D
 
 
 def _holders(graph: Graph) -> Iterator[Any]:
-    """Yields the datasets and samplers in the pipes of a graph that have an epoch."""
+    """Yields all datasets and samplers with an epoch number in the pipes of a graph."""
     seen: set[int] = set()
     for pipe in graph:
         for value in vars(pipe).values():

@@ -1,8 +1,8 @@
-"""Sharding among the ranks of a distributed job, over `torch.distributed` or an object from the user.
+"""Divides items among the ranks of a distributed job, which communicate by `torch.distributed` or a user's object.
 
 Role: divides the items of the graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`,
 so that the epochs of all ranks end together. The code runs in the main process of every rank. The service owns two
-process groups, one for seeds and one for the thread of `fullsync`, because messages of two threads must not mix.
+process groups, one for seeds and one for the thread of `fullsync`, because two threads must not share a process group.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DistributedReadingService(ReadingServiceInterface):
             returns the smallest value of all ranks. `all_reduce_min` is called in a separate thread.
 
     Raises:
-        RuntimeError: PyTorch is missing or has no `torch.distributed`, and `process_group` is not your own object.
+        RuntimeError: `process_group` requires `torch.distributed`, which is not available.
         ValueError: `timeout` is zero, negative or over three years, the mesh has several dimensions, or this rank does
             not belong to the process group.
         TypeError: `process_group` lacks one of the required attributes.
@@ -73,7 +73,7 @@ class DistributedReadingService(ReadingServiceInterface):
         if process_group is None and members_of(timeout, whose) is not None:
             timeout, process_group = DEFAULT_TIMEOUT, timeout  # type: ignore[assignment]
         check_timeout(timeout, whose)
-        #: The ranks in a process group of torch, by their numbers in the whole job.
+        #: The global ranks of the members of the user's torch process group; None without a torch process group.
         self._members = members_of(process_group, whose)
         given: Any = None if self._members is not None else process_group
         if given is not None:
@@ -90,15 +90,15 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: `_keeps_next`: whether the next epoch uses the seeds of a run without ranks. `_keeps_seeds`: whether the
-        #: running epoch uses the seeds of a run without ranks.
+        #: Whether the next epoch (`_keeps_next`) or the running epoch (`_keeps_seeds`) uses seeds on which the ranks
+        #: have not agreed, because a run without ranks began the resumed epoch.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the epoch that begins contains shards that began on other ranks.
         self._has_moved = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
-        """Returns a copy that communicates through the same group, if the user provided one.
+        """Returns a copy of the service, which shares a process group that the user has provided.
 
         Raises:
             TypeError: the service is in use.
@@ -176,15 +176,14 @@ class DistributedReadingService(ReadingServiceInterface):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
-        """Receives the shared seed of rank 0 on all ranks, and seeds the graph.
+        """Sends the seed of rank 0 to all ranks, and seeds the graph.
 
         Raises:
             ValueError: the ranks resume from different states.
         """
         if self._datapipe is None or self._pg is None:
             raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
-        # The reset ends the read-ahead of the last epoch, so that no message of `fullsync` is in transit when the seed
-        # is broadcast.
+        # The thread of `fullsync` must not send messages of the last epoch while the seed is broadcast.
         self._fullsync.reset()
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
@@ -213,18 +212,18 @@ class DistributedReadingService(ReadingServiceInterface):
         self._resumed = resumed
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
-        """Takes the seeds of the first data-parallel group that begins this epoch; see `process_group`."""
+        """Replaces the seeds with those of the data-parallel group that is the first to begin this epoch."""
         from torchdata._ranks.torch_group import TorchGroup
 
         if isinstance(self._pg, TorchGroup):
             seed_generator.__setstate__(bytes.fromhex(self._pg.agree(seed_generator.exported().hex())))
 
     def keep_seeds(self) -> None:
-        """Makes the next epoch use the seeds of a run without ranks, because the resumed epoch began without ranks."""
+        """Makes the next epoch use seeds on which the ranks have not agreed, as in the run that began this epoch."""
         self._keeps_next = True
 
     def finalize(self) -> None:
-        """Ends the synchronization with all ranks, and closes the service's own groups."""
+        """Ends the synchronization with all ranks, and closes the process groups that this service has created."""
         fullsync, self._fullsync = self._fullsync, None
         if fullsync is not None:
             fullsync.shutdown()

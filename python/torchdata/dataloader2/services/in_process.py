@@ -89,7 +89,7 @@ class InProcessReadingService(ReadingServiceInterface):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
-        """Seeds the pipes. Returns the given reset function, followed by `reset_fn` if the user gave one."""
+        """Seeds the pipes. Returns a function that applies `iter_reset_fn` and then the user's `reset_fn`."""
         # Seeds are drawn from a copy, so that the draws do not change the seeds of the next epoch.
         seed_generator = copy.copy(seed_generator)
         set_graph_random_seed(self._end("initialize_iteration"), seed_generator)
@@ -98,7 +98,7 @@ class InProcessReadingService(ReadingServiceInterface):
         return partial(_reset, self._reset_fn, seed_generator, iter_reset_fn)
 
     def with_shards(self) -> ReadingServiceInterface:
-        """Returns a service that calls the functions for each shard."""
+        """Returns a service that calls `init_fn` and `reset_fn` for each shard."""
         from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 
         return MultiProcessingReadingService.without_workers(self._init_fn, self._reset_fn)
@@ -137,7 +137,6 @@ class InProcessReadingService(ReadingServiceInterface):
 def _reset(
     reset_fn: _ResetFn, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None, datapipe: DataPipe
 ) -> DataPipe:
-    """Resets the graph of an in-process service."""
     if iter_reset_fn is not None:
         datapipe = iter_reset_fn(datapipe)
     return reset_fn(datapipe, _ONLY_WORKER, seed_generator)

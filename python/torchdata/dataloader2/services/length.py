@@ -1,8 +1,8 @@
 """Computes the number of items of an epoch in the main process, before or while workers and ranks run.
 
-Role: copies the pipes, but not their data, and gives each copy the share of one worker of one rank, as the reading
-services do. The lengths of these copies determine the length of an epoch. The code runs in the main process and starts
-nothing. Only copies are changed, so neither the loader's graph nor a running iteration is affected.
+Role: copies the pipes, but not their data, and shards each copy for one worker of one rank, as the reading services
+do. The lengths of these copies determine the length of an epoch. The code runs in the main process and starts no
+process. Only copies are modified, so neither the loader's graph nor a running iteration is affected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
-#: Containers up to this length in a pipe's attributes are copied, because a setting may modify them.
+#: Containers in a pipe's attributes are copied up to this length, because applying a setting may modify them.
 _SMALL = 64
 
 
@@ -45,7 +45,7 @@ def skeleton(datapipe: Any) -> Any:
 
 
 def _joined(value: Any, copies: dict[int, Any]) -> Any:
-    """Returns the value of an attribute, with copies instead of the pipes."""
+    """Returns the value of an attribute, in which all pipes are replaced by their copies."""
     if is_pipe(value):
         return copies.get(id(value), value)
     if not isinstance(value, (dict, list, tuple, set, frozenset, deque)):
@@ -59,7 +59,7 @@ def _joined(value: Any, copies: dict[int, Any]) -> Any:
 
 
 class _CountedSource(DispatchedSource):
-    """Represents a part of the graph in other processes, with its number of items."""
+    """A pipe that replaces a part of the graph that runs in other processes; `count` is the part's number of items."""
 
     count = 0
 
@@ -78,7 +78,7 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
 
 
 def advice_on(error: BaseException) -> str:
-    """Returns a message that names the pipe without a known length, and the remedy."""
+    """Returns a message that names the pipe whose length is unknown, and suggests a remedy."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{error}; if you know the number of items of that pipe, put `.set_length(n)` after it"
@@ -103,8 +103,8 @@ class _RankEpoch:
             self._cut()
 
     def _cut(self) -> None:
-        """Cuts the graph as `MultiProcessingReadingService` does. Replaces each part that runs in other processes with
-        a pipe that has the part's number of items."""
+        """Cuts the graph as `MultiProcessingReadingService` does, and replaces each part that runs in other processes
+        with a `_CountedSource`."""
         rest, self.dispatching = cut_dispatched(self.graph, self.dispatched)
         branches = find_replicable_branches(rest)
         if len(branches) != 1:
@@ -113,7 +113,7 @@ class _RankEpoch:
         self.graph = Graph(put_in_place(rest, self.branch.end, self.from_workers))
 
     def length(self) -> int:
-        """Returns the number of items on each rank, which is the same because all ranks end together."""
+        """Returns the number of items that each rank yields, which is the smallest number of all ranks."""
         if self.ranks is None:
             return self._length_on_rank(None)
         return min(self._length_on_rank(rank) for rank in range(self.ranks))

@@ -60,22 +60,22 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
 
     A worker that is killed raises `torchdata.dataloader2.error.WorkerExitedError` within a second, after the items that
-    it had sent were delivered. An exception in a worker is raised in the main process with its own type and the
-    original traceback.
+    it had sent were delivered. An exception in a worker is raised in the main process with the original type and
+    traceback.
 
-    With `on_worker_exit="restart"`, no item is lost or repeated, and the order stays the same. Items that the main
-    process has received are recomputed, compared by checksum and dropped, so the pipeline must be able to reproduce its
-    items. Each restart causes a `RuntimeWarning`. Three exits at the same item raise `WorkerExitedError` with the
-    item's number. If there is a dispatching process, all processes are replaced together. Under "fork", a helper
-    process is forked at the start. Replacements are forked from the helper process, so that threads and CUDA in the
-    main process cause no problems.
+    With `on_worker_exit="restart"`, no item is lost or repeated, and the order of items does not change. The new
+    process recomputes items that the main process has already received, compares them by checksum and drops them, so
+    the pipeline must be able to reproduce its items. Each restart causes a `RuntimeWarning`. If processes exit three
+    times at the same item, `WorkerExitedError` is raised with the item's number. If there is a dispatching process, all
+    processes are replaced together. Under "fork", new processes are forked from a helper process that was forked at the
+    start, so that threads and CUDA in the main process cause no problems.
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
-    processes. A process hangs if the main process has waited `timeout` seconds for it, and no pipe in the process has
-    yielded an item. A filter that drops all items is slow, but does not hang, because the pipes before the filter yield
-    items. If a function needs `timeout` seconds for one item, its process counts as hanging, except when `patience`
-    gives it more time. The timeout doubles for each process that was killed at the same item, and is at least a minute
-    while a process starts.
+    processes. A process counts as hanging if the main process has waited `timeout` seconds for its items, and none
+    of its pipes has yielded an item. A filter that drops all items does not hang, because the pipes before the filter
+    yield items. If a function needs `timeout` seconds for one item, its process counts as hanging, unless `patience`
+    grants more time. The timeout doubles each time a process is killed at the same item, and is at least a minute while
+    a process starts.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
@@ -93,9 +93,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
             default. With `in_order=False`, the first item that is ready is taken from any worker. The dispatching
             process always sends its items to the workers in turn.
-        memory_budget: bytes of shared memory that the workers' items may use together, in flight and in use by the
-            program; None for a quarter of the machine's memory. The system allocates only the part of the budget that
-            is in use. Items beyond the budget are copied, which is slower.
+        memory_budget: bytes of shared memory that all items of the workers may use together, until the program frees
+            the items; None for a quarter of the machine's memory. Only memory that items actually use is allocated.
+            Items beyond this budget are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
             replaces the process that has exited. The new process resumes from the last snapshot.
@@ -104,11 +104,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         patience: with `on_timeout="restart"`, the seconds granted to a process if its threads have run, or waited for a
             processor, for at least a tenth of the time. None (the default) for `timeout`.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
-            for no limit. If the pipes of a worker hold more data than their part of the budget (`shuffle` or
-            `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. Without a recent
-            snapshot, a restart recomputes the items since an earlier snapshot, or since the beginning of the epoch. A
-            restart also repeats the epoch that filled a cache, so that the cache is filled again. If the cached items
-            were modified, the snapshot at the start of an epoch always contains the cache.
+            for no limit. If a worker's pipes hold more data than the worker's share of this budget (`shuffle` or
+            `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. A restart then
+            recomputes the items since an earlier snapshot, or since the beginning of the epoch. To refill a cache, a
+            restarted worker repeats the epoch that filled the cache. If the cached items were modified, the snapshot at
+            the start of an epoch contains the cached items regardless of this budget.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -177,9 +177,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             check_int(_NAME, "snapshot_budget", snapshot_budget, least=0)
         self.snapshot_budget = snapshot_budget
         self._children: Children | LocalShards | None = None  # None until the service is initialized
-        #: The number of workers that was chosen for "auto"; None before the choice.
+        #: The number of workers that was chosen for `num_workers="auto"`; None before the choice.
         self._choice: WorkerChoice | None = None
-        #: Returns the shards of the epoch that the loader resumes, if it has loaded a state.
+        #: A function that returns the shards of the epoch that the loader resumes; None to begin a new epoch.
         self._resumed: Callable[[], Sequence[Shard] | None] = _none
         self._ask_rank: Callable[[], RankInEpoch | None] = _none
         self._rank: tuple[int, int, bool] = (0, 1, False)
@@ -254,7 +254,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return multiprocessing.get_context(self.multiprocessing_context)
 
     def _workers_for(self, shards: int) -> int:
-        """Returns the number of workers that run these shards. If items are dispatched, each worker runs one shard."""
+        """Returns the number of workers for all shards. If items are dispatched, each worker runs only one shard."""
         return shards if self._dispatches else min(shards, self.num_workers)
 
     def _own_shards(self) -> Sequence[Shard]:
@@ -332,7 +332,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     @classmethod
     def without_workers(cls, init_fn: Any = None, reset_fn: Any = None) -> MultiProcessingReadingService:
-        """Returns a service that runs shards in the main process."""
+        """Returns a service without workers, which runs the shards of an epoch in the main process."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
@@ -376,8 +376,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             # Seed generators are sent as bytes, because pickling them would call reducers that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last generator is for the dispatching process, for which any number is valid, because it draws shared
-            # seeds.
+            # The last generator is for the dispatching process, which draws only seeds that all processes share.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -386,9 +385,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     def _divide_anew(self, output: WorkerOutput) -> None:
-        """Replaces the workers if the new epoch has different shards from the last epoch.
+        """Replaces the workers if the last epoch had the shards of a loaded state, and the new epoch has other shards.
 
-        State that pipes keep beyond an epoch belongs to a shard, so a graph with such state keeps its shards.
+        If pipes keep state beyond an epoch, the shards do not change, because this state belongs to the shards.
         """
         own = self._own_shards()
         if not own or list(self._shards) == list(own) or output.resumes or output.lasts:
@@ -471,8 +470,8 @@ def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
     """Returns the seeds of a shard.
 
     Args:
-        generator: the seeds of the loader on its rank; for a moved shard, the seeds of the whole job.
-        shard: the shard. A shard that the main process began has the loader's own seeds.
+        generator: the loader's generator on this rank; for a shard with `moved=True`, the generator of the whole job.
+        shard: the shard. A shard that began in the main process uses the loader's own generator.
     """
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)

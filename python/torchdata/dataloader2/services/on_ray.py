@@ -23,7 +23,7 @@ _NAME = "RayReadingService"
 #: The default number of items that a worker may prepare in advance. The number is high, because a message from the main
 #: process to another machine takes milliseconds.
 _AHEAD = 1_000
-#: The options of an actor that the user must not set, with the reasons.
+#: The options of Ray actors that users must not set, each with the reason for the error message.
 _OWN = {
     "concurrency_groups": "the service has its own",
     "max_concurrency": "the service has its own",
@@ -46,7 +46,7 @@ class RayReadingService(MultiProcessingReadingService):
 
     The pipeline is pickled; functions of the main program are pickled by value. All machines must have the modules that
     the pipeline imports (`runtime_env`), the files that it reads, and the same versions of Python, NumPy and this
-    package. A `sharding_round_robin_dispatch` runs in a process of this machine.
+    package. Pipes before a `sharding_round_robin_dispatch` run on the main process's machine.
 
     Args:
         num_workers: number of workers; "auto" is not supported and raises an error.
@@ -58,10 +58,10 @@ class RayReadingService(MultiProcessingReadingService):
         ray_remote_args: Ray's options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1},
             "scheduling_strategy": "SPREAD", "runtime_env": {"pip": ["emoji"]}}`; one CPU by default.
         in_order: see `MultiProcessingReadingService`.
-        memory_budget: bytes of shared memory for items in the main process, and again for items in flight at the
-            workers; None (the default) for a quarter of the machine's memory.
+        memory_budget: bytes of shared memory for items in the main process, and the same number of bytes for items at
+            the workers; None (the default) for a quarter of the machine's memory.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
-        on_worker_exit: "error" raises `WorkerExitedError` if a worker, its actor or its machine is lost. "restart"
+        on_worker_exit: "error" raises `WorkerExitedError` if a worker, its actor or its machine fails. "restart"
             makes Ray start a new worker, which resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" ends the worker that
             hangs, reports its stack, and makes Ray start a new worker.

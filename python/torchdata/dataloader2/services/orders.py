@@ -1,11 +1,11 @@
 """Compares the orders of the items that workers read.
 
 Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
-(`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. Different values at
-one position prove nothing, because a source may augment its items at random. The same value at different positions
-proves that the orders differ, unless the workers agree at all positions that both have sampled.
+(`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. Different items at
+one position do not prove different orders, because a source may augment its items at random. An item at different
+positions in two workers proves different orders, unless the workers agree at all positions that both have sampled.
 
-If a source is assumed to split itself among the workers, equal items in two workers are an error.
+If a source is assumed to divide its items among the workers, two workers that read the same items cause an error.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ class _Order:
         #: For each worker, two dicts of its samples: from checksum to position, and from position to checksum.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: Each key is the smaller number of two neighboring workers. `_differs` counts positions with different items.
-        #: `_moved` counts items that have different positions in two workers. A position or an item counts only once
-        #: for each pair of workers.
+        #: Counters for each pair of neighboring workers, by the smaller worker number. `_differs`: the positions at
+        #: which the two workers read different items. `_moved`: the items that they read at different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
         #: For each worker, the checksums of its samples, until the length of the source is known.
@@ -57,7 +56,7 @@ class _Order:
         return found or self._of_short_ones(worker, note)
 
     def _of_short_ones(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Compares the complete orders of a source that was short enough for all its items to be sampled."""
+        """Compares the workers' complete orders, if the source is so short that each item was sampled."""
         if note.start == 0:
             self._begun.setdefault(worker, []).extend(checksum for _, checksum in note.samples)
         if note.length is None or len(mine := self._begun.pop(worker, [])) != note.length:
@@ -71,12 +70,12 @@ class _Order:
 
 
 class _Shares:
-    """The samples of one epoch from a source that is assumed to split itself among the workers."""
+    """The samples of one epoch from a source that is assumed to divide its items among the workers."""
 
     def __init__(self) -> None:
         #: For each worker, the distinct checksums of its samples.
         self._samples: dict[int, set[int]] = {}
-        #: For each worker, whether the checksums cover all items.
+        #: For each worker, whether `_samples` contains the checksum of every item that the worker has read.
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:
@@ -94,7 +93,7 @@ class _Shares:
 
 
 class Orders:
-    """A `Listener` that compares the orders of one group of workers."""
+    """A `Listener` that compares the orders in which a service's workers read their sources."""
 
     def __init__(self) -> None:
         self._orders: dict[int, _Order] = {}
@@ -108,7 +107,7 @@ class Orders:
         """Compares the items of a worker with the items of all workers.
 
         Raises:
-            RuntimeError: the orders differ, or workers have read the same part of a source that splits itself.
+            RuntimeError: the orders differ, or workers read the same items of a source that should divide its items.
         """
         for each in notes:
             note = Note(*each)

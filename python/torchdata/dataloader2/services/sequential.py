@@ -1,7 +1,7 @@
-"""Several reading services, one after another.
+"""Runs a graph through several reading services, one after another.
 
-Role: forwards every call of the loader to each of the services. Calls that begin something are made in the order of the
-services, and calls that end something in reverse order. The code runs in the main process and owns the services.
+Role: forwards every call of the loader to each of the services: calls that end an epoch or the services in reverse
+order, and all other calls in the order of the services. The code runs in the main process and owns the services.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def holds_nothing(serialized_state: Any) -> bool:
-    """Returns whether no service has a state in a result of `SequentialReadingService.checkpoint`."""
+    """Returns whether a result of `SequentialReadingService.checkpoint` contains no state of any service."""
     try:
         return not any(_states_in(serialized_state))
     except ValueError:
@@ -115,7 +115,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             raise first
 
     def checkpoint(self) -> bytes:
-        """Returns the states of all services. For a service without `checkpoint`, the loader saves the position."""
+        """Returns the states of all services that have the method `checkpoint`."""
         saves = [getattr(service, "checkpoint", None) for service in self.reading_services]
         states = [save() if callable(save) else b"" for save in saves]
         return seal(to_plain({"states": states}, "a reading service"))
@@ -124,7 +124,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         """Restores each service from its own state, or initializes a service without a state.
 
         Raises:
-            ValueError: the state was saved with another number of services, has another origin, or is damaged.
+            ValueError: the state was saved with another number or kind of services, or is damaged.
         """
         states = _states_in(serialized_state)
         if len(states) != len(self.reading_services) and not any(states):
@@ -156,7 +156,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             service.before_initialize(full_stats, resumed, ranks)
 
     def count_shares(self) -> Shares:
-        """Returns the combined shares of all services; each rank has its own workers."""
+        """Returns the number of workers of each rank and the number of ranks, from all services."""
         workers, ranks = 0, None
         for service in self._contracts:
             shares = service.count_shares()
@@ -164,7 +164,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return Shares(workers, ranks)
 
     def with_shards(self) -> ReadingServiceInterface:
-        """Returns a service that runs shards with each of its services."""
+        """Returns a `SequentialReadingService` of the results of `with_shards` of all services."""
         return SequentialReadingService(*(service.with_shards() for service in self._contracts))
 
     def runs_shards(self) -> bool:
@@ -190,16 +190,16 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             service.agree_on_seeds(seed_generator)
 
     def keep_seeds(self) -> None:
-        """Makes all services keep the seeds of the next epoch."""
+        """Makes the next epoch use seeds on which the ranks have not agreed, in all services."""
         for service in self._contracts:
             service.keep_seeds()
 
     def stats_notes(self) -> Sequence[str]:
-        """Returns the sentences of all services."""
+        """Returns the sentences of all services for the statistics."""
         return [note for service in self._contracts for note in service.stats_notes()]
 
     def engine_processes(self) -> Any:
-        """Returns the processes of the first service that has any."""
+        """Returns the processes of the first service that runs processes."""
         return next(filter(None, (service.engine_processes() for service in self._contracts)), None)
 
     def _pause(self, pause_fn: IterResetFn | None = None) -> IterResetFn | None:
@@ -222,7 +222,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
 
 def in_shards(service: Any) -> ReadingServiceInterface:
-    """Returns a replacement for the given service that runs the graph in shards, in workers or in the main process."""
+    """Returns a service that runs the graph in shards, in workers or in the main process, instead of `service`."""
     if service is None:
         return MultiProcessingReadingService.without_workers()
     contract = contract_of(service).with_shards()
@@ -232,7 +232,7 @@ def in_shards(service: Any) -> ReadingServiceInterface:
 
 
 def divided(service: Any, splits: int) -> ReadingServiceInterface:
-    """Returns the service that runs each epoch in `splits` shards over all ranks, instead of the given service.
+    """Returns a service that divides each epoch into `splits` shards over all ranks, instead of `service`.
 
     Raises:
         ValueError: the service cannot run shards.

@@ -23,7 +23,7 @@ from torchdata.datapipes.state import is_one_to_one
 #: Types of plain data that all processes read in the same order.
 _ORDERED = (bytes, dict, list, range, str, tuple)
 
-#: Types of pipes that determine their order from the order of the source and from the workers' shared seed.
+#: Types of pipes whose order depends only on the order of the source and on the seed that all workers share.
 _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 
 
@@ -32,12 +32,12 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
 
     Args:
         graph: the graph of a worker.
-        is_seeded: whether only functions of this package have prepared the graph, so that shuffles have the shared
-            seed.
+        is_seeded: whether all shuffles have the seed that workers share, because no function of the user has prepared
+            the graph.
     """
     # torch's filter is a virtual subclass of `ShardingFilter` but does not take samples, so `isinstance` is not used.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
-    # If `on_error` skips items, the functions of the user determine the number of items.
+    # With `on_error`, exceptions of user functions may skip different items in each worker.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)
     return [
         (pipe, _sources_of(graph, pipe))
@@ -49,7 +49,7 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
 def _has_known_order(pipe: Any) -> bool:
     """Whether all workers read a pipe's items in the same order, provided that they read its sources in the same order.
 
-    Functions of users may change the items themselves, but neither their number nor their order.
+    Functions of the user may change the items themselves, but neither the number nor the order of the items.
     """
     if type(pipe) is IterableWrapper:
         return _is_plain(pipe.iterable)
@@ -67,7 +67,7 @@ def _is_plain(data: Any) -> bool:
 
 
 def _sources_of(graph: Graph, pipe: Any) -> str:
-    """Returns the sources of a pipe, in words."""
+    """Returns the names of the sources of a pipe, for messages."""
     names = []
     for source in graph.at(pipe):
         if type(source) is IndexSampler:

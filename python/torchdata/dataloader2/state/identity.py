@@ -1,6 +1,6 @@
-"""The identity of a loader's pipeline, for comparison with states: its bytes, their number, and a fingerprint.
+"""The fingerprint and the pickle of a loader's pipeline, by which the pipeline is compared with a state.
 
-Role: owned by the loader, which computes the identity once: on request, or before a service takes over the graph.
+Role: owned by the loader, which computes both once: on request, or before a service takes over the graph.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: If its pickle has more bytes, a pipe is part of a state only on request.
+#: A pipe whose pickle has more bytes is stored in a state only on request.
 _LARGE = 1 << 20
 
 
 class Identity:
-    """The identity of a loader's pipeline before a service takes it over. The identity is computed on the first
-    request.
+    """The fingerprint and the pickle of a loader's pipeline, before a service takes over the graph.
 
     Args:
         snapshot: the pipeline.
@@ -34,7 +33,7 @@ class Identity:
         self._in_words: str | None = None
         self._is_small: bool | None = None
         self._pickled: bytes | None = None
-        #: The checksum of the pipe as bytes, if it was pickled.
+        #: The checksum of the pickled pipe; None if the pipe was not pickled.
         self.checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
@@ -44,9 +43,8 @@ class Identity:
 
     @property
     def outline(self) -> Outline:
-        """The part of the identity that is stored in a state: the fingerprint, and the size of the pickled pipe in
-        bytes, or 0 if the pipe was not pickled. A state without the pipe also contains no hash of the pipe's bytes,
-        because a hash would help to guess a password in the pipe."""
+        """The fingerprint, and the size of the pickled pipe in bytes, or 0 if the pipe was not pickled. A state without
+        the pipe contains no hash of the pipe's bytes, because a hash would help to guess a password in the pipe."""
         if self._in_words is None:
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))
         return Outline(self._in_words, 0 if self._pickled is None else len(self._pickled))
@@ -55,8 +53,8 @@ class Identity:
         """Returns the pipe as bytes.
 
         Args:
-            wanted: whether to pickle the pipe; False returns None. With None, the pipe is pickled only if the pickle is
-                possible and small.
+            wanted: whether to pickle the pipe; if not, the method returns None. With None, the pipe is pickled only if
+                it can be pickled and the pickle is small.
 
         Raises:
             TypeError: `wanted` is True, and the pipe cannot be pickled.
@@ -90,8 +88,8 @@ class Identity:
 
 
 def require_same_settings(outline: Outline, found: Fingerprint) -> None:
-    """Raises ValueError if the only differences between a pipeline and a state's pipeline are settings that must not
-    change within an epoch.
+    """Raises ValueError if a pipeline and a state's pipeline differ only in settings that cannot change within an
+    epoch.
 
     Args:
         outline: the description of the pipeline in a state that was saved inside an epoch.

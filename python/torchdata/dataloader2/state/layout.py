@@ -42,13 +42,13 @@ SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
 _VERSION = "version"
-#: The position of the state inside an epoch; None if the state contains only the seeds of the epoch.
+#: The position of the loader inside an epoch; None if the state contains only the seeds of an epoch.
 _POSITION = "iteration_state"
 #: Checksums by the names of all other fields, except the version. States of torchdata 0.9 have no checksums.
 _CHECKSUMS = "checksums"
 #: The fingerprint of the pipeline, and the size of its pickle in bytes.
 _PIPELINE = "pipeline"
-#: The ranks of the job. A state that was saved without ranks lacks this key.
+#: The rank, the number of ranks, and the kind of seeds (`SavedRanks`). States without ranks lack this key.
 _RANKS = "ranks"
 
 #: The version of the layout that this module writes. States of torchdata 0.9 have no version, and no keys other than
@@ -69,16 +69,16 @@ _MOST_SHARDS = 1 << 20
 #: starting the workers.
 _FEW = 100
 
-#: The types of the fields of a position; some fields may be None.
+#: The valid types of some fields of a `Position`.
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
 
-#: Types of values that are represented by their printed form in the text of a field.
+#: Types of values that are converted to text by `repr`, when the checksum of a field is computed.
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
-#: Types of the parts of a field that a checksum covers. Values of other types are excluded, because their printed form
-#: may vary between processes.
+#: Types of values that checksums include. Values of other types are excluded, because their `repr` may differ between
+#: processes.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
@@ -158,15 +158,15 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
 
 def _outline(value: Any) -> str:
-    """Returns a value as text. A sealed snapshot appears only as its seal, which contains a checksum."""
+    """Returns a value as text. A sealed snapshot is represented only by its seal, which contains a checksum."""
     words: list[str] = []
     _add_words(value, words)
     return "".join(words)
 
 
 def _add_words(value: Any, words: list[str]) -> None:
-    """Appends a value as text. Plain members are appended without a function call, because states have hundreds of
-    them."""
+    """Appends a value as text. Members of basic types are appended without a recursive call, because states have
+    hundreds of such members."""
     if isinstance(value, (list, tuple)):
         words.append(f"[{len(value)}]")
         for part in value:
@@ -205,7 +205,7 @@ def _checksum(parts: Iterable[Any]) -> int:
 
 
 def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
-    """Returns the values in a state.
+    """Returns the contents of a state, after checking all values.
 
     Args:
         state: the state.
@@ -310,8 +310,8 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     """Returns the randomness in a state; None if the state has none.
 
-    Generators of torchdata 0.9 are ignored, because they are pickles and draw other numbers. The next epoch uses the
-    user's seed instead.
+    Generators of torchdata 0.9 are ignored, because they are pickles and draw other numbers. Instead, the seed in the
+    state determines the next epoch.
     """
     if packed is None:
         return None
@@ -409,7 +409,7 @@ def _dealt(dealt: Any, workers: int) -> KeptDealt:
 
 
 def _account(account: Any, whose: str) -> Account:
-    """Validates and returns a pair: a number of items, and the checksum of these items."""
+    """Returns `account`, after checking that it is a number of items and the checksum of these items."""
     items, checksum = account
     if type(items) is not int or not 0 <= items < _MOST or type(checksum) is not int or not 0 <= checksum < 2**64:
         raise ValueError(f"{whose} has {items!r} items")
@@ -420,7 +420,7 @@ def _account(account: Any, whose: str) -> Account:
 
 
 def _snapshots(position: Position) -> Iterator[tuple[str | None, bytes]]:
-    """Yields the snapshots of all workers, each with the process whose pipes it contains."""
+    """Yields the name of each process and its snapshot, for all processes that have sent a snapshot."""
     parts: list[tuple[str | None, bytes]] = []
     if position.workers is not None:
         shards = enumerate(position.workers.shards)
@@ -431,7 +431,7 @@ def _snapshots(position: Position) -> Iterator[tuple[str | None, bytes]]:
 
 
 def _recomputed(position: Position, contents: Iterable[tuple[str | None, Content]]) -> Iterator[tuple[str, int, float]]:
-    """Yields the name, the number of items and the duration in seconds of each part that must be recomputed."""
+    """Yields a name, a number of items and a duration in seconds, for each process that must recompute many items."""
     lasted = position.seconds or 0.0
     if position.drop >= _FEW:
         yield "the epoch", position.drop, lasted * position.drop / position.given
@@ -456,8 +456,8 @@ def sealed(content: Content) -> bytes:
 
 
 def opened(snapshot: Any, what: str, *, allow_pickle: bool = True) -> Content:
-    """Returns the contents of a snapshot after checking them. Error messages about a damaged snapshot use `what` as its
-    name. If `allow_pickle` is False, pickled values raise ValueError."""
+    """Returns the contents of a snapshot after checking them. Error messages about a damaged snapshot contain the
+    name `what`. If `allow_pickle` is False, pickled values raise ValueError."""
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")
@@ -484,7 +484,7 @@ def _filled(filled: Any, what: str, allow_pickle: bool) -> Filled:
 
 
 def _of_main(name: str, content: Content) -> Any:
-    """Returns the value of the field `name` of a position, from the contents of a snapshot."""
+    """Returns the value of a position's field `name`, which the snapshot of the main process contains."""
     if name == "graph":
         return content.entries or ()
     if content.generators is None:

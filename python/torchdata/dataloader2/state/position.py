@@ -1,7 +1,7 @@
 """The contents of a loader's state, as values: `layout.parse` creates the values from a state, and `layout.dump`
 converts them back.
 
-Role: pure data. Values are created when a state is taken or loaded, never for each item, and are immutable.
+Role: immutable values, which are created when a state is taken or loaded, and not for each item.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-#: The number of a rank, the number of ranks, and whether their epoch had the seeds of a run without ranks.
+#: The number of a rank, the number of ranks, and whether the epoch used seeds on which the ranks had not agreed.
 SavedRanks = tuple[int, int, bool]
 
 
@@ -32,7 +32,7 @@ class Shard:
         of_main: whether the main process began the shard with the loader's own seeds, instead of a worker.
         moved: whether the shard may run on a rank that did not begin it. A moved shard keeps the items that belong to
             rank number `rank`, and derives its seeds from the seeds of the whole job.
-        splits: whether the shard is one of a fixed number of splits.
+        splits: whether the user has set the number of shards, by an argument `splits`.
     """
 
     worker: int
@@ -44,13 +44,13 @@ class Shard:
     splits: bool = False
 
     def of_rank(self, rank: int, ranks: int) -> Shard:
-        """Returns a copy of the shard that keeps the items of `rank` among `ranks`, and counts as moved."""
+        """Returns a copy of the shard with this rank and this number of ranks, and with `moved=True`."""
         return replace(self, rank=rank, ranks=ranks, moved=True)
 
 
 class ShardPosition(NamedTuple):
     """The number of a shard's items that the user has received, and the shard's latest snapshot before these items.
-    Without a snapshot, the shard starts from its beginning."""
+    Without a snapshot, a resumed shard recomputes its items from the beginning."""
 
     given: Account
     snapshot: Kept | None = None
@@ -81,7 +81,7 @@ class Processes(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The position of a loader in an epoch: a snapshot after an item, and the number of items delivered since.
+    """The position of a loader in an epoch: a snapshot, and the number of items delivered after the snapshot.
 
     Args:
         given: the number of items of the epoch that were delivered.
@@ -89,15 +89,15 @@ class Position(NamedTuple):
         ended: whether the epoch had ended.
         graph: the positions of the main process's pipes; None if these pipes have no relevant state.
         generators: the states of the global generators, if the main process runs functions of the user.
-        beginning: the states of the generators at the beginning of the epoch, if resuming must restart the epoch.
+        beginning: the global generators' states at the start of the epoch, if resuming recomputes the epoch from there.
         workers: the positions of the workers.
         in_main: whether no worker processes ran the graph.
         seconds: the duration of the epoch so far.
         processes: the processes that ran the graph; None without workers.
-        shards: the shards of the epoch, if it began with other workers.
+        shards: the shards of an epoch that began with another number of workers or ranks; otherwise None.
         own_seeds: whether the pipes, and not the loader, drew the seeds of the epoch; None with workers.
-        untold: the reason why `workers` lacks the state that pipes keep from earlier passes; None if nothing is
-            missing. States do not contain the field `untold`.
+        untold: the reason why `workers` lacks the state that pipes keep from earlier iterations; None if no state is
+            missing. This field is not saved.
     """
 
     given: int
@@ -124,7 +124,7 @@ class Position(NamedTuple):
         return [Shard(worker, self.processes.shards) for worker in range(self.processes.shards)]
 
     def at(self, given: int, **known: Any) -> Position:
-        """Returns the position after further items were delivered. The field `drop` of this position must be 0.
+        """Returns a later position with the same snapshot. The field `drop` of this position must be 0.
 
         Args:
             given: the number of items that were delivered.
@@ -139,8 +139,8 @@ class Filled(NamedTuple):
 
     Args:
         seeds: the exported seed generator of the epoch.
-        start: the sealed snapshot from the beginning of the epoch; None if the graph had not been used before. `start`
-            is empty if that snapshot contains this object.
+        start: the sealed snapshot from the beginning of the epoch; None if the epoch was the first one of its graph,
+            and empty bytes inside the sealed snapshot itself.
         checksum: the checksum of the items that the snapshot leaves out; None if the snapshot contains all items.
     """
 
@@ -220,5 +220,5 @@ class LoaderState(NamedTuple):
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether no item of the epoch must be recomputed or skipped."""
+        """Whether a loader that loads this state begins an epoch, without recomputing or skipping items."""
         return self.position is None or (self.position.ended and self.position.workers is None)

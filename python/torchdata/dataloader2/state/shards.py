@@ -1,7 +1,7 @@
 """Distributes the shards of a resumed epoch, if the number of workers or ranks has changed.
 
-Role: pure functions over positions. The shards of an epoch never change. A loader that resumes the epoch distributes
-the shards among its workers, and the ranks take shards in turn.
+Role: pure functions over positions. An epoch keeps its shards, even if it resumes with other numbers of workers or
+ranks. The ranks take the shards in turn, and each rank distributes its shards among its workers.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ AHEAD = "Prefetcher"
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
-    """Returns the position of one rank in a job with another number of ranks, in which each rank takes every `ranks`-th
-    shard.
+    """Returns the position at which a rank resumes, if each rank takes every `ranks`-th shard of the saved job.
 
     Args:
-        positions: by rank, the positions of all ranks of the saved job, each with workers.
+        positions: the positions of all ranks of the saved job by rank, each with the field `workers`.
         rank: the number of this rank.
         ranks: the current number of ranks.
 
     Raises:
-        ValueError: a rank had read an item that it had not delivered when the state was saved.
+        ValueError: the shards cannot be distributed among the new ranks; the message gives the reason.
     """
     old, by_rank = len(positions), []
     for number, position in sorted(positions.items()):
@@ -63,7 +62,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 def _without_held(position: Position) -> WorkersPosition:
     """Returns each shard's position after the last delivered item. Items that pipes in the main process had buffered
-    count as not delivered, and are recomputed. Raises ValueError if the shards of the held items are unknown.
+    count as not delivered, and are recomputed. Raises ValueError if it is unknown which shards yielded these items.
     """
     workers, given = position.workers, position.given
     if workers is None:
@@ -88,10 +87,9 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
 
     Args:
         position: the position of the main process.
-        pipes: the number of pipes that the worker runs, while the other pipes stay in the main process; None if still
-            unknown.
-        alone: whether the result must not contain state of pipes that stay in the main process. If the position
-            contains state of these pipes, the shard starts from its beginning and recomputes the delivered items.
+        pipes: the number of pipes that the worker runs; all later pipes stay in the main process. None if unknown.
+        alone: whether the result omits the state of pipes that stay in the main process. If the
+            position contains such state, the shard starts from its beginning and recomputes the delivered items.
 
     Raises:
         ValueError: the pipes drew their own seeds, which workers cannot repeat.

@@ -44,10 +44,10 @@ def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, st
         position: the saved position.
         num_shards: the current number of shards.
         dispatches: whether there is a dispatching process now.
-        strict: whether recomputed items are compared.
+        strict: whether recomputed items must equal the items delivered earlier.
 
     Raises:
-        ValueError: the state was saved with other processes.
+        ValueError: the number of shards differs, or only one of the epochs has a dispatching process.
     """
     if len(position.shards) != num_shards:
         raise ValueError(
@@ -92,9 +92,8 @@ def _of_dispatching(
 
 
 def unverified(place: WorkersPosition) -> WorkersPosition:
-    """Returns the same position without the checksums of items that will be recomputed. States that are saved later in
-    the epoch also lack the checksums of these items.
-    """
+    """Returns a copy of the position without checksums of items that must be recomputed, so that these items are not
+    compared with the original items."""
     dealt = [None] * len(place.shards) if place.dispatching is None else place.dispatching[1]
     shards = []
     for (given, snapshot), account in zip(place.shards, dealt, strict=True):
@@ -111,7 +110,7 @@ def lasts(*datapipes: DataPipe | Graph | None) -> bool:
 
 
 def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:
-    """Returns the names of the pipes that keep state beyond an epoch, without internal parts of pipes."""
+    """Returns the class names of the pipes that keep state beyond an epoch, except for private classes."""
     names = [] if datapipe is None else [type(pipe).__name__ for pipe in graph_of(datapipe) if _lasts(pipe)]
     return [name for name in names if not name.startswith("_")]
 

@@ -15,7 +15,7 @@ _CRITERIA = [value for name, value in vars(StopCriteria).items() if name.isupper
 
 
 class NothingThere(Exception):
-    """Signals that the chosen source is exhausted, so that another source must be chosen."""
+    """Raised if the chosen source yields no further item, so that another source must be chosen."""
 
 
 class MultiNode(BaseNode[T]):

@@ -16,7 +16,7 @@ from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_si
 
 __all__ = ["MultiNodeWeightedSampler"]
 
-#: The number of choices that are drawn together, which determines the order and is the same as in torchdata 0.11.
+#: The number of choices per draw. Another number would change the order, so it is the number of torchdata 0.11.
 _DRAWN = 1000
 
 #: An upper limit for the epoch number, because computing the seed of an epoch requires a draw for each earlier epoch.
@@ -73,7 +73,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
     _num_yielded = 0
     _started = False
-    #: The name of a source that has raised an error, from which the next call reads.
+    #: The name of the source that was chosen last, if it has raised an error; the next call reads it again.
     _chosen: str | None = None
 
     def __init__(
@@ -139,7 +139,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         """Returns the choices of an epoch: an iterator over names of sources, with a `state_dict`.
 
         Args:
-            initial_state: the state for the reset; None for the beginning of an epoch.
+            initial_state: the state of the node to resume from; None for the beginning of an epoch.
         """
         state = StateFields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY)
         how = self.weights, self.seed, self.rank, self.world_size, self._epoch
@@ -185,7 +185,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
 
 class _WeightedSampler:
-    """The random choices of an epoch: an endless iterator over names.
+    """Chooses names of sources at random in one epoch: an endless iterator.
 
     Args:
         weights: the weight of each name.
