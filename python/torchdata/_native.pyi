@@ -40,6 +40,7 @@ __all__ = [
     "TFRecordReader",
     "TimedCall",
     "Turn",
+    "bytes_in_place",
     "check_plain_pickle",
     "continue_with_parent",
     "drop_inherited",
@@ -49,6 +50,7 @@ __all__ = [
     "is_portable",
     "name_process",
     "order_of",
+    "replace_pages",
     "resize_pixels",
     "row_bounds",
     "row_positions",
@@ -75,6 +77,9 @@ class OwnedDescriptor:
     def __new__(cls, fd: int) -> Self: ...
     def fileno(self) -> int: ...
     def close(self) -> None: ...
+
+def bytes_in_place(memory: memoryview, start: int, len: int, room: int) -> bytes: ...
+def replace_pages(fd: int, offset: int, start: int, len: int) -> bool: ...
 
 @final
 class IterationToken:

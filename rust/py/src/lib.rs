@@ -18,6 +18,7 @@ mod formats;
 mod gil_cell;
 mod images;
 mod numpy_api;
+mod pages;
 mod panics;
 mod pipes;
 mod protocol;
@@ -124,6 +125,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(formats::tar::tar_pax_records, module)?)?;
     module.add_function(wrap_pyfunction!(images::resize_pixels, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
+    module.add_function(wrap_pyfunction!(pages::bytes_in_place, module)?)?;
+    module.add_function(wrap_pyfunction!(pages::replace_pages, module)?)?;
     module.add_function(wrap_pyfunction!(continue_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(take_no_notice, module)?)?;

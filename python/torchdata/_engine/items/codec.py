@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import io
 import pickle
+import struct
 import sys
 from typing import Any
 
@@ -59,19 +60,62 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
+#: The type of the buffers of a program: `bytes` for the contents of a `bytes` object, otherwise a memoryview.
+ProgramBuffer = bytes | memoryview
+
+#: `bytes` objects of at least this length are out of band in the pickle of a program. Picklers pass objects of this
+#: length to `write` without a copy.
+_LEAST_BYTES = 64 << 10
+
+
+class _ProgramFile:
+    """The file of a pickler, which puts large `bytes` objects out of band.
+
+    A pickler does not support `bytes` objects out of band, and no table of reducers applies to them. However, a pickler
+    writes the contents of a large `bytes` object by a separate call, with the object itself as argument. The previous
+    call has written the opcode and the length, which are replaced by the opcode for the next buffer.
+
+    Args:
+        buffers: the list of the pickle's buffers, to which the objects are appended.
+    """
+
+    def __init__(self, buffers: list[Any]) -> None:
+        self._buffers = buffers
+        self._parts: list[bytes] = []
+
+    def write(self, part: Any) -> None:
+        if type(part) is bytes and len(part) >= _LEAST_BYTES and self._parts and not _is_frame(part):
+            is_short = len(part) < 1 << 32
+            header = struct.pack("<I", len(part)) if is_short else struct.pack("<Q", len(part))
+            header = (pickle.BINBYTES if is_short else pickle.BINBYTES8) + header
+            if self._parts[-1].endswith(header):
+                self._parts[-1] = self._parts[-1][: -len(header)] + pickle.NEXT_BUFFER
+                self._buffers.append(part)
+                return
+        self._parts.append(bytes(part))
+
+    def getvalue(self) -> bytes:
+        return b"".join(self._parts)
+
+
+def _is_frame(part: bytes) -> bool:
+    """Returns whether a pickler has written a frame of opcodes. Contents that look like a frame stay in the pickle."""
+    return part[:1] == pickle.FRAME and int.from_bytes(part[1:9], "little") <= len(part)
+
+
 class SharedMemoryHeld(Exception):
     """Raised if an object that was to be pickled contains tensors in shared memory."""
 
 
-def dumps_by(
-    base: Any, obj: Any, least: int = 0, copies_shared: bool = True
-) -> tuple[bytes, list[memoryview], list[Span]]:
-    """Returns the result of `pickled_parts` for a given class of picklers.
+def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) -> tuple[bytes, list[Any], list[Span]]:
+    """Returns the result of `pickled_parts` for a given class of picklers. The buffers of a program also contain large
+    `bytes` objects.
 
     Args:
         base: the class.
         obj: the object to pickle.
-        least: buffers of fewer bytes stay in the pickle, except the buffers of tensors.
+        least: for a program, the minimum size of a buffer in bytes. Smaller buffers stay in the pickle, except the
+            buffers of tensors. 0 for an item, of which all buffers are out of band.
         copies_shared: whether tensors in shared memory are copied.
 
     Raises:
@@ -83,9 +127,11 @@ def dumps_by(
         return _dumps(base, obj, None, copies_shared)
 
 
-def _dumps(base: Any, obj: Any, least: int | None, copies_shared: bool) -> tuple[bytes, list[memoryview], list[Span]]:
-    file = io.BytesIO()
-    buffers: list[pickle.PickleBuffer] = []
+def _dumps(
+    base: Any, obj: Any, least: int | None, copies_shared: bool
+) -> tuple[bytes, list[ProgramBuffer], list[Span]]:
+    buffers: list[Any] = []
+    file = _ProgramFile(buffers) if least else io.BytesIO()
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
         is_small = least is not None and len(buffer.raw()) < least
@@ -98,7 +144,7 @@ def _dumps(base: Any, obj: Any, least: int | None, copies_shared: bool) -> tuple
     table = _tables.take(pickling) if not least else program_table(pickling)
     _TABLE.__set__(pickling, table)
     pickling.dump(obj)
-    pickled, parts = file.getvalue(), [buffer.raw() for buffer in buffers]
+    pickled, parts = file.getvalue(), [one if type(one) is bytes else one.raw() for one in buffers]
     spans: list[Span] = []
     if table.tensors.locations:
         with sys.modules["torch"]._C.DisableTorchFunctionSubclass():

@@ -235,7 +235,7 @@ class ChildLoop:
             _limit_threads()  # this call must precede every import of user code
             program = setup.program
             if isinstance(program, SharedPickle):
-                shared, program = program, program.load(loads)
+                shared, program = program, program.load(loads, is_permanent=True)
                 shared.close()  # the memory is mapped, so the descriptor is not needed
             _engine.current_sender = self.sender
             runner.prepare(program)

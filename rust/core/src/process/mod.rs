@@ -20,6 +20,8 @@ pub mod liveness;
 #[cfg(not(loom))]
 pub mod naming;
 #[cfg(not(loom))]
+pub mod pages;
+#[cfg(not(loom))]
 mod portable;
 #[cfg(not(loom))]
 pub mod region;
