@@ -391,8 +391,9 @@ def test_slices_of_an_arrow_table_reach_spawned_workers_in_one_buffer() -> None:
 
 # -- one copy of a dataset ---------------------------------------------------------------------------------------------
 
-#: The size of each large object in bytes.
-LARGE = 8 << 20
+#: The size of each large object in bytes. glibc allocates an object of at least 32 MB by a mapping of its own, even if
+#: large objects were freed before.
+LARGE = 33 << 20
 
 
 def anonymous() -> int:
@@ -429,11 +430,15 @@ class Large(Views):
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the memory of a process is read from /proc")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_large_dataset_exists_once_and_each_process_writes_to_memory_of_its_own(method: str) -> None:
+def test_a_large_dataset_exists_once_and_each_process_writes_to_memory_of_its_own(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchdata._engine.workers import held_once
     from torchdata._native import is_portable
 
     if is_portable():
         pytest.skip("a temporary file cannot be sealed")
+    monkeypatch.setattr(held_once, "_PATIENCE", 60.0)  # threads of torch need longer to fall asleep on a busy machine
     dataset = Large()
     of_dataset, before = 6 * LARGE, anonymous()
     with DataLoader2.from_dataset(dataset, reading_service=MultiProcessingReadingService(1, method)) as loader:
@@ -476,9 +481,10 @@ def test_pages_stay_if_most_of_a_program_would_exist_twice_or_another_thread_run
 ) -> None:
     from torchdata._engine.workers import held_once
 
-    large, small = np.ones(LARGE // 8), [np.full(2500, number) for number in range(LARGE // 20_000)]
+    large, small = np.ones(LARGE // 8), [np.full(50_000, number) for number in range(LARGE // 400_000)]
     send([large, small])
     assert not is_in_file(large)
+    monkeypatch.setattr(held_once, "_PATIENCE", 60.0)  # threads of torch need longer to fall asleep on a busy machine
     send(large[100:])
     assert is_in_file(large)
 
