@@ -50,7 +50,6 @@ __all__ = [
     "is_portable",
     "name_process",
     "order_of",
-    "replace_pages",
     "resize_pixels",
     "row_bounds",
     "row_positions",
@@ -78,8 +77,7 @@ class OwnedDescriptor:
     def fileno(self) -> int: ...
     def close(self) -> None: ...
 
-def bytes_in_place(memory: memoryview, start: int, len: int, room: int) -> bytes: ...
-def replace_pages(fd: int, offset: int, start: int, len: int) -> bool: ...
+def bytes_in_place(memory: memoryview, room: int) -> bytes: ...
 
 @final
 class IterationToken:

@@ -1,8 +1,11 @@
-//! Gives Python buffers access to shared memory, for received blocks and for blocks that are being filled.
+//! Gives Python buffers access to shared memory, for received blocks and for blocks that are being filled. Creates `bytes`
+//! objects in mapped memory.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::{mem, ptr};
 
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -61,4 +64,39 @@ impl ArenaBuffer {
         // SAFETY: the block is valid for `len` bytes as long as this object, which owns the block.
         unsafe { fill_buffer(slf.as_ptr(), view, flags, block.as_mut_ptr(), block.len()) }
     }
+}
+
+/// Creates a `bytes` object whose contents stay where they are. `memory` is a writable buffer: `room` bytes for the
+/// header of the object, the contents, and a zero. If the buffer is a private mapping, the system therefore copies only
+/// the page of the header. The object and the buffer are never freed. Raises `BufferError` if the header does not fit.
+#[pyfunction]
+pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<Bound<'py, PyAny>> {
+    let buffer = PyBuffer::<u8>::get(memory)?;
+    let refusal = || PyBufferError::new_err("the buffer has no room for the header and the final zero of the object");
+    let len = buffer.len_bytes().checked_sub(room).and_then(|rest| rest.checked_sub(1)).ok_or_else(refusal)?;
+    // The header of a `bytes` object depends on the release of Python, so it is copied from an object with the same
+    // length. The contents of this object are never touched, so it takes no memory.
+    // SAFETY: without data, the function creates an object with arbitrary contents. A buffer has at most isize::MAX bytes.
+    let model = unsafe {
+        let model = ffi::PyBytes_FromStringAndSize(ptr::null(), len as ffi::Py_ssize_t);
+        Bound::from_owned_ptr_or_err(memory.py(), model)?
+    };
+    // SAFETY: the model is a `bytes` object, and its contents follow its header.
+    let header = unsafe { ffi::PyBytes_AsString(model.as_ptr()) as usize - model.as_ptr() as usize };
+    let contents = buffer.buf_ptr().cast::<u8>().wrapping_add(room);
+    let object = contents.wrapping_sub(header).cast::<ffi::PyObject>();
+    // SAFETY: the buffer continues after the contents.
+    let ends = buffer.is_c_contiguous() && unsafe { *contents.add(len) } == 0;
+    if !ends || buffer.readonly() || header > room || !object.is_aligned() {
+        return Err(refusal());
+    }
+    mem::forget(buffer); // the memory stays mapped
+    // SAFETY: `header` bytes before the contents are inside the writable buffer. They become the header of an object with
+    // one reference, because the model has one reference.
+    let object = unsafe {
+        ptr::copy_nonoverlapping(model.as_ptr().cast::<u8>(), object.cast::<u8>(), header);
+        Bound::from_owned_ptr(memory.py(), object)
+    };
+    mem::forget(object.clone()); // the object is never freed
+    Ok(object)
 }

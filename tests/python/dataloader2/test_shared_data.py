@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import operator
 import os
@@ -389,79 +390,24 @@ def test_slices_of_an_arrow_table_reach_spawned_workers_in_one_buffer() -> None:
     assert pyarrow.concat_tables(slices).equals(table)
 
 
-# -- one copy of a dataset ---------------------------------------------------------------------------------------------
-
-#: The size of each large object in bytes. glibc allocates an object of at least 32 MB by a mapping of its own, even if
-#: large objects were freed before.
-LARGE = 33 << 20
+# -- large `bytes` objects ---------------------------------------------------------------------------------------------
 
 
-def anonymous() -> int:
-    """Returns the anonymous memory of this process, which no file contains, in bytes."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+class Contents(bytes):
+    """A subclass of `bytes`."""
 
 
 class Large(Views):
-    """A dataset of large objects, which workers write to."""
+    """A dataset of large `bytes` objects."""
 
     def __init__(self) -> None:
-        self.array, self.tensor = np.full(LARGE // 8, 1.0), torch.full((LARGE // 4,), 1.0)
-        self.constant = np.full(LARGE // 8, 1.0)
-        self.constant.flags.writeable = False
-        self.contents = bytes([1]) * LARGE
-        self.same = self.contents
-        self.parts = list(torch.full((2, LARGE // 4), 1.0))
+        self.contents = bytes([1]) * 100_000
+        self.found = {self.contents: self.contents}
 
     def item(self, index: int) -> Any:
-        is_same = self.same is self.contents and hash(self.same) == hash(bytes([1]) * LARGE)
-        sums = [self.sum_of(one) for one in self.large()]
-        for one in (self.array, self.tensor, *self.parts):
-            one += 1
-        return is_same, sums, bool(self.constant.flags.writeable)
-
-    def large(self) -> list[Any]:
-        return [self.array, self.tensor, self.constant, np.frombuffer(self.contents, "u1"), *self.parts]
-
-    @staticmethod
-    def sum_of(one: Any) -> float:
-        return float(one.sum()) * one.itemsize / LARGE
-
-
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the memory of a process is read from /proc")
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_large_dataset_exists_once_and_each_process_writes_to_memory_of_its_own(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torchdata._engine.workers import held_once
-    from torchdata._native import is_portable
-
-    if is_portable():
-        pytest.skip("a temporary file cannot be sealed")
-    monkeypatch.setattr(held_once, "_PATIENCE", 60.0)  # threads of torch need longer to fall asleep on a busy machine
-    dataset = Large()
-    of_dataset, before = 6 * LARGE, anonymous()
-    with DataLoader2.from_dataset(dataset, reading_service=MultiProcessingReadingService(1, method)) as loader:
-        for epoch in range(2):
-            for number, item in enumerate(loader, 1 + epoch * SIZE):
-                assert item == (True, [number, number, 1.0, 1.0, number, number], False)
-            assert before - anonymous() > (0.8 - epoch / 3) * of_dataset
-            assert [dataset.sum_of(one) for one in dataset.large()] == [1 + 99 * epoch, 1, 1, 1, 1 + 99 * epoch, 1]
-            dataset.array[:], dataset.parts[0][:] = 100, 100
-    dataset.array.resize(2 * LARGE // 8, refcheck=False)
-    assert dataset.array.sum() == 100 * LARGE // 8
-
-
-def send(program: Any) -> None:
-    """Writes a program into shared memory, as for workers that inherit nothing."""
-    from torchdata._engine.processes.crossing import SharedPickle
-    from torchdata._engine.workers.group import pickled_program
-    from torchdata._engine.workers.held_once import replaceable, use_pages
-
-    pickled, buffers = pickled_program(program)
-    spans = replaceable(buffers)
-    shared = SharedPickle(pickled, buffers, addresses={index: span.start for index, span in spans.items()})
-    use_pages(shared.fileno(), shared.size, [(span, shared.offsets[index]) for index, span in spans.items()])
+        ((key, value),) = self.found.items()
+        is_same = key is self.contents is value is self.found[bytes([1]) * 100_000]
+        return is_same, hash(key) == hash(bytes([1]) * 100_000), is_in_file(np.frombuffer(key, "u1"))
 
 
 def is_in_file(array: Any) -> bool:
@@ -475,48 +421,40 @@ def is_in_file(array: Any) -> bool:
     raise AssertionError("the memory is not mapped")
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the memory of a process is read from /proc")
-def test_pages_stay_if_most_of_a_program_would_exist_twice_or_another_thread_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from torchdata._engine.workers import held_once
-
-    large, small = np.ones(LARGE // 8), [np.full(50_000, number) for number in range(LARGE // 400_000)]
-    send([large, small])
-    assert not is_in_file(large)
-    monkeypatch.setattr(held_once, "_PATIENCE", 60.0)  # threads of torch need longer to fall asleep on a busy machine
-    send(large[100:])
-    assert is_in_file(large)
-
-    def refuse(*_: Any) -> None:
-        raise BlockingIOError("another thread is running")
-
-    monkeypatch.setattr(held_once, "replace_pages", refuse)
-    monkeypatch.setattr(held_once, "_PATIENCE", 0.01)
-    other = np.ones(LARGE // 8)
-    send(other)
-    assert not is_in_file(other)
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the mappings of a process are read from /proc")
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_share_the_memory_of_large_bytes_objects(method: str) -> None:
+    with DataLoader2.from_dataset(Large(), reading_service=MultiProcessingReadingService(2, method)) as loader:
+        assert list(loader) == [(True, True, True)] * SIZE
 
 
 @pytest.mark.parametrize("permanent", [False, True])
-def test_large_bytes_objects_survive_pickling_whatever_they_contain(permanent: bool) -> None:
+@pytest.mark.parametrize("by_value", [False, True])
+def test_large_bytes_objects_survive_pickling_whatever_they_contain(permanent: bool, by_value: bool) -> None:
     from torchdata._engine.items.codec import loads
     from torchdata._engine.processes.crossing import SharedPickle
     from torchdata._engine.workers.group import pickled_program
 
     size = 70_000
     like_a_frame = b"\x95" + (size - 9).to_bytes(8, "little") + bytes(size - 9)
+    like_a_long_frame = b"\x95" + b"\xff" * size
     like_a_header = bytes(size - 5) + b"B" + size.to_bytes(4, "little")
-    rest = [f"{n:08}" for n in range(20_000)], "x" * size, "ä" * size, bytearray(size), np.arange(size)
-    program = [like_a_header, like_a_frame, like_a_header, bytes(size), bytes(size), [bytes(5)], *rest]
-    pickled, buffers = pickled_program(program)
-    assert sum(type(one) is bytes for one in buffers) == 3
-    back = SharedPickle(pickled, buffers).load(loads, is_permanent=permanent)
-    assert back[2] is back[0]
-    assert back[3] == bytes(size)
-    assert back[:-1] == program[:-1]
-    assert list(map(type, back)) == list(map(type, program))
-    assert back[0] + b"!" == like_a_header + b"!"
+    out_of_band = [like_a_header, like_a_long_frame, bytes(size), bytes(size), b"<" * 65_536, b"=" * 65_537]
+    # The text ends like the header of a `bytes` object, and the frame after the text has the size of the object.
+    before_frame = ["x" * (size - 5) + "B" + size.to_bytes(4, "little").decode(), "a" * 64_000, "b" * 5978]
+    texts = [[f"{n:08}" for n in range(20_000)], "x" * size, "ä" * size, *before_frame]
+    others = [like_a_frame, b";" * 65_535, like_a_header, *texts, bytearray(size), bytearray(like_a_header), b""]
+    program = [*out_of_band, *others, {b"?" * size: [b"!" * size, bytes(5)]}, {b"#" * size}, Contents(b"@" * size)]
+    array = np.array([like_a_header, None], object)
+    pickled, buffers = pickled_program([*program, array, *([lambda: None] if by_value else [])])
+    assert sum(type(one) is bytes for one in buffers) == len(out_of_band) + 4
+    back = SharedPickle(pickled, buffers).load(loads, is_permanent=permanent)[: len(program) + 1]
+    kept = back[len(out_of_band) + 2]
+    assert back[0] is kept is back[-1][0]
+    gc.collect()
+    assert back[:-1] == program
+    assert list(map(type, back)) == list(map(type, [*program, array]))
+    assert kept + b"!" == like_a_header + b"!"
 
 
 def test_no_process_can_change_the_memory_that_spawned_workers_load_from() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import io
 import pickle
-import struct
 import sys
 from typing import Any
 
@@ -60,9 +59,6 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: The type of the buffers of a program: `bytes` for the contents of a `bytes` object, otherwise a memoryview.
-ProgramBuffer = bytes | memoryview
-
 #: `bytes` objects of at least this length are out of band in the pickle of a program. Picklers pass objects of this
 #: length to `write` without a copy.
 _LEAST_BYTES = 64 << 10
@@ -85,9 +81,8 @@ class _ProgramFile:
 
     def write(self, part: Any) -> None:
         if type(part) is bytes and len(part) >= _LEAST_BYTES and self._parts and not _is_frame(part):
-            is_short = len(part) < 1 << 32
-            header = struct.pack("<I", len(part)) if is_short else struct.pack("<Q", len(part))
-            header = (pickle.BINBYTES if is_short else pickle.BINBYTES8) + header
+            opcode, size = (pickle.BINBYTES, 4) if len(part) < 1 << 32 else (pickle.BINBYTES8, 8)
+            header = opcode + len(part).to_bytes(size, "little")
             if self._parts[-1].endswith(header):
                 self._parts[-1] = self._parts[-1][: -len(header)] + pickle.NEXT_BUFFER
                 self._buffers.append(part)
@@ -129,7 +124,7 @@ def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) ->
 
 def _dumps(
     base: Any, obj: Any, least: int | None, copies_shared: bool
-) -> tuple[bytes, list[ProgramBuffer], list[Span]]:
+) -> tuple[bytes, list[bytes | memoryview], list[Span]]:
     buffers: list[Any] = []
     file = _ProgramFile(buffers) if least else io.BytesIO()
 

@@ -127,7 +127,7 @@ class DepartingTensors:
                     (first, _), what, _ = self.locations[number]
                     locations[number] = Location(len(blocks), first - start, what)
                 owners = [self.locations[number][2] for number in group]
-                blocks.append(memoryview(bytes_at((start, end), owners)))
+                blocks.append(memoryview(_bytes_at((start, end), owners)))
         return locations, blocks, spans
 
     def _overlapping(self, numbers: Iterable[int]) -> list[tuple[Span, list[int]]]:
@@ -172,7 +172,7 @@ class DepartingTensors:
     def _as_array(self, number: int) -> Any:
         span, what, obj = self.locations[number]
         if not isinstance(what, tuple):
-            return bytes_at(span, obj)
+            return _bytes_at(span, obj)
         _, shape, strides, _ = what
         size = obj.element_size()
         return _array_at(span[0], obj, shape, f"|V{size}", tuple(stride * size for stride in strides))
@@ -190,7 +190,7 @@ class DepartingTensors:
 _MOST_COMPARED, _MOST_WORK = 16, 10_000
 
 
-def bytes_at(span: Span, owner: Any) -> Any:
+def _bytes_at(span: Span, owner: Any) -> Any:
     return _array_at(span[0], owner, (span[1] - span[0],), "|u1", None)
 
 
@@ -205,21 +205,10 @@ class _Interface:
     """Implements NumPy's array interface for memory that another object owns."""
 
     def __init__(self, start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> None:
-        self.members = owner
+        self._owner = owner
         self.__array_interface__ = {
             "version": 3, "data": (start, False), "shape": shape, "typestr": typestr, "strides": strides
         }  # fmt: skip
-
-
-def storage_address(owner: Any) -> int | None:
-    """Returns the address of the storage that contains a block of `DepartingTensors.lay_out`. Returns None if `owner`,
-    the object that exports the block's memory, does not belong to such a block.
-    """
-    if not isinstance(owner, _Interface):
-        return None
-    one = owner.members[0]
-    storage = one.untyped_storage() if hasattr(one, "untyped_storage") else one
-    return int(storage.data_ptr())
 
 
 class Arrived:

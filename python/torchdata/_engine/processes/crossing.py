@@ -24,20 +24,12 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import process, reduction
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from typing import Any, Generic, TypeVar
 
-from torchdata._native import (
-    BellBoard,
-    Link,
-    OwnedDescriptor,
-    StatsBoard,
-    bytes_in_place,
-    is_portable,
-    system_lacks,
-)
+from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, bytes_in_place, is_portable, system_lacks
 
 # -- the first actions of a child that inherits nothing ----------------------------------------------------------------
 
@@ -167,9 +159,8 @@ SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
 #: The error message of `pickle` for a function that is missing in the program.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
+#: The alignment of each buffer in a `SharedPickle`, and the number of bytes for the header of a `bytes` object.
 _ALIGNMENT = 64
-#: The number of bytes in front of the contents of a `bytes` object, for the object's header.
-_ROOM = 64
 #: The format of the length of the offset list, which is stored at the end of a `SharedPickle`.
 _LENGTH = struct.Struct("<Q")
 #: Seals that prevent later changes of the contents and the size of a `SharedPickle`.
@@ -231,20 +222,12 @@ class SharedPickle:
         pickled: the pickle.
         buffers: the buffers of the pickle: `bytes` for the contents of `bytes` objects, otherwise memoryviews.
         modules: the names of large modules that unpickling imports.
-        addresses: for some buffers, by their index, the address in this process. The offset in the shared memory is the
-            same within a page, so that the shared memory can be mapped at this address.
     """
 
     #: The names of the modules; empty in a child that has received the object.
     modules: Sequence[str] = ()
 
-    def __init__(
-        self,
-        pickled: bytes,
-        buffers: Sequence[bytes | memoryview] = (),
-        modules: Sequence[str] = (),
-        addresses: Mapping[int, int] | None = None,
-    ) -> None:
+    def __init__(self, pickled: bytes, buffers: Sequence[bytes | memoryview] = (), modules: Sequence[str] = ()) -> None:
         self.modules = modules
         is_sealed = not is_portable() and hasattr(os, "memfd_create")
         if is_sealed:
@@ -257,14 +240,11 @@ class SharedPickle:
         with open(self._owned.fileno(), "wb", closefd=False) as file:
             places: list[tuple[int, int, bool]] = []
             written: dict[tuple[int, int], tuple[int, int, bool]] = {}
-            for number, part in enumerate((memoryview(pickled), *buffers), -1):
-                memory = _immutable_memory(part) if places else None
+            for part in (memoryview(pickled), *buffers):
+                is_bytes = isinstance(part, bytes)
+                memory = None if isinstance(part, bytes) or not places else _immutable_memory(part)
                 if memory is None or memory not in written:
-                    is_bytes = type(part) is bytes
-                    room = _ROOM if is_bytes else 0
-                    address = addresses.get(number) if addresses else None
-                    unit, within = (_ALIGNMENT, 0) if address is None else (mmap.PAGESIZE, address)
-                    file.write(b"\0" * (room + (within - file.tell() - room) % unit))
+                    file.write(b"\0" * (is_bytes * _ALIGNMENT + -file.tell() % _ALIGNMENT))
                     places.append((file.tell(), file.tell() + len(part), is_bytes))
                     file.write(part)
                     file.write(b"\0" * is_bytes)
@@ -275,13 +255,10 @@ class SharedPickle:
             index = pickle.dumps(places)
             file.write(index)
             file.write(_LENGTH.pack(len(index)))
-            self.size = file.tell()
-        #: The offset of each buffer in the shared memory.
-        self.offsets = [start for start, _, _ in places[1:]]
         if is_sealed:  # a process cannot change memory that other processes have mapped
             fcntl.fcntl(self._owned.fileno(), fcntl.F_ADD_SEALS, _SEALS)
 
-    def load(self, loads: Callable[[memoryview, list[Any]], Any], is_permanent: bool = False) -> Any:
+    def load(self, loads: Callable[[bytes | memoryview, list[Any]], Any], is_permanent: bool = False) -> Any:
         """Unpickles the contents.
 
         Args:
@@ -290,9 +267,11 @@ class SharedPickle:
         """
         whole = memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
         (length,) = _LENGTH.unpack(whole[-_LENGTH.size :])
-        (start, end, _), *places = pickle.loads(whole[-_LENGTH.size - length : -_LENGTH.size])
-        pickled = whole[start:end]
-        buffers = [_buffer_at(whole, start, end, is_bytes, is_permanent) for start, end, is_bytes in places]
+        places = pickle.loads(whole[-_LENGTH.size - length : -_LENGTH.size])
+        pickled, *buffers = (
+            _bytes_at(whole, start, end, is_permanent) if is_bytes else whole[start:end]
+            for start, end, is_bytes in places
+        )
         try:
             return loads(pickled, buffers)
         except AttributeError as error:
@@ -321,20 +300,17 @@ class SharedPickle:
         return _adopt, (reduction.DupFd(self._owned.fileno()),)
 
 
-def _buffer_at(whole: memoryview, start: int, end: int, is_bytes: bool, is_permanent: bool) -> bytes | memoryview:
-    """Returns a buffer of a `SharedPickle`."""
-    if is_bytes and is_permanent:
+def _bytes_at(whole: memoryview, start: int, end: int, is_permanent: bool) -> bytes:
+    if is_permanent:
         try:
-            return bytes_in_place(whole, start, end - start, _ROOM)
+            return bytes_in_place(whole[start - _ALIGNMENT : end + 1], _ALIGNMENT)
         except BufferError:  # the header of a `bytes` object is larger than in today's releases of Python
             pass
-    return bytes(whole[start:end]) if is_bytes else whole[start:end]
+    return bytes(whole[start:end])
 
 
-def _immutable_memory(part: bytes | memoryview) -> tuple[int, int] | None:
+def _immutable_memory(part: memoryview) -> tuple[int, int] | None:
     """Returns the address and the length of a read-only buffer; None for any other object."""
-    if isinstance(part, bytes):  # the pickle contains each object once
-        return None
     if not part.nbytes or not (part.readonly or type(part.obj).__module__ == "pyarrow.lib"):
         return None
     import numpy

@@ -20,7 +20,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from torchdata._engine import snapshots
-from torchdata._engine.items.codec import ProgramBuffer, SharedMemoryHeld, dumps_by, refers_to_tensors
+from torchdata._engine.items.codec import SharedMemoryHeld, dumps_by, refers_to_tensors
 from torchdata._engine.processes.crossing import Handle, SharedPickle, main_without_file, warn_of_lacks
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._engine.processes.positions import SharedPositions
@@ -29,11 +29,10 @@ from torchdata._engine.processes.shutdown import OwnsChildren
 from torchdata._engine.processes.start import new_child, start_all, start_method_of
 from torchdata._engine.workers.child import MAIN, ChildSetup, CommonSetup, raise_failure, run_child
 from torchdata._engine.workers.hangs import Hangs, Survived
-from torchdata._engine.workers.held_once import replaceable, use_pages
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Restarts
-from torchdata._native import BellBoard, Collector, Link, StatsBoard, is_portable
+from torchdata._native import BellBoard, Collector, Link, StatsBoard
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Pages
 from torchdata._reporting import place_outside, warn_outside
@@ -323,11 +322,7 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
         return program
     try:
         pickled, buffers = pickled_program(program, copies_shared=False)
-        modules = ["torch"] if refers_to_tensors(pickled) else []
-        spans = {} if is_portable() else replaceable(buffers)
-        shared = SharedPickle(pickled, buffers, modules, {index: span.start for index, span in spans.items()})
-        use_pages(shared.fileno(), shared.size, [(span, shared.offsets[index]) for index, span in spans.items()])
-        return shared
+        return SharedPickle(pickled, buffers, ["torch"] if refers_to_tensors(pickled) else [])
     except SharedMemoryHeld:
         program.modules = ["torch"]
         return program  # torch itself passes tensors in shared memory to each child
@@ -358,7 +353,7 @@ def _why_by_value(obj: Any, refined: Callable[[Any], Any]) -> str | None:
 
 def pickled_program(
     obj: Any, refined: Callable[[Any], Any] = lambda base: base, copies_shared: bool = True
-) -> tuple[bytes, list[ProgramBuffer]]:
+) -> tuple[bytes, list[bytes | memoryview]]:
     """Pickles an object for a child. The function uses pickle if possible, otherwise cloudpickle (lambdas, local
     classes).
 

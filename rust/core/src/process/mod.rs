@@ -20,8 +20,6 @@ pub mod liveness;
 #[cfg(not(loom))]
 pub mod naming;
 #[cfg(not(loom))]
-pub mod pages;
-#[cfg(not(loom))]
 mod portable;
 #[cfg(not(loom))]
 pub mod region;
