@@ -2,7 +2,7 @@
 
 Role: the module contains the base class of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader, and checks that the
 decompressing pipes also use. This module's code runs in the iterating process. An archive object owns the stream that
-it reads. Members refer to their archive and are reopened through it (see `utils/_streams.py`).
+it reads. A member refers to its archive, which can reopen the member (see `utils/_streams.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _NO_WAY_BACK = "a streamed archive cannot go back: read each member before the n
 
 
 class Refused(OSError):
-    """A member or stream is not read because it could do harm. Users see the archive format's own error instead."""
+    """A member or stream is not read because it could do harm. The caller converts this error to an error of the
+    archive's format, such as tarfile.ReadError."""
 
 
 def check_max_ratio(pipe: str, value: Any) -> float | None:
@@ -118,7 +119,7 @@ def bare(stream: Any) -> Any:
 
 
 def is_damage(error: Exception) -> bool:
-    """Returns whether the data caused the error, rather than the operating system or the code."""
+    """Returns whether damaged data caused the error, rather than the operating system or a fault in code."""
     # errors of damaged gzip and bzip2 files have no `errno`; EINVAL is caused by a wrong offset
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
@@ -126,11 +127,11 @@ def is_damage(error: Exception) -> bool:
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
-    """Returns an error that names the archive, to be raised instead of `error`. An error that is not due to damaged
-    data keeps its type.
+    """Returns an error that names the archive, to be raised instead of `error`. If `error` was not caused by damaged
+    data, `error` itself is returned with a note.
 
-    The error is returned, not raised, because a frame that raises an error and refers to it forms a reference cycle.
-    Such a reference cycle would keep open files alive until garbage collection.
+    The error is returned, not raised, because a frame that raises an error and has a variable for it forms a reference
+    cycle with the error, which would keep open files alive until garbage collection.
     """
     if isinstance(error, Refused):
         refusal = kind(f"will not read {what}: {error}")
@@ -151,7 +152,7 @@ class CountedStream:
     def __init__(self, file_obj: Any) -> None:
         self._file_obj = file_obj
         self._start = position_of(file_obj) or 0
-        #: Bytes that were peeked at but not read yet.
+        #: Bytes that `look` has read from the stream, and `read` has not returned yet.
         self._ahead = b""
         #: The number of bytes from the start to the current position of the stream.
         self.count = 0
@@ -190,7 +191,7 @@ class CountedStream:
 
 
 class Archive:
-    """An open archive, which owns its stream and reopens the stream after unpickling."""
+    """An open archive, which owns its stream. An unpickled archive reopens the stream."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         self.path = path
@@ -338,13 +339,13 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        # a stream without a wrapper is closed by its creator, because members may still read from the stream
+        # a stream that is not a StreamWrapper stays open, because nothing counts the members that still read from it
         if isinstance(stream, StreamWrapper):
             stream.autoclose()
 
 
 class IndexedArchive(Archive):
-    """An archive that has a directory of its members. This directory is read completely."""
+    """An archive that has a directory of its members. The whole directory is read when the archive is opened."""
 
     #: Index of the entry after the last yielded entry.
     next = 0
@@ -359,7 +360,7 @@ class IndexedArchive(Archive):
 
 
 class IndexedLoader(ArchiveLoader):
-    """The base class of loaders for archives with a directory. The position in an archive is an index into the
+    """The base class of loaders for archives with a directory. A saved position is the index of an entry in the
     directory."""
 
     #: The format's name and class.

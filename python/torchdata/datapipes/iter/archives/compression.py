@@ -1,9 +1,9 @@
 """Pipes that decompress streams: Decompressor, Extractor, Bz2FileLoader, XzFileLoader.
 
-Role: each pipe converts pairs of path and compressed stream to pairs of path and decompressed stream. The pipes run in
-the process that iterates them. Data is decompressed only when a stream is read. The decompressed stream owns and closes
-the compressed stream. To reopen a decompressed stream, the recipe reopens the compressed stream and decompresses
-everything up to the position.
+Role: each pipe converts pairs of path and compressed stream to pairs of path and decompressed stream. The pipes of this
+module run in the process that iterates them. Data is decompressed only when a stream is read. The decompressed stream
+owns and closes the compressed stream. An unpickled stream reopens the compressed stream and decompresses everything up
+to the saved position.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _SUFFIXES = {
     ".tzst": CompressionType.TAR,
 }
 
-#: Additional suffixes of compressed tar archives.
+#: Suffixes of compressed tar archives that consist of two parts.
 _TARS = (".tar.gz", ".tar.xz", ".tar.zst")
 
 _READERS: dict[CompressionType, Callable[[Any], Any]] = {
@@ -88,7 +88,8 @@ def _kind_of_name(path: str) -> CompressionType | None:
 
 
 def _kind_by_suffix(path: str) -> CompressionType | None:
-    """Does the same as `_kind_of_name` for a name that may be a URL with a query or a fragment after the suffix."""
+    """Returns the format of a path, or of a URL that may have a query or a fragment after the suffix; None if the
+    suffix is unknown."""
     names = [path, re.split("[?#]", path, maxsplit=1)[0]]
     if path.lower().startswith(("http://", "https://")):  # other names may contain a question mark
         names.reverse()
@@ -106,11 +107,11 @@ class _Recipe:
         self.kind, self.path, self.pipe, self.max_ratio, self.source = kind, path, pipe, max_ratio, source
 
     def open(self) -> Any:
-        """Reopens the compressed stream, and a decompressed stream over it."""
+        """Reopens the compressed stream, and returns a stream that decompresses it."""
         return self.on(copy.deepcopy(self.source))  # opening twice creates two streams
 
     def on(self, source: Any) -> Any:
-        """Returns the decompressed stream of `source`."""
+        """Returns a stream that decompresses `source`."""
         try:
             if self.kind in _READERS:
                 return io.BufferedReader(_Decompressed(self, source))
@@ -127,7 +128,7 @@ class _Recipe:
         return open_zip(file_obj, self.path, _OpenZip)
 
     def with_placeholder(self, source: Any, start: int | None) -> _Recipe | None:
-        """Returns a recipe with a placeholder for `source` at `start`, or None if `source` cannot be reopened."""
+        """Returns a recipe that reopens `source` at the offset `start`, or None if `source` cannot be reopened."""
         stand_in = detached(source, start)
         if stand_in is source:
             return None

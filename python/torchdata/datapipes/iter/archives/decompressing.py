@@ -1,7 +1,7 @@
 """Decompresses the consecutive streams of a file with modules of Python and of other libraries.
 
-Role: the module provides file objects between a compressed stream and the pipes that read it, in the reading process. A
-reader borrows the compressed stream, and owns the decompressed bytes that were not read yet.
+Role: each function returns a file object that decompresses another file object while it is read. The returned file
+object does not close the compressed one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def bzip2_reader(file_obj: Any) -> Any:
 def lzma_reader(file_obj: Any) -> Any:
     """Returns a file object over the decompressed contents of `file_obj`, in the xz format or the older lzma format.
 
-    Unlike Python's module, this reader also reads streams after padding, and accepts only valid padding.
+    Unlike Python's `lzma` module, this file object also reads the streams that follow padding, and raises an error for
+    invalid padding.
     """
     import lzma
 
@@ -97,7 +98,7 @@ class _Streams:
         return b""
 
     def _after_stream(self) -> bytes:
-        """Returns the first bytes after a finished stream, without padding."""
+        """Returns the first bytes of the next stream, after the padding that may follow a finished stream."""
         data: bytes = self._decompressor.unused_data
         while not (data := data.lstrip(self._padding) if self._padding else data):
             data = self._file_obj.read(_AT_ONCE)
@@ -109,7 +110,7 @@ class _Streams:
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to an offset: backward by starting over, forward by decompressing the bytes in between."""
+        """Moves to an offset of the decompressed contents. To move backward, decompresses the file from its start."""
         if whence == os.SEEK_CUR:
             offset += self._position
         elif whence == os.SEEK_END:

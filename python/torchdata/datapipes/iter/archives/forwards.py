@@ -1,8 +1,8 @@
-"""Reads a stream forward by offset, as required by archive readers: `Forwards`.
+"""Lets archive readers, which read at offsets, read a stream that moves only forward: `Forwards`.
 
-Role: this class connects an archive reader with a stream that cannot seek or that is compressed. The archive reader
-requests bytes by offset as from a file. This module's code runs in the iterating process. `Forwards` borrows the
-stream, and keeps the last piece of bytes, from which short backward seeks and small members are served.
+Role: `Forwards` is the file object of an archive in a stream that cannot seek or that is compressed. `Forwards` does
+not close the stream. It keeps the last bytes that were read from the stream, so that short backward seeks need no
+further reading. This module's code runs in the iterating process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 __all__ = ["Forwards", "Pieces"]
 
-#: Returns the next bytes, in a convenient amount; empty at the end of the stream.
+#: A function that returns the next bytes of a stream, as many as are cheap to read at once; empty at the end.
 Pieces = Callable[[], bytes]
 
 #: The number of bytes that a reader may always seek back, enough to reread the last header.
@@ -21,12 +21,12 @@ _BACK = 1 << 10
 
 
 class Forwards:
-    """Provides the bytes of a stream by offset, from the stream's current position on.
+    """Reads the bytes of a stream at increasing offsets, beginning at the stream's current position.
 
     Args:
         next_piece: a function that returns the stream's next bytes.
-        rewind: a function that returns to the start and provides a new `next_piece`. If `rewind` is None, the stream
-            cannot go back, and only the last piece can be reread.
+        rewind: a function that moves the stream to its start and returns a new `next_piece`. If `rewind` is None, only
+            the last piece can be read again.
         start: the current offset of the stream.
     """
 
@@ -37,7 +37,7 @@ class Forwards:
         self._piece_start = start
 
     def seekable(self) -> bool:
-        """Returns whether any offset can be read, even if slowly."""
+        """Returns whether `read` also works at an earlier offset, even if slowly."""
         return self._rewind is not None
 
     def tell(self) -> int:
@@ -80,7 +80,7 @@ class Forwards:
         return b"".join(parts)
 
     def _advance(self) -> bool:
-        """Continues with the next piece; returns False at the end."""
+        """Reads the next piece of the stream; returns False at the end of the stream."""
         more, kept = self._next_piece(), self._piece[-_BACK:]
         if not more:
             return False

@@ -2,8 +2,8 @@
 
 Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process.
 Because a member is read on demand, the archive's stream, which the archive object owns, stays open until the last
-member is closed or dropped. Archive objects also serve as recipes to reopen members (see `utils/_streams.py`), so
-members that were saved together share one archive, which is opened only once.
+member is closed or dropped. A saved member is reopened through its archive object (see `utils/_streams.py`), so members
+of one archive that were saved together open the archive only once.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ AT_ONCE = 64 << 10
 #: Bytes of a large member to read at a time, because the archive may contain fewer bytes than its header claims.
 PIECE = 16 << 20
 
-#: Maximum size of all headers of one member: 1 MiB and the blocks that announce them.
+#: Maximum size in bytes of all headers of one member: 1 MiB of contents, and the 512-byte blocks before the contents.
 LARGEST_HEADERS = (1 << 20) + (8 << 10)
 
 #: Maximum number of additional headers of one member.
 MOST_HEADERS = 100
 
-#: Maximum number of records in headers for the whole archive, because each member gets a copy of them.
+#: Maximum number of records in the global headers of an archive. The number is limited because `tarfile` copies these
+#: records for each member.
 MOST_GLOBAL_RECORDS = 1000
 
 #: The largest offset that a file can have.
@@ -68,7 +69,8 @@ _LAST_OFFSET = (1 << 63) - 1
 #: member to check whether the archive is long enough.
 BEFORE = 1
 
-#: Maximum length of a quoted `tarfile` error, because some errors contain the header.
+#: Maximum number of characters to quote from an error of `tarfile`, because some of these errors contain a whole
+#: header.
 _LONGEST_EXCERPT = 200
 
 
@@ -107,7 +109,7 @@ class _HeaderBytes:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        #: Bytes that were peeked at but not read yet.
+        #: Bytes that `look` has read from the stream, and `read` has not returned yet.
         self._ahead = b""
         self._left = LARGEST_HEADERS
         self._headers = 0
@@ -121,7 +123,7 @@ class _HeaderBytes:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
 
     def check(self, size: int) -> None:
-        """Refuses a size that is too large before `tarfile` tries to read this number of bytes."""
+        """Raises tarfile.ReadError if `size` exceeds the limit, before `tarfile` tries to read this number of bytes."""
         if not len(self._ahead) <= size <= self._left:
             raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
 
@@ -149,11 +151,11 @@ _HEADER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, 
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header, in which damage is an error. `tarfile` treats damage after the first header as the archive's
-    end.
+    """A member's header. A damaged header raises an error, whereas `tarfile` would treat a damaged header as the end of
+    the archive.
 
-    One member may have many headers: long names, extended headers, maps of holes. The number and the size of a member's
-    headers are limited.
+    Because a member may have several headers (for a long name, for extended attributes, for the holes of a sparse
+    file), their number and their total size are limited.
     """
 
     @classmethod
@@ -212,10 +214,10 @@ class OpenTar(tarfile.TarFile):
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
-        """Records a header that applies to all following members.
+        """Counts a global header, which applies to all following members, towards the limits of the archive.
 
         Raises:
-            tarfile.ReadError: there are too many such headers.
+            tarfile.ReadError: the global headers of the archive exceed a limit.
         """
         self._global_records += records
         self._global_bytes += size
@@ -233,15 +235,16 @@ class OpenTar(tarfile.TarFile):
 def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, header: int | None = None) -> OpenTar:
     """Opens a tar archive, plain or compressed, on a seekable or forward-only stream.
 
-    A compressed archive raises Refused as soon as it becomes more than `max_ratio` times as large as the bytes read
-    from it.
+    Reading a compressed archive raises Refused once its decompressed bytes exceed `max_ratio` times the compressed
+    bytes that were read.
 
     Args:
         file_obj: the stream.
         mode: the mode, as for `tarfile.open`.
-        max_ratio: the largest allowed ratio.
+        max_ratio: the largest allowed ratio of decompressed to compressed size; None for no limit.
         header: the offset of a header in an uncompressed archive; the stream is positioned `BEFORE` bytes before this
-            header. Bytes before the stream's position are not read. If `header` is 0, the stream is at its start.
+            header. Bytes before the stream's position are not read. If `header` is 0, the stream is positioned at its
+            start.
     """
     tar: Any
     source: Any
@@ -273,7 +276,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
 
 
 def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | None) -> Forwards:
-    """Returns an object that provides the decompressed contents of `source` by offset."""
+    """Returns an object from which the decompressed bytes of `source` are read at any offset."""
     pieces_of = partial(_in_proportion, compression, max_ratio) if compression else _pieces_of_plain
 
     def rewind() -> Pieces:
@@ -284,7 +287,8 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 
 def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
-    """Decompresses `source`, and raises an error for a decompression bomb. The ratio includes skipped members."""
+    """Decompresses `source`, and raises an error for a decompression bomb. The decompressed size includes members that
+    the reader skips."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -342,18 +346,20 @@ class _TarArchive(Archive):
 
     @property
     def place(self) -> int | None:
-        """The offset of the header after the last member; None if there is none."""
+        """The offset in the stream of the header that follows the last read member; None before the first member, and
+        for a compressed archive."""
         offset = self.tar.offset
         return offset + self._base if offset and self._base is not None else None
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Returns whether seeking back is cheap, as in a plain archive but not in a compressed one."""
+        """Returns whether seeking back is cheap. Seeking back in a compressed archive decompresses the archive from its
+        start."""
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes of the archive. Large sizes are read in pieces, as the archive may contain
-        less.
+        """Returns the next `size` bytes of the archive. A large size is read in pieces, because a damaged archive may
+        claim more bytes than it contains.
         """
         fileobj: Any = self.tar.fileobj
         if size <= SMALLEST_BOMB:
@@ -394,8 +400,8 @@ class _TarArchive(Archive):
         while True:
             if at_hand and tar.firstmember is None and not tar.pax_headers:
                 fileobj.seek(tar.offset)
-                # `tarfile` spends most of its time on parsing headers, although a loader needs only two of their
-                # fields.
+                # This native function parses only the two header fields that are needed here, because `tarfile` spends
+                # most of its time on parsing headers.
                 found = _native.tar_file_header(fileobj.read(tarfile.BLOCKSIZE))
                 if found is not None:
                     (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
@@ -408,7 +414,7 @@ class _TarArchive(Archive):
             if info is None:
                 self._read_to_the_end()
                 return None
-            if not info.isreg():  # a folder, a link or a device, even if it has a map of holes
+            if not info.isreg():  # a folder, a link or a device, even if its header lists holes
                 continue
             if info.issparse():
                 return info.name, io.BufferedReader(_SparseMember(self, info))
@@ -435,7 +441,8 @@ class _TarMemberRecipe:
 class _TarMember(MemberFile):
     """The bytes of one member: a section of the archive's (decompressed) bytes.
 
-    Equivalent to `tarfile.ExFileObject`, in fewer steps. Every read seeks, because members share the stream.
+    Equivalent to `tarfile.ExFileObject`, but faster. Each read first seeks in the archive, because all members read
+    from one stream.
     """
 
     _archive: _TarArchive
@@ -485,7 +492,7 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(LibraryMember):
-    """A sparse member. Its holes are not stored, so its size in the archive does not limit its apparent size."""
+    """A sparse member. The holes of the file are not stored in the archive, so a small member can claim any size."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
         super().__init__(archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply)
@@ -494,7 +501,7 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # Only `readall` applies the limit, because a large sparse file can be read in pieces.
+            # `max_ratio` limits only `readall`, because reading a large sparse file in pieces takes little memory.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)
@@ -508,11 +515,11 @@ class TarArchiveLoader(ArchiveLoader):
     The path of a member is the archive's path joined with the member's name. Leading slashes in the name are dropped,
     and a name that leads out of the archive's folder is an error. Links are left out.
 
-    Streams that cannot seek are read only forward. If the next member of a stream or of a compressed archive is
-    requested before a member was read, the unread member is kept in memory.
+    Streams that cannot seek are read only forward. In such a stream and in a compressed archive, a member that was not
+    read before the next member is requested is copied to memory (up to 64 MiB).
 
-    A saved state resumes at the next member, and earlier bytes are not read if the archive is not compressed and its
-    stream can start anywhere (a file, an object in a store, a URL if the server supports ranges).
+    A saved state resumes at the next member. If the archive is not compressed, and is a file, an object in a store or a
+    URL of a server that supports ranges, the bytes of earlier members are not read again.
 
     Args:
         datapipe: yields pairs of path and binary stream.
@@ -554,7 +561,8 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # The reopened stream starts at this position, so a store does not send any earlier bytes.
+            # The reopened stream starts shortly before the next member, so a store does not send the bytes of earlier
+            # members.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 

@@ -1,8 +1,9 @@
 """The list of files that were created for one item, if their paths differ from the item's path.
 
-Role: this module writes and reads these lists, and checks them, because archives and servers determine the file names,
-and other users may be able to write into the folder. A list must be a regular file, is read through its descriptor, and
-may contain only regular files under the section's folder. The module's code runs in the process of the cache section.
+Role: this module writes, reads and checks these lists. Checks are necessary because archives and servers determine the
+file names, and because other users may be able to write into the folder. A list must be a regular file, is read through
+its descriptor, and may contain only regular files under the section's folder. The module's code runs in the process of
+the cache section.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.
@@ -40,7 +41,7 @@ def dumped(members: Iterable[str]) -> bytes:
 
 
 def read_list(path: str) -> list[str] | None:
-    """Returns the paths in the list at `path`; None if there is no list."""
+    """Returns the paths in the list file at `path`; None if there is no valid list file."""
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > _LONGEST:
@@ -70,7 +71,8 @@ class FolderSearch:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)
-        #: For each folder that was checked, whether it is inside `folder`. Many members share few folders.
+        #: For each folder that was checked, whether it is inside `folder`, because most files of a list share a few
+        #: folders.
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:

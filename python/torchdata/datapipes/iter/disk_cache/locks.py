@@ -1,10 +1,10 @@
 """Locks on files that are about to be written, which exclude other threads, processes and machines.
 
 Role: a process that creates a cached file holds the file's lock while creating the file. A lock is `flock` on an empty
-file in the same folder, with a name derived from the file's name. Because the holder removes the lock file before it
-releases the lock, a process that has acquired a lock checks that the path still leads to the open lock file. The kernel
-releases the locks of a process that is killed. This module's code runs in any thread of any process. The table of held
-locks belongs to one process, and a forked child begins with an empty table.
+file in the same folder, with a name derived from the file's name. Because a process removes the lock file before it
+releases the lock, a process that has acquired a lock checks whether the file that it has locked still exists. The
+kernel releases the locks of a process that is killed. This module's code runs in any thread of any process. Each
+process has its own table of held locks, and a forked child begins with an empty table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ PAUSE = 1.0
 #: mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: By id of a section: the time at which its consumer received a path, and the function that releases its locks.
+#: For each section (by id) whose consumer is using a path: the time at which the path was returned, and the function
+#: that releases the section's locks.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 
@@ -77,8 +78,8 @@ def lock_file_of(path: str) -> str:
 
 
 def acquire(path: str, thread: int | None = None) -> Lock | None:
-    """Returns the lock of `path`, creating its folder, or None if another holder has the lock. This function never
-    waits.
+    """Acquires and returns the lock of `path`, or returns None at once if another process or thread holds the lock.
+    Creates the folder of `path` if necessary.
 
     Raises:
         OSError: no file can be created in the folder.
@@ -105,7 +106,7 @@ def release_all_of(thread: int | None) -> None:
 
 
 def pause(section: int, release: Callable[[], None]) -> None:
-    """Lets a thread call `release` after `PAUSE` seconds, and repeatedly afterwards, until `resume` is called.
+    """Makes a thread call `release` after `PAUSE` seconds, and repeatedly afterwards, until `resume` is called.
 
     A consumer may wait for another process while a section still holds locks of items that its pipes have read ahead.
     If the other process needed such a lock, the two processes would wait for each other forever.
@@ -141,7 +142,7 @@ def _release_of_paused() -> None:
 
 def _locked(file: str) -> int | None:
     """Opens and locks a lock file. Returns None, with a warning, if the file system or the folder does not allow locks.
-    Raises BlockingIOError if another holder has the lock."""
+    Raises BlockingIOError if another process or thread holds the lock."""
     while (fd := _opened(file)) is not None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,7 +167,8 @@ def _locked(file: str) -> int | None:
 
 
 def _opened(file: str) -> int | None:
-    """Opens or creates a lock file. Returns None if the object at the path cannot be locked."""
+    """Opens or creates a lock file. Returns None if the path leads to a link, a folder or another user's file, which
+    cannot be locked."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.suppress(FileExistsError):
@@ -188,7 +190,8 @@ def _opened(file: str) -> int | None:
 
 
 def _leads_to(file: str, fd: int) -> bool:
-    """Returns whether the path still leads to the open file, because a lock on a removed file excludes nobody."""
+    """Returns whether the open file still exists at this path. A lock on a removed file would not exclude other
+    processes."""
     try:
         return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:

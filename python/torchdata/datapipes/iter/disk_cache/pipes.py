@@ -1,7 +1,8 @@
 """Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-These pipes run in the process that iterates the pipeline. Any number of processes may share the cached files. `section`
-works between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes the file.
+The pipes of this module run in the process that iterates the pipeline. Any number of processes may share the cached
+files. The module `section` decides which items pass between the two pipes, `locks` decides which process writes a file,
+and `atomic_files` writes the file.
 """
 
 from __future__ import annotations
@@ -39,31 +40,32 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
     If the files of an item exist, the item skips the section, and the end of the section yields the paths. All other
     items pass through the section, and the end of the section writes their files. Any number of processes may share the
-    cached files. Each file is computed by one process, which holds the file's lock. All other processes first compute
-    further files, and then wait for the locked file. No process sees an incomplete file. If a process is killed,
-    another process computes its file. If the consumer requests no path for one second, the process releases the locks
-    of items that were read ahead, because the consumer may be waiting for another process.
+    cached files. Each file is computed by one process, which holds the file's lock. Another process that needs the file
+    first computes the files of later items, and then waits for the locked file. No process sees an incomplete file. If
+    a process is killed, another process computes its file. If the consumer requests no path for one second, the process
+    releases the locks of items that were read ahead, because the consumer may be waiting for another process.
 
     Args:
         source_datapipe: the pipe to read.
         filepath_fn: a function from an item to the path of its file, or to several paths (a list, a tuple, or a
-            generator). If `filepath_fn` is None (the default), each item is the path of its file. If an item has files
-            with other paths (members of an archive), their list is stored next to the item's path, with the suffix
-            `.torchdata_list`.
-        hash_dict: a mapping from path to checksum in hexadecimal digits; None (the default) for no check. Existing
-            files with another checksum are replaced; a computed file with another checksum is an error. `hash_dict`
-            must contain every yielded file, including members of archives.
+            generator). If `filepath_fn` is None (the default), each item is the path of its file. If the section
+            creates files with other paths for an item (such as members of an archive), a list of these paths is stored
+            at the item's path with the suffix `.torchdata_list`.
+        hash_dict: a mapping from path to checksum in hexadecimal digits; None (the default) for no check. An existing
+            file with a wrong checksum is computed again; a computed file with a wrong checksum raises an error.
+            `hash_dict` must contain every yielded file, including members of archives.
         hash_type: the kind of checksums, `"sha256"` (the default) or `"md5"`.
-        extra_check_fn: a function from a path to whether the existing file is valid; invalid files are replaced.
-            `extra_check_fn` is called for every yielded file.
-        folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files outside this
-            folder are yielded but computed again in the next epoch, so that a manipulated list cannot cause other files
-            to be yielded. If `folder` is None (the default), it is the folder of the path that represents the item.
+        extra_check_fn: a function from the path of an existing file to a bool; if the result is False, the file is
+            computed again. `extra_check_fn` is called for every cached file.
+        folder: the folder that must contain the files whose paths `filepath_fn` does not return (such as members of an
+            archive); None (the default) for the folder of the path that `filepath_fn` returns. Files outside this
+            folder are computed again in each epoch, because their paths would come from a list that another user may
+            have changed.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
         ValueError: the kind of checksums is unknown.
-        RuntimeError: while iterating, the end of the section is missing.
+        RuntimeError: while iterating, no `end_caching` follows this pipe.
 
     Example:
         >>> import os
@@ -112,14 +114,14 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # Without a section, items do not reach `end_caching`, so no file is written or locked.
+        # `_section` is None if this pipe is iterated without `end_caching`. In this case, no file is written or locked.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:
         raise RuntimeError("`OnDiskCacheHolder` doesn't support add operation")
 
     def paths_of(self, item: Any) -> tuple[str, ...]:
-        """Returns the paths that represent an item.
+        """Returns the paths of an item's files, as `filepath_fn` returns them.
 
         Raises:
             TypeError: `filepath_fn` returned something other than paths.
@@ -142,7 +144,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return list(paths) if all(self._is_valid(path, _look(path)) for path in paths) else None
 
     def folder_for(self, path: str) -> str:
-        """Returns the folder that must contain the files of the item that `path` represents."""
+        """Returns the folder that must contain the files in the list of the item with the path `path`."""
         return os.path.dirname(path) if self.folder is None else self.folder
 
     def _is_valid(self, path: str, found: os.stat_result | None) -> bool:
@@ -188,8 +190,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
     """Ends the section that `on_disk_cache` began: writes files and yields the paths of all files.
 
     The items of the section must be pairs of a path (or the argument of `filepath_fn`) and the data: bytes, text, an
-    open stream, or an iterable of pieces. Paths are yielded in the order of the source, whether or not their files
-    existed, unless pipes in the section change the order.
+    open stream, or an iterable of pieces. Paths of existing and of computed files are yielded in the order of the
+    source, unless a pipe in the section changes the order.
 
     Args:
         datapipe: the last pipe of the section.
@@ -198,16 +200,18 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
             first member is the path.
         same_filepath_fn: whether to use the `filepath_fn` of `on_disk_cache`; False by default.
         skip_read: ignored, because the type of the data is detected.
-        timeout: seconds to wait for a file that another process computes, while no other file is available; 300 by
-            default. The pipe does not wait for a process that was killed.
+        timeout: seconds to wait for a file that another process computes, 300 by default. The pipe waits only if it has
+            nothing else to compute or to yield, and never for a process that was killed.
 
     Raises:
-        RuntimeError: `on_disk_cache` is missing before this pipe, or its section has ended; while iterating,
-            `hash_dict` contains another checksum or none for a file, or the item of a file cannot be determined.
+        RuntimeError: no `on_disk_cache` precedes this pipe, or another `end_caching` already follows it; while
+            iterating, the checksum of a file is wrong or not in `hash_dict`, or it is unclear for which item a file was
+            computed.
         ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; or,
             while iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
             `.torchdata-….part`, `.torchdata-….lock`), or a path is a URL with a part `..`.
-        TimeoutError: while iterating, another process took too long; the message names the file and its lock.
+        TimeoutError: while iterating, another process did not complete a file within `timeout`; the message names the
+            file and its lock.
         OSError: while iterating, a file cannot be written. The incomplete file is removed.
 
     Example:
@@ -248,7 +252,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # Because of this attribute, the graph also contains the direct path of cached items, which skips the section.
+        # This attribute makes `on_disk_cache` a direct source of this pipe in the graph, because cached items skip the
+        # section.
         self.cache_holder = holder
         holder._end_caching_flag = True
 
@@ -266,7 +271,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.timeout = timeout
 
     def reset(self) -> None:
-        """Closes the cache section of the last iteration."""
+        """Releases the locks of the previous iteration."""
         if self._section is not None:
             self._section.close()
         super().reset()
@@ -340,11 +345,11 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         section.written(path, record)
 
     def _sources_in_use(self) -> list[Any]:
-        # The end of the section also reads the source of `on_disk_cache` directly.
+        # Besides the section's last pipe, `end_caching` reads the source of `on_disk_cache` itself.
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the records of the items between the source and the yielded paths."""
+        """Returns the records of the items that were read from the source, and whose paths were not all yielded."""
         if self._loaded is not None:
             return {"section": self._loaded}
         return {"section": None if self._section is None else self._section.dump()}
@@ -356,7 +361,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
 
 def _nearest_holder(datapipe: Any) -> OnDiskCacheHolder | None:
-    """Returns the `on_disk_cache` that is closest to the end of a section."""
+    """Returns the `on_disk_cache` with the fewest pipes between it and `datapipe`; None if there is none."""
     waiting, seen = deque([datapipe]), {id(datapipe)}
     while waiting:
         pipe = waiting.popleft()

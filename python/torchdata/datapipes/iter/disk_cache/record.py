@@ -1,7 +1,7 @@
-"""The record of one item in a cached section: the item of the source, and the paths that are yielded for it.
+"""The record of one item between `on_disk_cache` and `end_caching`: the item, and the paths that are yielded for it.
 
 Role: `section.Section` keeps a record for each item that was read and not yielded. The record owns the locks of the
-item's paths, and belongs to the process that runs the section.
+item's paths.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Record:
 
     Attributes:
         item: the item.
-        paths: the paths that represent the item.
-        kind: whether the files of the item exist, or must be created.
+        paths: the paths of the item's files that `filepath_fn` returned.
+        kind: whether the files of the item exist, or which process creates them.
         targets: the absolute forms of `paths`; set once a file is missing.
         written: the targets that were written.
-        ready: paths that may be yielded once all earlier paths were yielded.
-        members: further paths that were written for the item. The list of the item's files will contain these paths.
+        ready: paths of complete files, to be yielded after the paths of all earlier items.
+        members: paths of files that were written for the item but are not in `paths`, such as members of an archive.
         locks: the held locks, by target.
     """
 
@@ -46,7 +46,7 @@ class Record:
         self.locks: dict[str, Lock] = {}
 
     def aim(self) -> frozenset[str]:
-        """Determines and returns the targets."""
+        """Sets `targets`, and returns the value."""
         self.targets = frozenset(map(os.path.abspath, self.paths))
         return self.targets
 

@@ -1,11 +1,12 @@
 """Determines which items pass through the section between `on_disk_cache` and `end_caching`, which process computes
 them, and in which order.
 
-Role: each iteration of an `EndOnDiskCacheHolder` has one `Section`. The section reads the source and determines for
-each item whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or
-are being created by another process (*pending*). The section passes missing items to the pipes between `on_disk_cache`
-and `end_caching`, and determines which path is yielded next. The section runs in the thread that iterates
-`end_caching`. If a pipe of the section reads ahead in a thread, `items` runs in that thread.
+Role: each iteration of an `EndOnDiskCacheHolder` (the pipe `end_caching`) has one `Section`. The section reads the
+source and determines for each item whether its files exist (*ready*), must be created by this process (*missing*, with
+locks on the paths), or are being created by another process (*pending*). The section passes missing items to the pipes
+between `on_disk_cache` and `end_caching`, and determines which path is yielded next. The section runs in the thread
+that iterates `end_caching`. If a pipe between `on_disk_cache` and `end_caching` reads ahead in a thread, `items` runs
+in that thread.
 """
 
 from __future__ import annotations
@@ -30,22 +31,25 @@ __all__ = ["Section"]
 #: Maximum number of items that are read and not yet yielded while another process creates a file.
 _AHEAD = 1000
 
-#: Maximum number of locked items in the pipes, because each lock is an open file. Further items have no lock.
+#: Maximum number of locked items between `on_disk_cache` and `end_caching`. The number is limited because each lock is
+#: an open file. Further items pass through these pipes without a lock.
 _LOCKED = 100
 
 
 class Section:
-    """The state of one iteration between `on_disk_cache` and `end_caching`.
+    """The items of one iteration between `on_disk_cache` and `end_caching`.
 
     Args:
         name: the name of the pipe, for error messages.
-        paths_of: a function from an item to its paths.
-        found: a function from the paths of an item to the paths to yield if all files are cached, otherwise None.
-        folder_for: a function from the path of an item to the folder that must contain the files in its list.
+        paths_of: a function from an item to the paths of its files.
+        found: a function from the paths of an item to the paths to yield; the function returns None if a file is
+            missing.
+        folder_for: a function from the path of an item to the folder that must contain all files that were created for
+            the item.
         timeout: a function that returns the seconds to wait for a file that another process creates.
 
     Attributes:
-        source: the iterator over items, which must be set before the iteration.
+        source: the iterator over the items of the pipe before `on_disk_cache`, which must be set before the iteration.
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class Section:
     # The section's pipes --------------------------------------------------------------------------------
 
     def items(self) -> Iterator[Any]:
-        """Yields the items with missing files."""
+        """Yields the items whose files this process must create."""
         while (record := self._next_missing()) is not None:
             yield record.item
 
@@ -97,8 +101,8 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Returns whether the section may read another item. The result is False if the source has ended, or if the
-        queue is full while an item waits for another process."""
+        """Returns whether the section may read another item. The result is False if the source has ended, or if
+        `_AHEAD` items are queued while another process creates a file."""
         return not self.ended and not (self._created_elsewhere and len(self._queue) >= _AHEAD)
 
     def read_one(self) -> None:
@@ -120,10 +124,10 @@ class Section:
         return True
 
     def _settle(self, record: Record) -> str | None:
-        """Determines who creates the files of a pending record.
+        """Determines whether this process or another process creates the files of a pending record.
 
         Returns:
-            The path that another process creates, or None.
+            The path of a file that another process is creating; None if there is no such file.
         """
         try:
             for path in sorted(record.aim()):
@@ -138,7 +142,7 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # after the pipes ended, no file is created
             if record.kind == "missing":
                 self._missing.append(record)
-            # In the meantime, another thread may have abandoned the iteration and closed the section.
+            # The locks are released if another thread has closed the section since the locks were acquired.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         except BaseException:
@@ -147,8 +151,8 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files exist. If so, makes the record ready, unless the record has additional files and is
-        not the first in the queue."""
+        """Returns whether all files of the record exist. If they exist, makes the record ready, except for a record
+        with a list of files that is not the first in the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -160,12 +164,12 @@ class Section:
 
     @property
     def in_flight(self) -> bool:
-        """Returns whether the pipes between `on_disk_cache` and `end_caching` have, or may have, further results."""
+        """Returns whether items are waiting for or inside the pipes between `on_disk_cache` and `end_caching`."""
         return bool(self._missing or self._in_pipes)
 
     @property
     def finished(self) -> bool:
-        """Returns whether all paths were yielded and no further paths can follow."""
+        """Returns whether all paths were yielded."""
         return self.ended and self.chain_ended and not self._queue and not self.in_flight
 
     def next_ready(self) -> str | None:
@@ -218,7 +222,8 @@ class Section:
         return since
 
     def owner_of(self, path: str) -> Record | None:
-        """Returns the record of the item that created a path.
+        """Returns the record of the item for which the file at `path` was computed; None if the item is unknown but not
+        needed.
 
         Raises:
             RuntimeError: the item cannot be determined.
@@ -248,7 +253,7 @@ class Section:
 
     @contextmanager
     def writing(self, path: str, record: Record | None) -> Iterator[bool]:
-        """Context manager that locks `path` if possible; yields whether other processes are excluded."""
+        """Context manager that locks `path` if possible; yields whether the lock excludes other processes."""
         here = os.path.abspath(path)
         lock = None if record is None else record.locks.pop(here, None)
         if lock is None or not lock.keep():
@@ -262,7 +267,7 @@ class Section:
                 lock.release()
 
     def written(self, path: str, record: Record | None) -> None:
-        """Records that a path was written."""
+        """Records that the file at `path` was written."""
         if record is None:  # the path has no position in the order, and is yielded next
             record = Record(None, (), "ready")
             self._queue.appendleft(record)
@@ -288,7 +293,8 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Writes the list of a record's created files, so that all processes treat the record as cached."""
+        """Writes the list of the files that were created for a record, so that every process finds these files in the
+        cache."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a file that has vanished is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
@@ -307,11 +313,12 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Lets the section's pipes run again, because a file must be computed after the section's input has ended."""
+        """Lets the pipes between `on_disk_cache` and `end_caching` begin another iteration, because a file must be
+        computed after their previous iteration has ended."""
         self.chain_ended = self._input_has_paused = False
 
     def end_round(self) -> None:
-        """Records that the pipes between `on_disk_cache` and `end_caching` have ended, so no further results follow."""
+        """Records that the pipes between `on_disk_cache` and `end_caching` have ended."""
         with self._reading:
             self.chain_ended = True
             for record in list(self._in_pipes):
@@ -348,7 +355,8 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Loads a result of `dump`. Files of records that no pipe has begun to process are checked again."""
+        """Loads a result of `dump`. For each record that no pipe has begun to process, the section will check again
+        whether the files exist."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]

@@ -1,9 +1,9 @@
 """Writes a file atomically, so that no process sees a partial file.
 
 Role: pipes that save files use `appearing`. The caller writes a temporary file in the final folder, and `appearing`
-renames this file. On-disk caches use `write_file`, in the process and thread that ends a section. `write_file` also
-verifies the checksum and syncs the file. The name of a temporary file is derived from the final name, so that the next
-writer of the same file removes the remains of a killed writer.
+renames this file. The pipe `end_caching` uses `write_file`, which also verifies a checksum and calls `fsync`. The name
+of a temporary file is derived from the final name, so that the next writer of the same file removes the remains of a
+killed writer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _CHUNK = 1 << 20
 
 @contextlib.contextmanager
 def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[str]:
-    """Yields a temporary name for writing a local file, which then appears at `path` in one step.
+    """Context manager that yields a temporary path for a local file, and then renames the written file to `path` in one
+    step.
 
     After an error, nothing remains. A file that is not regular, such as a named pipe, is written directly.
 
@@ -131,7 +132,7 @@ def write_file(
 
     Raises:
         OSError: the file cannot be written.
-        RuntimeError: the contents have another checksum.
+        RuntimeError: the checksum of the contents is not `expected`.
         TypeError: the data does not fit the mode.
     """
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
@@ -190,7 +191,7 @@ def _pieces(data: Any) -> Iterator[Any]:
 
 
 class _Empty:
-    """An object that is equal to the empty result of reading at the end of a stream."""
+    """An object that is equal to the empty bytes or str which a stream returns at its end."""
 
     def __eq__(self, other: object) -> bool:
         return not other

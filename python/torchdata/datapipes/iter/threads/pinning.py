@@ -55,7 +55,7 @@ class PinMemory(_PrefetchBase[T_co]):
         self.pin_memory_fn = pin_memory_fn
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Pins the items of a loaded state, because pinning is not saved."""
+        """Pins the items of a loaded state, because items lose their pinned memory when a state is pickled."""
         if items and self.pin_memory_fn is _default_fn:
             return [_default_fn(item, _require_cuda(self.device)) for item in items]
         return items
@@ -79,7 +79,7 @@ class PinMemory(_PrefetchBase[T_co]):
         _fill(prefetch_data, lambda item: pin_memory_fn(item, device))
 
     def is_replicable(self) -> bool:
-        """Returns False: a copy in a worker would need its own CUDA context."""
+        """Returns False, because a copy of the pipe in a worker would need its own CUDA context."""
         return False
 
 

@@ -1,11 +1,11 @@
 """Pipes that read their source in a separate thread: Prefetcher, and the base class of such pipes.
 
 The source's iteration begins in the thread that iterates the pipe. A daemon thread reads items and puts them into a
-bounded native queue, until the source ends or fails, or the reader stops. The pipe owns the queue and the thread. The
-thread does not refer to the pipe or its iterator, so the thread ends when the iterator is dropped.
+bounded native queue, until the source ends or fails, or the pipe's iterator is closed. The pipe owns the queue and the
+thread. The thread does not refer to the pipe's iterator, so that dropping the iterator ends the thread.
 
-A forked child does not inherit the thread and does not touch the inherited queue. The forked child can iterate the
-pipe.
+A forked child has no such thread, and does not use the queue that it inherited. The child can iterate the pipe, which
+starts a new thread.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class _PrefetchData(ReadAhead):
         self.source: Iterator[Any] | None = source
         #: The object that keeps the queue paused: `pause()` creates it, and `resume()` releases it.
         self.pause: ReadAheadHold | None = None
-        #: Whether the iteration was abandoned and no next iteration follows.
+        #: Whether the pipe was closed for good, so that no further iteration follows.
         self.abandoned = False
         self._left = False
         self.is_over = False
         #: The source's item count when this iteration began. None means that the thread itself counts the items.
         self.before: int | None = None
         self.taken = 0
-        #: The point where the thread pauses, if any.
+        #: The position at which the thread pauses during a replay; None if the thread does not pause.
         self.halt: Halt | None = None
         #: A flag that is set when the thread has released the source's iterator, possibly in the middle of an item.
         self.released = Latch()
@@ -63,7 +63,7 @@ class _PrefetchData(ReadAhead):
                 self.halt.end()
 
     def close(self) -> None:
-        """Makes the thread end for good after its current item."""
+        """Makes the thread end after its current item, and records that no further iteration follows."""
         self.leave(for_good=True)
 
     def await_release(self, seconds: float) -> bool:
@@ -71,7 +71,7 @@ class _PrefetchData(ReadAhead):
         return not self.queue.closed or not self.others() or self.released.wait(seconds)
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
-        """Returns the buffered items, and the error that follows these items."""
+        """Returns the buffered items, and the error that the thread put into the queue after these items, or None."""
         items: list[Any] = []
         error = None
         for _, kind, content, _ in self.queue.slots():
@@ -84,8 +84,8 @@ class _PrefetchData(ReadAhead):
     def leave(self, for_good: bool) -> None:
         """Makes the thread end after its current item.
 
-        If `leave` is called several times, the first call determines the reason. If `for_good` is True, this iteration
-        cannot continue, and the next iteration starts over.
+        If `leave` is called several times, the `for_good` of the first call counts. It is True if no further iteration
+        follows, and False if the pipe begins its next iteration.
         """
         if not self._left:
             self._left, self.abandoned = True, for_good
@@ -157,9 +157,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
     """
 
     _data: _PrefetchData | None = state(saved=False)
-    #: The buffered items of the loaded state, and the error that follows these items.
+    #: The buffered items of a loaded state, and the error to raise after these items, or None.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of passes that have begun. `_halt` is the point where the thread of a later pass pauses, or None.
+    #: The number of passes that have begun. `_halt` is the position at which the thread of a later pass must pause, or
+    #: None.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
@@ -208,7 +209,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the thread has read since `passes` passes had begun; None if no further pass has begun.
+        """Returns how far the thread has read ahead; None if no pass has begun after the first `passes` passes.
 
         The thread is paused during this call.
         """
@@ -305,7 +306,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Context that pauses the source, so that its state and the pipe's state are consistent."""
+        """Context that pauses the thread, so that the states of the source and of this pipe belong to the same
+        position."""
         data = self._data
         if data is None or data.is_inherited:
             yield
@@ -317,7 +319,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
             hold.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the buffered items, and the error after them, if any."""
+        """Returns the buffered items, and the error to raise after these items, or None."""
         items, error = self._restored
         if self._data is not None and not self._data.is_inherited:
             with self.standing_still():
@@ -351,7 +353,7 @@ def end_threads(datapipe: Any) -> None:
 def stop_reading(datapipe: Any) -> None:
     """Stops the read-ahead threads of an abandoned pass, before the seeds of the next pass are set.
 
-    A thread that is still running could begin a later pass of `cycle` with the new seeds.
+    Otherwise, a running thread could begin another pass of a `cycle` in the graph with the new seeds.
 
     Raises:
         TimeoutError: a thread does not finish its item within its pipe's `patience`.

@@ -1,14 +1,14 @@
 """FullSync: all ranks of a distributed job end their epochs together.
 
 Role: `fullsync` is the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks
-all ranks whether they also have an item. Items are passed on only if all ranks have an item. The pipe owns the thread
-and the group of ranks for communication.
+all ranks whether they also have an item. The pipe yields an item only if all ranks have an item. The pipe owns this
+thread, and the `RankGroup` through which the ranks vote.
 
-Each step is one all-reduce: every rank contributes a number, and all receive the minimum. `_HAS` means an item,
-`_ENDED` the end of the data, and `_LEFT` an abandoned loop. With n ranks, the number `-(r + 1)` means that rank r
-leaves for good, and `-(n + r + 1)` that rank r has raised an exception. Each rank votes once per step, up to the first
-step without an item on all ranks, so all ranks stop after the same step. The ranks do not vote on items that a loader
-rereads to resume, because the number of reread items may differ between ranks.
+Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. `_HAS`
+means that the rank has an item, `_ENDED` that its data has ended, and `_LEFT` that it has left its loop. With n ranks,
+the number `-(r + 1)` means that rank r ends its run, and `-(n + r + 1)` that rank r has raised an exception. The ranks
+stop voting after the first vote in which a rank has no item, so all ranks yield the same number of items. The ranks do
+not vote on items that a loader rereads in order to resume, because the number of reread items may differ between ranks.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: The three votes: the rank has an item, has no more items, or has left its loop for the next iteration.
+#: The possible votes of a rank: it has an item, has no more items, or has left its loop in order to begin the next
+#: epoch.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
-#: Maximum number of seconds for counting the items that a rank leaves out.
+#: Maximum number of seconds for counting the items that a rank does not yield because another rank has ended.
 _COUNTING = 2.0
 
-#: The number of seconds that a shutdown waits until all ranks have received the notification.
+#: The number of seconds that `shutdown` waits for all ranks to take part in the current vote.
 _SHUTDOWN_WAIT = 5.0
 
 
@@ -68,23 +69,26 @@ class _StepData(_PrefetchData):
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: This lock is held while an item moves from `voted_on` to the queue, or while code inspects both.
+        #: This lock is held while an item moves from `voted_on` to the queue, or while code reads `voted_on` and the
+        #: queue.
         self.lock = threading.Lock()
         #: The queue slot for the item of the current vote, if any.
         self.slot: int | None = None
-        #: The item of the current vote, which is not in the queue yet. If the ranks end or fail, the item remains in
-        #: this attribute.
+        #: The item of the current vote, which is not in the queue yet. If another rank ends or fails, the item stays in
+        #: this attribute, so that a state includes it.
         self.voted_on: Any = _END
-        #: The error of this rank's source.
+        #: The exception that this rank's source raised.
         self.failure: BaseException | None = None
-        #: The error of other ranks that the consumer has not raised yet.
+        #: The error of a failed vote, such as a lost rank, which the consumer has not received yet.
         self.untold: BaseException | None = None
-        #: Whether to count left-out items. `rest` contains the number of left-out items, and whether this is exact.
+        #: Whether to count the items that this rank does not yield. `rest` contains their number, and whether the
+        #: number is exact.
         self.counts_rest = False
         self.rest = (0, True)
 
     def read(self, source: Iterator[Any]) -> bool:
-        """Reads the next item, if the queue has a slot; returns True if the ranks have already voted on this item."""
+        """Reads the next item of the source, unless the queue is closed; returns True if the ranks have already voted
+        on this item."""
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
@@ -110,7 +114,7 @@ class _StepData(_PrefetchData):
         return True
 
     def count_rest(self, source: Iterator[Any]) -> None:
-        """If another rank has no more items, counts the remaining items by reading them for a few seconds at most."""
+        """Counts the remaining items of this rank by reading them for at most `_COUNTING` seconds."""
         left, until = 1, time.monotonic() + _COUNTING
         while not self.abandoned and time.monotonic() < until:
             if next(source, _END) is _END:
@@ -127,7 +131,7 @@ class _StepData(_PrefetchData):
 
 
 def _fill_in_step(data: _StepData, group: RankGroup) -> None:
-    """Moves items into the queue as long as every rank has an item. Runs in the pipe's thread."""
+    """Moves items from the source into the queue as long as every rank has an item. Runs in the pipe's thread."""
     queue = data.queue
     source: Iterator[Any] | None = data.source
     data.source = None
@@ -143,8 +147,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be in the middle of an item
             data.released.set()
         failure = data.failure
-        # An abandoned iteration votes to leave for good even if its source has ended, because stopping the workers also
-        # ends the source.
+        # A rank that ends its run reports this even if its source has ended, because stopping the workers also ends the
+        # source.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
@@ -192,8 +196,8 @@ class _Hold:
 class _StepReader(Iterator[Any]):
     """The consumer's end of the queue.
 
-    If this iterator is dropped, the other ranks are not notified immediately. The loop was either interrupted, or left
-    for the next epoch, and only the next use of the pipe distinguishes the two cases.
+    If this iterator is dropped, the other ranks are not notified immediately, because the loop was either interrupted
+    or left for the next epoch. The next use of the pipe distinguishes these two cases.
     """
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
@@ -222,7 +226,8 @@ class _StepReader(Iterator[Any]):
 
 
 def _meaning_of_vote(number: int, group: RankGroup) -> str:
-    """Describes what another rank's vote means for this rank."""
+    """Returns the text of an error for a vote that ends all ranks, given the number of the rank (plus `world_size` for
+    an exception)."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
@@ -250,19 +255,20 @@ class FullSync(_PrefetchBase[T_co]):
     """Ends the iteration on all ranks after the same number of items, as soon as one rank has no more items.
 
     If a rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
-    within the timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all
-    ranks end as soon as this rank begins the next epoch. `DistributedReadingService` appends this pipe automatically.
-    The pipe reads one item ahead, and stays in the main process if there are workers. Put pipes that read ahead in a
-    thread (`prefetch`, `pin_memory`) before `fullsync`. If a pipe with a reading thread came after `fullsync`, pausing
-    this thread (for `limit()` or a saved state) would wait for other ranks.
+    within the timeout, and the error names this rank. If a rank breaks out of its loop and begins its next epoch, the
+    current epoch ends on all ranks. `DistributedReadingService` appends this pipe automatically. The pipe reads one
+    item ahead, and always runs in the main process, even if worker processes run the pipes before it. Put pipes that
+    read ahead in a thread (`prefetch`, `pin_memory`) before `fullsync`. The thread of a pipe after `fullsync` could not
+    be paused (for `limit()` or a saved state) without waiting for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
             object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. If
-            `process_group` is None (the default), all ranks of `torch.distributed` end together. Ranks of torch use
-            connections of their own, which are opened when all these ranks begin their first iteration.
+            `process_group` is None (the default), all ranks of `torch.distributed` end together. Ranks of
+            `torch.distributed` vote over separate connections, which are opened when all ranks begin their first
+            iteration.
 
     Raises:
         ValueError: `timeout` is zero, negative or over three years, the mesh has several dimensions, or this rank does
@@ -272,8 +278,8 @@ class FullSync(_PrefetchBase[T_co]):
             an error or left in the middle of the epoch.
         RanksLostError: while iterating, another rank has exited. `RanksLostError` is a `ConnectionError` and a
             `RuntimeError`.
-        PrefetchTimeoutError: while iterating, another rank did not take part in time. `PrefetchTimeoutError` is a
-            `TimeoutError` and a `RuntimeError`.
+        PrefetchTimeoutError: while iterating, another rank did not vote within `timeout` seconds.
+            `PrefetchTimeoutError` is a `TimeoutError` and a `RuntimeError`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -324,7 +330,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # The ranks also vote on items that were buffered when the state was saved.
+        # The ranks vote on the items that a loaded state contains as well as on the items that are read afterwards.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:
@@ -337,7 +343,8 @@ class FullSync(_PrefetchBase[T_co]):
         return _StepReader(data, hold, self._warn_of_rest)
 
     def _warn_of_rest(self, left: int, is_all: bool) -> None:
-        """Warns once if this rank leaves out more items than an even split would leave out."""
+        """Warns once if this rank has more remaining items than an even split among the ranks and workers would
+        explain."""
         graph = Graph(self.source_datapipe)
         shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
         if left <= shares:
@@ -352,10 +359,10 @@ class FullSync(_PrefetchBase[T_co]):
         )
 
     def make_again(self, count: int) -> None:
-        """Makes the next iteration either reread items without votes, or repeat votes without items.
+        """Makes the next iteration either reread items without voting on them, or repeat votes without reading items.
 
         The number of reread items differs between ranks, because each rank resumes from its own latest snapshot.
-        Because the ranks do not vote on reread items, all ranks take part in the same vote after rereading.
+        Because no rank votes on reread items, the ranks take part in the same vote once they have reread their items.
 
         Args:
             count: the number of items to reread. If negative, `-count` is the number of votes to repeat without items.
@@ -365,8 +372,8 @@ class FullSync(_PrefetchBase[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the buffered item, the item that is being voted on, and the exception of this rank's source.
 
-        The state does not contain errors of other ranks. If other ranks ended or failed during a vote, the item of this
-        vote is included, because it was not yielded.
+        The state does not contain errors of other ranks. If another rank ended or failed during a vote, the state
+        includes this rank's item of the vote, because the item was not yielded.
         """
         items, error = self._restored
         data = self._data
@@ -378,14 +385,14 @@ class FullSync(_PrefetchBase[T_co]):
         return {"items": list(items), "error": error}
 
     def is_replicable(self) -> bool:
-        """Returns False: copies of the pipe cannot run in workers."""
+        """Returns False, because the pipe must run in the main process of each rank."""
         return False
 
     def __len__(self) -> int:
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration, and notifies the other ranks by this rank's vote in the current step."""
+        """Ends the iteration, and notifies the other ranks by this rank's next vote."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -406,7 +413,7 @@ class FullSync(_PrefetchBase[T_co]):
     def _raise_pending_error(self) -> None:
         """Raises the error of other ranks that failed after this rank had left its loop.
 
-        Without this error, the next iteration would wait for the failed ranks until the timeout.
+        If this method did not raise the error, the next iteration would wait for the failed ranks until the timeout.
         """
         untold, self._untold = self._untold, None
         if untold is not None:
@@ -416,8 +423,8 @@ class FullSync(_PrefetchBase[T_co]):
         """Ends the thread of the last iteration and drops the items that it had read ahead.
 
         Raises:
-            RanksLostError: other ranks have exited; this rank detects the exits when it reports that it left its loop.
-            PrefetchTimeoutError: other ranks did not take part in time.
+            RanksLostError: another rank has exited; this rank detects the exit when it votes to leave the epoch.
+            PrefetchTimeoutError: another rank did not vote within the timeout.
         """
         super().reset()
         self._raise_pending_error()
@@ -428,8 +435,8 @@ class FullSync(_PrefetchBase[T_co]):
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: whether this rank leaves the iteration for good, so that all ranks fail. If `for_good` is False,
-                only the current epoch of all ranks ends.
+            for_good: if True, this rank ends its run, so that all other ranks raise an error. If False, only the
+                current epoch ends, on all ranks.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)

@@ -37,7 +37,7 @@ _END = object()
 class _Results(Iterator[Any]):
     """The results of one iteration, in order. Dropping the iterator closes the pool.
 
-    Keeps `ahead` tasks running while the consumer uses a result.
+    The pool has up to `ahead` submitted items while the consumer uses a result.
     """
 
     __slots__ = ("_ahead", "_pool", "_source")
@@ -59,15 +59,15 @@ class _Results(Iterator[Any]):
             if not len(pool):
                 self._end()
         pool.wait()
-        # Submit further items, which the threads process while the consumer uses the result. This follows the wait for
-        # the result, because an interruption of the wait must not lose an item.
+        # Submit further items, which the threads process while the consumer uses the result. The items are submitted
+        # only after the wait for the result, because an interruption of this wait must not lose an item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, and would keep these objects alive
         return take()
 
     def _read_ahead(self, wanted: int) -> None:
-        """Submits items until `wanted` tasks are running, or the source ends or fails."""
+        """Submits items until the pool contains `wanted` items and results, or the source ends or fails."""
         pool = self._pool
         while self._ahead and len(pool) < wanted and pool.source_error is None and not pool.closed:
             try:
@@ -105,12 +105,11 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     """Applies a function to every item, or to columns of it, in several threads. Results keep the source's order.
 
     Use threads if the function waits (for files or a network) or releases the GIL. An exception is raised at the
-    position of its result; you can still read the results after it. The thread that iterates this pipe reads the
-    source.
+    position of its result; the later results can still be read. The thread that iterates this pipe reads the source.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
-    because a call may modify its item. Saving does not wait for calls with numbers, strings and bytes; these calls are
-    repeated after a resume.
+    because a call may modify its item. For an item that is a number, a string or bytes, saving does not wait, and a
+    resumed run repeats the call.
 
     Args:
         source_datapipe: the pipe to read.
@@ -126,7 +125,8 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     Raises:
         TypeError: `fn` is not a function, `scheduled_tasks` or `max_workers` is not an integer, or `threadpool_kwargs`
             has an unknown argument.
-        ValueError: `scheduled_tasks` or `max_workers` is not positive, or the columns are invalid, as for `map`.
+        ValueError: `scheduled_tasks` or `max_workers` is not positive, or `input_col` or `output_col` is invalid, as
+            for `map`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -216,7 +216,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
             pool.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the available results, the items without a result, and the error after them.
+        """Returns the finished results, the items without a result, and the source's error, or None.
 
         Raises:
             TimeoutError: the function took more than `patience` seconds for one item.
