@@ -1,9 +1,9 @@
 """Objects of a store as files: shared code of S3 and AIStore, and the base class of the pipes that open objects.
 
-Role: the module defines the file object under the streams that the pipes yield. The file object sends its requests in
-the process that reads the file. The request that opens an object returns a response, which is kept for the first read.
-If the next object is opened before the first read, the response is dropped, and the first read sends a new request. A
-buffer full of unread streams therefore holds no connections.
+Role: the streams that these pipes yield read from a `RemoteFile`, which sends its requests in the process that reads
+the stream. The response to the request that opens an object is kept for the first read. If the pipe opens its next
+object before the first read, the response is dropped, and the first read sends a new request. Therefore, a shuffle
+buffer full of unread streams does not keep connections open.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = ["LoadsObjects", "RemoteFile", "buffered"]
 
-#: Size of the buffer over the file, which makes small reads and reading lines cheap.
+#: Size in bytes of the buffer of a file, which makes small reads and reading lines cheap.
 _SMALL_READS = 64 << 10
 
 
 class ObjectRecipe(Protocol):
-    """The recipe to open an object. `version` contains the object's tag and size after the object was opened."""
+    """The recipe to open an object. `version` contains the object's tag and its size in bytes; it is None before the
+    object is opened for the first time."""
 
     @property
     def url(self) -> str: ...
@@ -42,7 +43,7 @@ R = TypeVar("R", bound=ObjectRecipe)
 
 
 class RemoteFile(io.RawIOBase, Generic[R]):
-    """A file that requests its contents when they are read. A seek sends no request.
+    """A file object that requests the contents of an object when they are read. `seek` sends no request.
 
     Subclasses define `_opened`, `drop_answer` and `readinto`.
 
@@ -61,7 +62,8 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         self._recipe: R = recipe if recipe.version is not None else self._opened(recipe)
 
     def _opened(self, recipe: R) -> R:
-        """Opens the object for the first time, and returns a recipe that contains the object's current version."""
+        """Sends the first request for the object, and returns a copy of the recipe that contains the object's current
+        version."""
         raise NotImplementedError
 
     @property
@@ -71,15 +73,15 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         return self._recipe.version[1]
 
     def recipe(self) -> R:
-        """Returns the recipe to reopen the object in the same version."""
+        """Returns the recipe to reopen the object, which raises an error if the object has changed."""
         return self._recipe
 
     def drop_answer(self) -> None:
-        """Drops the response and releases its connection. The next read requests unread data again."""
+        """Drops the response and releases its connection. The next read sends a new request."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Returns the connection; the file cannot be read afterwards."""
+        """Releases the connection. A closed file cannot be read."""
         if not self.closed:
             self.drop_answer()
         super().close()
@@ -123,7 +125,7 @@ class LoadsObjects(ItemByItem[tuple[str, StreamWrapper]]):
     Subclasses define `_recipe`.
     """
 
-    #: The file that was opened most recently.
+    #: A weak reference to the file that the pipe opened most recently.
     _latest: weakref.ref[RemoteFile[Any]] | None = state(saved=False, lasts=True)
 
     def __init__(self, source_datapipe: Iterable[str]) -> None:

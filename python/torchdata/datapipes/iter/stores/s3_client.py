@@ -1,9 +1,9 @@
 """obstore for the S3 pipes: one set of stores per process, picklable settings, and clear errors.
 
 Role: this module creates stores in the iterating process. obstore works in its own threads, which do not survive a
-fork. In a child that was forked after obstore was loaded, every call of obstore would wait forever. Such a child loads
-a second copy of obstore's extension with its own threads (16 ms, 15 MB). The copy that the child inherited from its
-parent is neither used nor freed. This module owns the stores of the process.
+fork, so that every call of obstore would wait forever in a child that was forked after obstore was loaded. A child that
+inherited obstore therefore loads a second copy of obstore's extension, with its own threads (16 ms, 15 MB). The copy
+that the child inherited from its parent is neither used nor freed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ DEFAULT_RETRIES = 3
 LONGEST_REQUEST_S = 600
 MOST_STORES = 64
 
-#: For each scheme, obstore's store class, its setting for the server, and the name of its default server.
+#: For each URL scheme: obstore's class of stores, the option of this class that contains the server, and the default
+#: server's name.
 _STORES = {
     "s3": ("S3Store", "endpoint", "Amazon S3"),
     "gs": ("GCSStore", "base_url", "Google Cloud Storage"),
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: If one of these variables is set, the credentials are not read from a profile.
+#: Environment variables that provide credentials. If one of these variables is set, the credentials are not read from a
+#: profile.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",
@@ -78,12 +80,13 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The arguments of the pipe for creating stores. Unlike an obstore store, these settings can be pickled.
+    """The arguments of a pipe that are needed to create stores. These settings can be pickled, whereas obstore's stores
+    cannot.
 
     Args:
         pipe: the pipe's name, for messages.
         request_timeout_ms: milliseconds without a response after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
-        region: the region; empty uses the environment.
+        region: the region; if empty, the environment determines it.
         endpoint_url: the server; if empty, the environment determines it, and by default Amazon's server is used.
         config: further settings of obstore's `S3Store`.
         max_retries: maximum number of retries after a temporary error.
@@ -108,7 +111,7 @@ class S3Settings:
         return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, variables)]), "")
 
     def connect(self, bucket: str, url: str) -> tuple[Any, Any]:
-        """Returns obstore's functions and the store of a bucket such as `s3://bucket`, both for this process."""
+        """Returns the module of obstore that works in this process, and the store of a bucket such as `s3://bucket`."""
         return _process.connect(self, bucket, url)
 
     def make_store(self, obstore: Any, bucket: str) -> Any:
@@ -145,7 +148,8 @@ class S3Settings:
 
 
 def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns the region and the credential provider of the user's profile, unless `given` or the environment has both.
+    """Returns the region (as a dict) and the credential provider from the user's AWS profile. Each of them is left out
+    if `given` or the environment already contains it.
 
     boto3 reads the profile's files, and is imported only if the files exist.
     """
@@ -179,7 +183,7 @@ class _Process:
         self._lock = threading.Lock()
 
     def connect(self, settings: S3Settings, bucket: str, url: str) -> tuple[Any, Any]:
-        """Returns obstore's functions and the store of a bucket."""
+        """Does the same as `S3Settings.connect`. Stores are kept for later calls."""
         environment = tuple(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
         key = (
             bucket,
@@ -205,8 +209,8 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects of parent processes. A forked process must not free the inherited objects, because they depend on threads
-#: that exist only in the parent process.
+#: Objects that were created by a parent process. They are never freed, because freeing them needs threads that exist
+#: only in the parent process.
 _kept: list[Any] = []
 
 
@@ -227,8 +231,9 @@ os.register_at_fork(after_in_child=_begin_in_child)
 def _own_copy() -> Any:
     """Returns a second copy of obstore's extension, with its own globals.
 
-    The copy is in an anonymous file. The dynamic loader identifies files by inode and by name, so the name for loading
-    contains the process id. Raises RuntimeError if the copy cannot be loaded.
+    The extension is copied to an anonymous file, because the dynamic loader does not load the same file a second time.
+    The path of this file contains the process id, because the loader also compares paths. Raises RuntimeError if the
+    copy cannot be loaded.
     """
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
@@ -264,7 +269,7 @@ def split_url(pipe: str, url: Any, *, needs_key: bool) -> tuple[str, str]:
 
     Raises:
         TypeError: `url` is not a str.
-        ValueError: `url` is another kind of URL, or lacks a part.
+        ValueError: `url` does not have the form `s3://bucket/key` (or `gs://`, `az://`).
         S3Error: obstore does not support the key.
     """
     if not isinstance(url, str):

@@ -1,8 +1,7 @@
 """An S3 object as a file, which is read in pieces by range requests.
 
-Role: `S3FileLoader` yields streams over this file object. A recipe reopens the file object. The file object and the
-recipe belong to the reading process. Between two requests, a file holds no connection, unless the response to its
-opening request has not been read (see `remote_file.py`).
+Role: `S3FileLoader` yields streams over this file object. A recipe reopens the file object. Between two requests, a
+file holds no connection, unless the response to its opening request has not been read (see `remote_file.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +24,11 @@ from torchdata.datapipes.iter.stores.s3_client import (
 __all__ = ["DEFAULT_BUFFER_SIZE", "S3Object", "S3Recipe"]
 
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Bytes per request if several requests fetch a piece, and the maximum size of the request that opens an object.
+#: Number of bytes per request if several concurrent requests fetch a piece, and the maximum size in bytes of the
+#: request that opens an object.
 PART_SIZE = 4 << 20
-#: Bytes of the first request after a seek. Each further request for consecutive bytes doubles this number.
+#: Number of bytes of the first request after a seek. Each following request for consecutive bytes asks for twice as
+#: many bytes as the previous request.
 AFTER_SEEK = 256 << 10
 #: Maximum number of concurrent requests for one piece.
 MOST_PARALLEL = 8
@@ -43,8 +44,8 @@ class S3Recipe:
         url: the object's URL.
         settings: the settings for the object's store.
         buffer_size: the maximum number of bytes per piece.
-        parallel: whether several concurrent requests fetch large pieces.
-        version: the ETag and size of the object when it was first opened; None if it was not opened yet.
+        parallel: whether a piece of more than `PART_SIZE` bytes is fetched by several concurrent requests.
+        version: the ETag and the size in bytes of the object when it was first opened; None if it was not opened yet.
     """
 
     url: str
@@ -54,7 +55,7 @@ class S3Recipe:
     version: tuple[str | None, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """Returns the object as a file at its start. Sends a request only if the object was never opened."""
+        """Returns a file object at the start of the object. Sends a request only if `version` is None."""
         return buffered(S3Object(self))
 
     def get(self, start: int, size: int) -> Any:
@@ -84,7 +85,8 @@ class S3Recipe:
 
 
 class S3Object(RemoteFile[S3Recipe]):
-    """A file over an object. Requests a new piece if the requested bytes are outside the current piece.
+    """A file object that reads an object of a store piece by piece. A read beyond the current piece requests the next
+    piece.
 
     Args:
         recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
@@ -105,7 +107,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return replace(recipe, version=version)
 
     def drop_answer(self) -> None:
-        """Drops the response to the opening request, so that its connection is free again."""
+        """Drops the response to the request that opened the object, which releases the response's connection."""
         answer, self._answer = self._answer, None
         if answer is not None and self._pid != os.getpid():
             keep_inherited(answer)
@@ -125,7 +127,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return count
 
     def readall(self) -> bytes:
-        """Returns everything from the position to the end."""
+        """Returns all bytes from the current position to the end of the object."""
         pieces = []
         while len(piece := self._here(self._recipe.buffer_size)):
             self._position += len(piece)
@@ -133,7 +135,8 @@ class S3Object(RemoteFile[S3Recipe]):
         return b"".join(pieces)
 
     def _here(self, wanted: int) -> memoryview:
-        """Returns the bytes from the position on, and requests more if none are available; empty at the end."""
+        """Returns the bytes of the current piece from the current position on. If there are none, requests the next
+        piece. The result is empty at the end of the object."""
         self._check_open()
         if self._position >= self.size:
             return _NOTHING
@@ -164,7 +167,8 @@ class S3Object(RemoteFile[S3Recipe]):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """Returns the data that the opening request received; empty if the request's connection has broken."""
+        """Returns the data of the response to the request that opened the object; empty if the response was dropped or
+        its connection is broken."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer

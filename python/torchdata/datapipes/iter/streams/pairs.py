@@ -1,9 +1,9 @@
 """The base class of pipes that yield many items from one (path, stream) pair: readers of files, lines and archives.
 
-Role: a pipe cannot request a pair from its source twice, so the pipe *holds* the pair that it is reading. The pair and
-the position in it are the pipe's state. The pipe runs in the iterating process. The pipe closes a stream when it has
-been read, and when the iterator is abandoned. For an abandoned iterator, the pipe keeps a placeholder without an open
-file.
+Role: the state of such a pipe is the pair that is being read, and the position in its stream. The pipe stores (*holds*)
+this pair, because the source cannot yield the pair a second time. The pipe closes a stream when it has been read, or
+when the iterator is abandoned. In the second case, the pipe stores a placeholder that can reopen the stream. This
+module's code runs in the iterating process.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def source_pipe(datapipe: Any, pipe: object, argument: str = "datapipe") -> Any:
-    """Returns the source of `pipe`: the given pipe, or plain data wrapped in a pipe with a state.
+    """Returns the source of `pipe`: `datapipe` itself if it is a pipe; otherwise, a pipe with a state that yields the
+    items of `datapipe`.
 
     Raises:
-        TypeError: `datapipe` is neither a pipe nor plain data.
+        TypeError: `datapipe` is a str or bytes, or cannot be iterated over.
     """
     name = type(pipe).__name__
     if isinstance(datapipe, (str, bytes)):
@@ -70,7 +71,7 @@ def position_of(stream: Any) -> int | None:
 
 
 class HoldsStream(IterDataPipe[T_co]):
-    """A pipe that reads pairs of path and stream, and holds the current pair.
+    """The base class: a pipe that reads pairs of path and stream, and stores the current pair.
 
     Subclasses define `_source`, `_read` and, if an offset cannot describe the position in a stream, `_bookmark`.
     """
@@ -79,7 +80,8 @@ class HoldsStream(IterDataPipe[T_co]):
     _held: Any = state(saved=False)
     #: The position in the current stream where `_read` begins.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair. If `_reading` is False, `_held` and `_place` are the current position.
+    #: Whether an iterator is reading the pair. If True, the position is that of the open stream; if False, `_place`
+    #: contains it.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
@@ -93,11 +95,13 @@ class HoldsStream(IterDataPipe[T_co]):
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
-        """Returns a placeholder for `stream`, and the position in it after the last yielded item."""
+        """Returns a placeholder that can reopen `stream`, and the position in the stream after the last yielded
+        item."""
         return detached(stream), None
 
     def _explained(self, error: Exception, path: str) -> Exception:
-        """Returns the error to raise for an error of `_read`'s iterator: the same error, or one with the location."""
+        """Returns the error to raise if reading the stream of `path` raised `error`: `error` itself, or an error that
+        contains the line."""
         return error
 
     def _release(self, stream: Any) -> None:
@@ -106,7 +110,7 @@ class HoldsStream(IterDataPipe[T_co]):
 
     def __iter__(self) -> Iterator[Any]:
         # The source's new epoch begins here, so that a state saved before the first item already belongs to this epoch.
-        # Each pair has its own generator, so that an exception in one generator does not end the chain.
+        # Each pair is read by a separate generator, so that an exception in one pair does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)
@@ -116,7 +120,8 @@ class HoldsStream(IterDataPipe[T_co]):
         """Yields the items of one pair of path and stream, from the position `place` on."""
         path, stream = path_and_stream(pair, self)
         del pair
-        # A new tuple is created, so that an older iterator detects that the pipe holds another pair.
+        # The tuple is new, because an older iterator compares it by identity to detect that the pipe has moved to
+        # another pair.
         held = self._held = (path, stream)
         self._reading = True
         try:
@@ -145,7 +150,7 @@ class HoldsStream(IterDataPipe[T_co]):
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """Drops the current stream after an exception. The iterator that failed has already closed the stream."""
+        """Drops the current pair after an exception. The failed iterator has already closed the stream."""
         self._held = self._place = None
         self._reading = False
 
@@ -154,7 +159,8 @@ class HoldsStream(IterDataPipe[T_co]):
         return (pair[0], stand_in), place
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the current path, a placeholder for the current stream, and the position in the stream."""
+        """Returns the current path, a placeholder that can reopen the current stream, and the position in the
+        stream."""
         pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
         return {"pair": pair, "place": place}
 

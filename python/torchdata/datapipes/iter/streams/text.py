@@ -1,9 +1,9 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
-Role: each pipe converts pairs of path and stream to lines or rows. These pipes run in the process that iterates them.
-The position in a file is an offset, if the stream reports it. The offset of a text file includes the state of its
-decoder. Text files do not report their offset while `next` reads them, so `readline` reads them. For a stream that does
-not report an offset, the position is a number of lines, which a restored pipe skips.
+Role: each pipe converts pairs of path and stream to lines or rows. The pipes of this module run in the process that
+iterates them. The position in a file is the offset that `tell` returns; for a text file, this value includes the state
+of its decoder. Text files are read by `readline`, because `tell` fails after `next`. If a stream has no `tell`, the
+position is the number of lines that were read, which a restored pipe skips.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DROPPED = "torchdata.dropped"
 
 _BOM = "\ufeff"
 
-#: Bytes to request at a time if line ends are known only after decoding.
+#: Number of bytes per read in encodings such as UTF-16, whose lines can be separated only after decoding.
 _PIECE = 1 << 16
 
 _told = False
@@ -58,8 +58,8 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Returns whether line ends in the bytes of an encoding are line ends of the text. The result is False for
-    encodings such as UTF-16.
+    """Returns whether bytes in this encoding can be split into lines before decoding. The result is False for encodings
+    such as UTF-16.
     """
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
@@ -72,7 +72,7 @@ def _reads_bytes(file_obj: Any) -> bool:
 
 
 def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
-    """Yields the lines of bytes in encodings that show line ends only after decoding."""
+    """Decodes a binary file in an encoding such as UTF-16, and yields the lines of the text."""
     decoder, rest, is_over = codecs.getincrementaldecoder(encoding)(errors), "", False
     while not is_over:
         piece = file_obj.read(_PIECE)
@@ -85,16 +85,19 @@ def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
 
 
 class _Text(HoldsStream[Any]):
-    """The base class of the text pipes: options, skipping lines, decoding, and the position in a file."""
+    """The base class of LineReader and the CSV pipes: options, skipping lines, decoding, and the position in a file."""
 
     source_datapipe: Any
 
-    #: The stream's position when the pipe received the stream. Then, `_lines_before` lines are skipped.
+    #: The stream's position when the pipe received the stream. `_lines_before` is the number of lines to skip from
+    #: there.
     _start: int | None = state(saved=False)
     _lines_before: int = state(0, saved=False)
-    #: The decoder of a stream of bytes whose line ends are known only after decoding; None if lines are cut in bytes.
+    #: The decoder of a binary stream in an encoding such as UTF-16; None if the bytes are split into lines before
+    #: decoding.
     _decoder: io.TextIOWrapper | None = state(saved=False)
-    #: Whether the stream has been read beyond the current line.
+    #: Whether more bytes than the current line were read from the stream, so that `tell` of the stream is not the
+    #: position.
     _is_ahead: bool = state(False, saved=False)
 
     def _set_options(
@@ -124,7 +127,7 @@ class _Text(HoldsStream[Any]):
         self._return_path = return_path
 
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
-        """Returns the lines after the skipped lines or the saved position. C functions strip and decode the lines."""
+        """Returns an iterator over the lines after the skipped lines or after the saved position."""
         self._start, self._decoder = position_of(stream), None
         self._lines_before = self._skip_lines if place is None else place["skip"]
         # This loop reads the bare file object, because a wrapper costs an additional Python frame per line.
@@ -166,7 +169,8 @@ class _Text(HoldsStream[Any]):
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name in ("utf-8", "utf-8-sig") else b""
 
     def _lines_read(self) -> int:
-        """Returns how many lines the yielded items consist of, without the skipped lines (`_lines_before`)."""
+        """Returns the number of lines that were read for the items yielded so far, without the `_lines_before` skipped
+        lines."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -235,7 +239,8 @@ class LineReader(_Text):
 
 
 class _CSV(_Text):
-    """The base class of the CSV pipes: one Python `csv` reader per stream, and errors that name the line."""
+    """The base class of CSVParser and CSVDictParser, which create a reader of Python's `csv` for each stream, and
+    errors that name the line."""
 
     _reader: Any = state(saved=False)
     fmtparams: dict[str, Any]
@@ -364,7 +369,8 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # The field names are requested only after the first row, because requesting them would read this row.
+        # `reader.fieldnames` is requested only after the first row was read, because the request itself would read this
+        # row.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

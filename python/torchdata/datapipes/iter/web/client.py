@@ -27,12 +27,12 @@ DEFAULT_RETRIES = 3
 BACKOFF = 1.0
 #: Maximum delay in seconds that a server may request by `Retry-After`.
 LONGEST_WAIT = 60.0
-#: Status codes after which a request is repeated.
+#: HTTP status codes after which a request is repeated.
 _TEMPORARY = (408, 429, 500, 502, 503, 504)
 
 
 def _get_proxies() -> dict[str, str] | None:
-    """Returns the default proxies by scheme; if None, the proxies of the environment are used.
+    """Returns a dict from URL scheme to proxy, or None to use the proxies of the environment.
 
     Existing user code replaces this function.
     """
@@ -81,7 +81,7 @@ class Retrying:
         return {"max_retries": self.max_retries, "count": None}
 
     def policy(self) -> Any:
-        """Returns a `urllib3.Retry` for one request, or for one interruption in the body of a response."""
+        """Returns a new `urllib3.Retry`, for one request or for requests after an interrupted response."""
         from urllib3 import Retry
 
         retrying = self
@@ -111,7 +111,7 @@ class Connections:
     """Connections that are reused for the next request to the same server. Leaving the `with` block closes the
     connections.
 
-    A client cannot be pickled: every process and every iteration has its own connections.
+    Every process and every iteration has its own connections.
 
     Args:
         retrying: the number of retries.
@@ -123,11 +123,11 @@ class Connections:
         self._process = 0
 
     def session(self) -> Any:
-        """Returns a session of `requests` with its own cookies over these connections."""
+        """Returns a new session of `requests`, with separate cookies, that uses these connections."""
         import requests
 
         session = requests.Session()
-        # With another encoding, ranges and sizes would refer to the compressed bytes, so offsets would not match.
+        # If the server compressed a response, the ranges and sizes in the headers would refer to compressed bytes.
         session.headers["Accept-Encoding"] = "identity"
         self.mount(session)
         return session
@@ -142,7 +142,8 @@ class Connections:
         session.mount("https://", self._adapter)
 
     def close(self) -> None:
-        """Closes idle connections. A stream that is being read closes its own connection when it ends."""
+        """Closes idle connections. The connection of a response that is still being read is closed when the response
+        ends."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
@@ -187,7 +188,7 @@ class Client:
         self.options = dict(options)
 
     def title(self, url: Any, response: Any) -> Any:
-        """Returns the title of a file, which is its URL."""
+        """Returns what a pipe yields in front of the stream of a file: here the URL."""
         return url
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:

@@ -1,9 +1,9 @@
 """Streams over HTTP URLs: reads files, and reopens them at their last position.
 
-Role: HttpReader, GDriveReader and OnlineReader yield these streams. The streams belong to the process that reads them.
-A stream owns its response, and may outlive the iteration that created it. The recipe of a stream requests only the
-remaining part of the file (`Range`), or reads and drops the first part if the server does not support ranges. `ETag`,
-`Last-Modified` and size show whether the file has changed. See RFC 9110, sections 8.8, 13 and 14.
+Role: HttpReader, GDriveReader and OnlineReader yield these streams. A stream owns its response, and may outlive the
+iteration that created it. A reopened stream requests only the remaining part of the file (`Range`); if the server does
+not support ranges, the stream reads the whole file and drops the first part. The `ETag`, `Last-Modified` and size in
+the headers show whether the file has changed. See RFC 9110, sections 8.8, 13 and 14.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = ["HttpRecipe", "HttpStream", "open_url"]
 
-#: Bytes to read ahead, so that most lines are read without a network call.
+#: Size in bytes of the buffer of a stream, so that most lines are read without a network call.
 _BUFFER = 1 << 16
-#: Number of bytes to request at a time if a stream is read to its end, or if earlier bytes are dropped.
+#: Number of bytes per read of the connection if a stream is read to its end, or if the first bytes of a response are
+#: dropped.
 _PIECE = 1 << 20
 
 
 def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, StreamWrapper]:
-    """Returns the title of the file at `url`, and a stream of the file.
+    """Returns the title of the file at `url` (see `Client.title`), and a stream that reads the file.
 
     Raises:
         requests.RequestException: the server cannot be reached, does not answer in time, or returns an error.
@@ -43,7 +44,7 @@ def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, S
 
 
 class _Version(NamedTuple):
-    """The server's description of a file, which reveals changes."""
+    """What the server's headers say about the version of a file, so that changes of the file are detected."""
 
     etag: str | None
     modified: str | None
@@ -65,11 +66,13 @@ class _Version(NamedTuple):
 
     @property
     def condition(self) -> str | None:
-        """Returns the value for `If-Range`, which does not allow weak tags."""
+        """Returns the value of the request header `If-Range`; None if the file has only a weak tag, which this header
+        does not allow."""
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """Returns the header that proves different contents of two responses, if both contain the header."""
+        """Describes a header that shows that the file has changed; None if no header that both versions contain
+        differs."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -86,19 +89,21 @@ class HttpRecipe:
 
     Args:
         client: the client of the pipe.
-        url: the URL that the pipe received; redirects are followed again.
-        version: the server's description of the file.
+        url: the URL that the pipe received, before redirects.
+        version: what the headers of the first response say about the version of the file.
     """
 
     def __init__(self, client: Client, url: Any, version: _Version) -> None:
         self.client, self.url, self.version = client, url, version
 
     def open(self) -> HttpStream:
-        """Returns a stream that requests the file on the first read, from its position at that time."""
+        """Returns a stream that sends its request at the first read, for the bytes from the position that `seek` has
+        set."""
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
-        """Returns a response with the file's contents from `offset` on, and how many of its bytes precede `offset`.
+        """Requests the file from `offset` on. Returns a response, and how many bytes at the start of its body precede
+        `offset`.
 
         Returns None instead of a response if the file ends at this offset.
 
@@ -150,8 +155,9 @@ class HttpRecipe:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
             # The server answers 416 if the file has no bytes at the offset, because the file was read to its end or has
-            # become shorter. With `If-Range`, the response also proves that the file has not changed. Otherwise, the
-            # whole file is requested, and its headers show whether the file has changed.
+            # become shorter. If the request contained `If-Range`, this answer also proves that the file has not
+            # changed. Without `If-Range`, the whole file is requested, so that the headers show whether the file has
+            # changed.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -166,7 +172,7 @@ class _Body(io.RawIOBase):
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
         self.recipe, self.response = recipe, response
         self.position = 0
-        #: How many bytes of the response precede the position.
+        #: How many unread bytes of the response precede `position`, and must be dropped.
         self._early = 0
         self._failure: Exception | None = None
         #: The remaining retries; None if no request has been retried since bytes were last received.
@@ -194,7 +200,8 @@ class _Body(io.RawIOBase):
         return b"".join(pieces)
 
     def some(self, most: int, whole: bool = False) -> bytes:
-        """Returns between one and `most` bytes, or exactly `most` bytes if `whole` is set; empty only at the end."""
+        """Returns between one and `most` bytes of the file, or exactly `most` bytes if `whole` is set and the file
+        contains as many; empty only at the end of the file."""
         if self._failure is not None:  # after an error, the position is unknown
             raise _without_traceback(self._failure)
         from urllib3.exceptions import HTTPError
@@ -217,7 +224,8 @@ class _Body(io.RawIOBase):
         return data
 
     def _may_retry(self, error: Exception) -> bool:
-        """Waits before a retry after an interrupted body, and returns whether to request the remaining bytes."""
+        """Decides whether to request the remaining bytes after a response was interrupted. If so, waits for the delay
+        before the retry."""
         from urllib3.exceptions import MaxRetryError
 
         retry = self.recipe.client.retrying.policy() if self._retry is None else self._retry
@@ -247,8 +255,8 @@ class _Body(io.RawIOBase):
         return self._arrived(most, whole)
 
     def _arrived(self, most: int, whole: bool) -> bytes:
-        """Returns decompressed bytes from the connection. If `whole` is set or no bytes are available, waits for more
-        bytes."""
+        """Returns up to `most` bytes of the response, decompressed if necessary. If `whole` is set, waits until `most`
+        bytes have arrived or the response ends."""
         from urllib3.exceptions import ProtocolError
 
         raw, headers = self.response.raw, self.response.headers
@@ -291,11 +299,11 @@ class HttpStream(io.BufferedReader):
     The stream reads forward only. `seekable()` is False, so that archive readers read the stream only forward. `seek`
     can move forward; before the first read, `seek` sets the offset at which the server begins to send. If the
     connection breaks, the remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive
-    attempts without data. After the last attempt, every further read raises the same error.
+    requests that return no data. After the last failed request, every read raises its error.
 
     Args:
-        recipe: the recipe to open the stream, for the first time or again.
-        response: the response to read, if there is one.
+        recipe: the recipe for requests.
+        response: a response with the contents of the file; None to send a request at the first read.
     """
 
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
@@ -308,12 +316,12 @@ class HttpStream(io.BufferedReader):
 
     @property
     def headers(self) -> Any:
-        """The headers of the response; empty before the first request."""
+        """The headers of the current response; empty before the first request."""
         return self._body.response.headers if self._body.response is not None else {}
 
     @property
     def status(self) -> int | None:
-        """The status of the response; None before the first request."""
+        """The HTTP status code of the current response; None before the first request."""
         return self._body.response.status_code if self._body.response is not None else None
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
