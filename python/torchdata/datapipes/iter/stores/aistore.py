@@ -1,7 +1,7 @@
 """Pipes that read from AIStore clusters: AISFileLister, AISFileLoader.
 
-Role: these pipes use the `aistore` library, and run in the process that iterates them. Each process creates its own
-clients, so that no connection is shared with a parent process. The streams fetch data when they are read.
+Role: the pipes of this module use the library `aistore`, and run in the process that iterates them. Each process
+creates its own clients, so that no connection is shared with a parent process. A stream fetches data when it is read.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ OLDEST_VERSION = (1, 18)
 #: Default timeout for a cluster that does not answer, in seconds.
 DEFAULT_TIMEOUT_S = 20.0
 
-#: Maximum number of digits of a plausible size.
+#: Maximum number of digits of a `Content-Length` that is accepted.
 _LONGEST_NUMBER = 18
 _VERSION = "Ais-Version"
 
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The arguments of a pipe for creating its client.
+    """The arguments of a pipe from which its client of the cluster is created.
 
     Args:
         endpoint: the URL of the cluster's proxy.
-        timeout: the seconds to wait for one response, and for all attempts of one request together.
+        timeout: the seconds to wait for a response, and also the total seconds for a request and its retries.
     """
 
     pipe: str
@@ -74,21 +74,21 @@ class _Cluster:
         return sdk.Client(self.endpoint, timeout=(self.timeout, self.timeout), retry_config=retries)
 
     def bucket(self, url: str) -> tuple[Any, str]:
-        """Returns the bucket of a URL, and the name (or prefix) in it."""
+        """Returns the bucket of a URL, and the object's name (or the prefix) in the bucket."""
         provider, name, inner = split_url(self.pipe, url)
         return self.client().bucket(name, provider), inner
 
 
-#: Clients by process, endpoint and timeout. In a forked child, the clients of the parent stay in this dict unused.
+#: Clients by process id, endpoint and timeout. A forked child does not use the clients of its parent.
 _clients: dict[tuple[int, str, float], Any] = {}
 
 
 def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, str, str]:
-    """Returns provider, bucket and name (or prefix, which may be empty) of `ais://bucket/name`.
+    """Splits a URL such as `ais://bucket/name` into provider, bucket and name (or prefix, which may be empty).
 
     Raises:
         TypeError: `url` is not a str.
-        ValueError: a part is missing.
+        ValueError: `url` lacks the provider, the bucket or, with `needs_name`, the name.
     """
     provider, separator, rest = check_name(pipe, "every item of the source", url).partition("://")
     bucket, _, name = rest.partition("/")
@@ -99,8 +99,8 @@ def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, st
 
 
 def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
-    """Checks the library and the arguments that the lister and the loader share. Raises ModuleNotFoundError or
-    ImportError if `aistore` is not installed, or too old."""
+    """Checks the version of `aistore` and the arguments that AISFileLister and AISFileLoader share. Raises ImportError
+    if `aistore` is not installed or too old."""
     name = type(pipe).__name__
     require("aistore", extra="aistore", needed_by=name)
     from importlib.metadata import version
@@ -124,7 +124,7 @@ def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
 
 
 class _OfCluster:
-    """The parameters of the lister and the loader: a source, the cluster, and optionally a length."""
+    """The base class of AISFileLister and AISFileLoader, which store the source, the cluster and a length."""
 
     def __init__(
         self,
@@ -183,7 +183,8 @@ class _AISRecipe:
     """The recipe to open or reopen an object.
 
     Args:
-        version: the version and size of the object when it was first opened; None if it was not opened yet.
+        version: the version and the size in bytes of the object when it was first opened; None if it was not opened
+            yet.
     """
 
     url: str
@@ -191,11 +192,11 @@ class _AISRecipe:
     version: tuple[str, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """Returns the object as a file at its start. Sends a request only if the object was never opened."""
+        """Returns a file object at the start of the object. Sends a request only if `version` is None."""
         return buffered(_AISObject(self))
 
     def get(self, start: int) -> Any:
-        """Requests the object from byte `start` on; returns the response, with unread contents."""
+        """Requests the contents of the object from byte `start` on; returns the response before its body is read."""
         bucket, name = self.cluster.bucket(self.url)
         options = {"byte_range": f"bytes={start}-"} if start else {}
         where = f" from the cluster at {redacted(self.cluster.endpoint)}"
@@ -210,7 +211,7 @@ class _AISObject(RemoteFile[_AISRecipe]):
     """A file object that reads an object of the cluster. Sequential reads share one HTTP response, and a seek causes a
     new request."""
 
-    #: The offset of the next byte of the response.
+    #: The offset in the object of the next byte that the response will return.
     _answer_at = 0
 
     def _opened(self, recipe: _AISRecipe) -> _AISRecipe:
@@ -227,7 +228,8 @@ class _AISObject(RemoteFile[_AISRecipe]):
             answer.close()
 
     def _ask(self, recipe: _AISRecipe, start: int) -> Any:
-        """Sends a request and returns the headers of the response."""
+        """Requests the object from `start` on, stores the response in `_answer`, and returns the headers of the
+        response."""
         self.drop_answer()
         answer = recipe.get(start)
         known, found = recipe.version, answer.headers.get(_VERSION, "")
@@ -241,7 +243,6 @@ class _AISObject(RemoteFile[_AISRecipe]):
         return answer.headers
 
     def readinto(self, buffer: Any) -> int:
-        """Reads into `buffer`, and returns the number of bytes that it read."""
         self._check_open()
         target = memoryview(buffer).cast("B")
         if self._position >= self.size or not len(target):

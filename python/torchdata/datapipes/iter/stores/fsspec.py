@@ -1,8 +1,7 @@
 """Pipes over the file systems of fsspec: FSSpecFileLister, FSSpecFileOpener, FSSpecSaver.
 
-Role: the pipes run in the process that iterates them, and get the file system from fsspec for each item. fsspec keeps
-one instance per process and thread, and recreates its threads in a forked child. No pipe holds a file system. A stream
-owns its file, and its recipe is the URL.
+Role: the pipes of this module run in the process that iterates them. For each item, a pipe requests the file system
+from fsspec, which keeps one instance per process and thread. A stream owns its file, and is reopened by its URL.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ class FSSpecFileLister(ListsFolders):
     """Yields the URLs of the files and directories in one or several directories of any file system of fsspec.
 
     The URLs have the order of the file system's own listing; local files are sorted by name. A root that is a file is
-    yielded itself. A yielded URL has the same protocol and chain as the root. For example, the root
-    `zip://images::archive.zip` yields `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
+    yielded itself. A yielded URL has the protocol of the root, and the following links of a chained root. For example,
+    the root `zip://images::archive.zip` yields `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: URLs or local paths.
-        masks: a shell pattern (`*.jpg`) or a list of patterns for the path in the file system; empty (the default) for
-            all.
+        masks: a shell pattern (`*.jpg`) or a list of patterns. Only paths in the file system that match one of them are
+            yielded; empty (the default) for all paths.
         kwargs: options of the file system, such as host and user.
 
     Raises:
@@ -76,9 +75,11 @@ class FSSpecFileLister(ListsFolders):
 
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
-    """Returns a function that converts names in a listing of `root` to URLs with the same protocol and chain."""
+    """Returns a function that converts a name in the listing of the URL `root` to a URL with the protocol and the
+    chained links of `root`."""
     links = root.split("::")
-    # The listed names belong to the first link that has a path; a caching protocol such as `simplecache` has none.
+    # The listed names are paths in the first link that has a path. A caching protocol such as `simplecache` is a link
+    # without a path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -94,12 +95,13 @@ def _naming(root: str, path: str) -> Callable[[str], str]:
     return url_of
 
 
-#: Metadata of a file that changes with its contents, most reliable first.
+#: Names of metadata that change when the contents of a file change, the most reliable first.
 _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "size")
 
 
 class _FSSpecRecipe:
-    """The recipe to open a file with fsspec, in the version that was opened first, if the file system has versions."""
+    """The recipe to open a file with fsspec. `version` contains the metadata in `_TAGS` that the file had when it was
+    first opened."""
 
     def __init__(
         self,
@@ -113,7 +115,8 @@ class _FSSpecRecipe:
     ) -> None:
         self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
         self.for_open, self.for_connection = for_open, for_connection
-        #: A function that is called before each retry of opening; None in a copy, which may belong to another pipe.
+        #: A function that is called before opening the file is retried; None in a pickled copy, whose retries are not
+        #: counted.
         self.count: Callable[[], object] | None = count
         self.version: dict[str, str] | None = None
 
@@ -134,7 +137,8 @@ class _FSSpecRecipe:
         except BaseException:
             file.close()
             raise
-        # Keep the file system alive, because some file systems, such as archives, are closed when they are dropped.
+        # The file refers to its file system, because some file systems, such as archives, are closed when no reference
+        # remains.
         with suppress(AttributeError):
             file.opened_by = fs
         return file
@@ -264,7 +268,7 @@ class FSSpecSaver(SavesItems):
 
 
 def _give_up(file: Any) -> None:
-    """Closes a file that is being written, without uploading the remaining data if the file system supports this."""
+    """Closes a file after a failed write. If the file system supports this, no incomplete file is uploaded."""
     from fsspec.spec import AbstractBufferedFile
 
     inner = getattr(file, "buffer", None) if not isinstance(file, AbstractBufferedFile) else file

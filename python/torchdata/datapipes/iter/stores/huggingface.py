@@ -1,7 +1,7 @@
 """The pipe over datasets of the Hugging Face Hub: HuggingFaceHubReader.
 
-Role: the pipe yields rows that the library `datasets` reads, and runs in the iterating process. Every iteration has its
-own dataset object, which owns its connections and files. `datasets` is imported when a pipe is built.
+Role: the pipe yields rows that the library `datasets` reads, and runs in the process that iterates it. Every iteration
+creates a new dataset object, which owns its connections and files. `datasets` is imported when a pipe is built.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
     """Yields the rows of a dataset of the Hugging Face Hub, each a dict from column to value.
 
     Rows are streamed: nothing is downloaded ahead, and nothing is stored on disk. A saved state contains the position
-    in the dataset, and a resumed run does not read earlier rows. Every worker process yields all rows, so divide them
-    by `sharding_filter`.
+    in the dataset, and a resumed run does not read earlier rows. Every worker process yields all rows, so let a
+    `sharding_filter` follow this pipe.
 
     Args:
         dataset: the name of a dataset (`"owner/name"`), a folder of files, or the name of a file format, as for
@@ -46,7 +46,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         >>> stars = rows.map(lambda row: row["star"])
     """
 
-    #: The dataset that the running iteration reads. `_loaded` is a state loaded for this or an earlier iteration.
+    #: The dataset that the running iteration reads. `_loaded` is the position at which an iteration resumes, or None.
     _data: Any = state(saved=False)
     _loaded: dict[str, Any] | None = state()
 
@@ -69,8 +69,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         if _is_streamed(data):
             if loaded is not None and loaded["place"] is not None:
                 give(data, loaded["place"])
-            # Rows are read in batches of one. In a torch worker, the dataset's own iterator yields only a part of the
-            # rows, and sharding_filter would divide this part again.
+            # Rows are read in batches of one. The dataset's own `__iter__` would yield only a part of the rows in a
+            # torch worker, and sharding_filter would divide this part again.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
         else:
             left = range(loaded["rows"] if loaded is not None else 0, len(data))
@@ -105,12 +105,12 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         return {"rows": token_of(self).yielded, "place": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration continue after the rows that were yielded."""
+        """Makes the next iteration continue after the last row that was yielded before the state was saved."""
         self._load_declared({"loaded": state_dict})
 
 
 def _is_streamed(data: Any) -> bool:
-    """Returns whether the rows are streamed, rather than read by index from the cache."""
+    """Returns whether the rows are streamed. Otherwise, they are read by index from the downloaded files."""
     return hasattr(data, "load_state_dict")
 
 

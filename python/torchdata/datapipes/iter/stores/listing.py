@@ -1,8 +1,8 @@
-"""Shared code of the pipes over file systems and object stores: masks, options, and listings with a position.
+"""Shared code of the pipes over file systems and object stores: masks, options, and listings that can be resumed.
 
 Role: the module contains helper functions, and the base class of pipes that list names. This module's code runs in the
-process that iterates the pipe. No pipe holds a client, connection or file system. Connections are created only in the
-iterating process, so that pipes can be pickled and also work after a fork.
+process that iterates the pipe. No pipe has an attribute with a client, connection or file system, so that pipes can be
+pickled and also work after a fork.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
-    """Returns a copy of the options in `value`; None means no options.
+    """Returns a copy of the dict `value`; if `value` is None, an empty dict.
 
     Raises:
         TypeError: `value` is not a mapping with string keys.
@@ -45,11 +45,11 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
 class ListsRoots(IterDataPipe[str]):
     """A pipe that yields the names found under each root that its source yields.
 
-    The position is the root that is being listed, and the last entry that was yielded from it. A resumed iteration
-    lists the current root a second time. Subclasses define `_source` and `_entries`.
+    The state contains the root that is being listed, and the last entry of this root that was yielded. A resumed
+    iteration lists this root again. Subclasses define `_source` and `_entries`.
     """
 
-    #: The root that is being listed. `_last` is the entry of this root that was yielded last (None: no entry yet).
+    #: The root that is being listed. `_last` is the position of the last yielded entry of this root, or None.
     _root: str | None = state()
     _last: Any = state()
 
@@ -57,7 +57,8 @@ class ListsRoots(IterDataPipe[str]):
         return sources_of(self)[0]
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        """Yields position and name of the entries under a root after the position `after` (None: all entries)."""
+        """Yields the entries of a root, each as a pair of a position and a name to yield. If `after` is not None,
+        begins after this position."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
@@ -79,9 +80,11 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """Yields the numbered names that follow `last`, a pair of number and name; or all names if `last` is None.
+    """Yields the entries for the names after `last`, which is a pair of an index and a name; if `last` is None, for all
+    names.
 
-    If names before the last name were added or removed, the names after the last name are still yielded.
+    If the index of the name in `last` has changed, because names were added or removed, the name determines the
+    position.
 
     Raises:
         RuntimeError: the name in `last` no longer exists.
@@ -102,7 +105,7 @@ def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, roo
 
 
 class ListsFolders(ListsRoots):
-    """A pipe that lists one or several folders of a library's file systems. Subclasses define `_listed`.
+    """A pipe that lists one or several folders by a library for file systems. Subclasses define `_listed`.
 
     Args:
         root: a folder or file, a sequence of them, or a pipe that yields them.
@@ -115,7 +118,7 @@ class ListsFolders(ListsRoots):
 
     def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
         """Returns the names in the folder `root` (None if `root` is a file), whether `root` is local, and a function
-        from such a name to the path or URL to yield.
+        from a name to the path or URL to yield.
         """
         raise NotImplementedError
 
@@ -141,7 +144,7 @@ class OpensFiles(ItemByItem[tuple[str, StreamWrapper]]):
         self.mode = check_mode(type(self).__name__, mode)
 
     def _recipe(self, name: str) -> Any:
-        """Returns the recipe that opens the file, both now and after the file's stream was pickled."""
+        """Returns the recipe that opens the file, and that a pickled stream uses to reopen the file."""
         raise NotImplementedError
 
     def _result(self, name: Any) -> tuple[str, StreamWrapper]:

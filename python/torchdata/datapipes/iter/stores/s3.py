@@ -24,7 +24,7 @@ from torchdata.datapipes.iter.streams.pairs import source_pipe
 
 __all__ = ["S3FileLister", "S3FileLoader"]
 
-#: The number of keys that obstore returns in one step, and that S3 sends per request.
+#: The number of keys that S3 lists per request, and that obstore returns at once.
 _KEYS_PER_PAGE = 1000
 
 
@@ -36,7 +36,7 @@ def _settings(
     config: Mapping[str, Any] | None,
     max_retries: Any,
 ) -> S3Settings:
-    """Checks the arguments of the lister or the loader."""
+    """Checks the arguments that S3FileLister and S3FileLoader share, and returns them."""
     name = type(pipe).__name__
     require("obstore", extra="s3", needed_by=name)
     timeout = check_int(name, "request_timeout_ms", request_timeout_ms, least=-1)
@@ -121,10 +121,10 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """Yields the keys that begin with the prefix, page by page.
+        """Yields lists of the keys that begin with `prefix` and sort after `after`.
 
-        Because obstore lists only whole folders, sorted by key, this method lists the prefix's folder from the first
-        key that can match up to the last matching key.
+        obstore lists only whole folders, sorted by key. This method lists the folder that contains the prefix, from the
+        first key that can begin with the prefix to the last such key.
         """
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
@@ -144,7 +144,7 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts before the nonempty `text`, so that few other texts sort between them."""
+    """Returns a text that sorts shortly before the nonempty `text`, from which a listing can start."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
@@ -152,13 +152,14 @@ def _just_before(text: str) -> str:
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """Returns whether the key of an empty object ends with a slash, which obstore removes from listed keys."""
+    """Returns whether a listed key of an empty object ends with a slash in the store. obstore removes this slash from
+    the listed key."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:
         return True
     except Exception as error:
-        # users with permission to list objects may lack permission to read them
+        # a user who may list objects may lack the permission to read them
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False

@@ -113,12 +113,10 @@ class S3Object(RemoteFile[S3Recipe]):
             keep_inherited(answer)
 
     def close(self) -> None:
-        """Closes the file and drops the current piece."""
         super().close()
         self._piece = _NOTHING
 
     def readinto(self, buffer: Any) -> int:
-        """Reads into `buffer`, and returns the number of bytes that it read."""
         target = memoryview(buffer).cast("B")
         found = self._here(len(target))
         count = min(len(found), len(target))

@@ -1,8 +1,8 @@
-"""The pipes that read the parts of a table: ArrowReader, and LanceReader, which reads rows as parts.
+"""The pipes that read a table part by part: ArrowReader, and LanceReader, for which each row is a part.
 
-Role: these pipes yield rows or frames of a table that `ArrowParts` lists. The iterating process runs these pipes. A
-pipe holds one part in memory at a time, such as a row group of a Parquet file, or the parts of one list. The state of a
-pipe is the number of the part, and the row in this part.
+Role: the pipes of this module yield the rows, or frames of rows, of a table. The map pipe `ArrowParts` lists the
+numbers of the table's parts. The pipes run in the process that iterates them. One part is in memory at a time, such as
+a row group of a Parquet file. The state is the number of the part, and the row in this part.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class ArrowReader(IterDataPipe[Any]):
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
         dtype: as for `load_parquet_as_df`.
-        writable: whether arrays are writable. With `writable=False`, numeric arrays without nulls share Arrow's memory.
+        writable: whether arrays are writable. If False (the default), numeric arrays without nulls are views of the
+            memory of pyarrow's table.
         use_threads: whether columns are decoded by several threads.
 
     Raises:
@@ -70,13 +71,14 @@ class ArrowReader(IterDataPipe[Any]):
         [{'a': array([1, 2])}, {'a': array([3])}]
     """
 
-    #: A state refers to a row of a part, so a resumed run may use another frame size.
+    #: A state contains the number of a row, not of a frame, so a resumed run may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
-    #: The part, or the list of parts, that is being read. `_row` is the number of yielded rows of this part.
+    #: The number of the part, or the list of numbers, that is being read. `_row` is the number of yielded rows of this
+    #: part.
     _part: int | list[int] | None = state()
     _row: int = state(0)
-    #: The name of the part, which shows whether the table has changed.
+    #: The name of the part. If the table has another part at this number when a state is loaded, an error is raised.
     _name: str | None = state()
 
     def __init__(
@@ -128,7 +130,8 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _checked(self, item: Any) -> int | list[int]:
-        """Returns the number of a part, or the list of numbers, that the source has yielded."""
+        """Returns the source's item as an integer, or as a list of integers; raises an error if it does not number
+        existing parts."""
         many = isinstance(item, list)
         numbers = [index(each) if hasattr(each, "__index__") else each for each in (item if many else [item])]
         if not all(type(number) is int for number in numbers):
@@ -155,7 +158,7 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _last_row(self) -> str | None:
-        """Describes the last yielded row and its part; returns None for frames."""
+        """Returns a text with the part and the number of the last yielded row; None if the pipe yields frames."""
         return redacted(f"{self._name}, row {self._row - 1}") if self.rows else None
 
     def _check_name(self, part: int | list[int]) -> None:
@@ -208,12 +211,13 @@ class ArrowReader(IterDataPipe[Any]):
 class LanceReader(ArrowReader):
     """Reads rows of a Lance dataset by their indices: yields rows, or frames of rows that were requested together.
 
-    This pipe is an `ArrowReader` with one part per row. If you do not need a given order of rows, ranges of rows are
-    read faster: `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The pipe reads the dataset version that
-    is current when the pipe is built. A state of another dataset version is refused.
+    If the rows need not be read in a given order, reading ranges of rows is faster: `ArrowParts("….lance",
+    format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is current when the pipe is
+    built. Loading a state that was saved with another version raises an error.
 
     Args:
-        source_datapipe: yields indices of rows, or lists of them, as after `batch`, which are read together.
+        source_datapipe: yields indices of rows, or lists of indices (for example after `batch`), whose rows are read
+            together.
         dataset: a `lance.LanceDataset`, or its path or URI.
         columns: as for `ArrowReader`.
         rows: as for `ArrowReader`.
@@ -224,7 +228,7 @@ class LanceReader(ArrowReader):
 
     Raises:
         IndexError: while iterating, a row does not exist.
-        Exception: all other errors are the same as for `ArrowReader`.
+        Exception: any other error of `ArrowReader`.
 
     Example:
         >>> import lance, pyarrow
@@ -263,8 +267,8 @@ class LanceReader(ArrowReader):
 
 
 def _table_of(pipe: Any) -> ArrowSource:
-    """Returns the table that the `ArrowParts` of a graph lists. `ArrowReader` stores this table, because `ArrowParts`
-    may run in the dispatching process. Raises TypeError if the graph lists no table, or several."""
+    """Returns the table of the only `ArrowParts` in a graph. `ArrowReader` stores this table, because `ArrowParts` may
+    run in the dispatching process. Raises TypeError if the graph contains no `ArrowParts`, or several."""
     if isinstance(pipe, ArrowSource):
         return pipe
     found = [source for each in Graph(pipe) if isinstance(source := getattr(each, "source", None), ArrowSource)]

@@ -1,8 +1,9 @@
 """The pipe that reads TFRecord files: TFRecordLoader.
 
-Role: the pipe converts pairs of path and stream to dicts, one per record. `torchdata._native.TFRecordReader`, which the
-pipe owns while it reads a stream, reads the framing, checksums and protocol buffers. This module applies the spec, in
-the iterating process. The position in a stream is the offset and the number of the next record.
+Role: the pipe converts pairs of path and stream to dicts, one per record, in the process that iterates it.
+`torchdata._native.TFRecordReader`, which the pipe owns while it reads a stream, parses the records and verifies their
+checksums. This module converts the values as the argument `spec` describes. The position in a stream is the offset and
+the number of the next record.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ TFRecordExample: TypeAlias = dict[str, Any]
 #: The argument `spec` of the loader: a dict from the name of a feature to a pair of shape and dtype.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
-#: Default limit for the size of a record in bytes. As Python objects, the smallest values of a record take about sixty
-#: times as much memory as in the file.
+#: Default limit for the size of a record in bytes. A record of small values takes about sixty times as much memory when
+#: its values become Python objects.
 MAX_LENGTH = 128 << 20
 
 #: Maximum size of a protocol buffer in bytes.
 _LONGEST = (1 << 31) - 1
 
-#: Kinds of NumPy types that numbers can be converted to.
+#: The `kind` of each NumPy dtype that `spec` may contain.
 _NUMBERS = "biufc"
 
 
@@ -53,17 +54,17 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     Args:
         datapipe: yields pairs of path and binary stream. Each stream is closed after it was read. Compressed streams
             must be decompressed by an earlier pipe.
-        spec: the features to read: a dict from name to a pair of shape and dtype. The shape is a tuple with at most one
-            length of -1, or None to keep the values as they are in the record. The dtype is a dtype of NumPy or torch,
-            or None for the record's own type; features of bytes require None and become nested lists. The steps of a
-            feature list are stacked if a dtype is given. If the pair is None, the feature stays unchanged. The name of
-            a feature is first looked up in the context of a SequenceExample. Without a spec, all features are read
-            unchanged.
+        spec: the features to read: a dict from name to a pair of shape and dtype. The shape is a tuple, in which one
+            length may be -1 (inferred), or None to keep the shape of the values in the record. The dtype is a dtype of
+            NumPy or torch, or None for the type in the record; a feature of bytes requires None, and becomes a nested
+            list. If a dtype is given, the steps of a feature list are stacked to one array. If the value for a name is
+            None instead of a pair, the feature stays unchanged. In a SequenceExample, a name that is both in the
+            context and a feature list refers to the context. Without a spec, all features are read unchanged.
         length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether records with wrong checksums (CRC-32C) cause an error; True by default.
         max_length: maximum size of a record in bytes, 128 MiB by default; a longer record is refused before it is read.
-            With `max_length=None`, the limit is 2 GiB, as for all protocol buffers. As Python objects, the values of a
-            record may need sixty times as much memory as the record.
+            With `max_length=None`, the limit is 2 GiB, as for all protocol buffers. The values of a record may need
+            sixty times as much memory as the record, because they become Python objects.
 
     Raises:
         TypeError: `spec` is not a dict of pairs, or `length` or `max_length` is not an integer; or, while iterating, a
@@ -81,7 +82,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     datapipe: Any
     #: The current stream and its reader.
     _open: tuple[Any, _native.TFRecordReader] | None = state(saved=False)
-    #: Whether the current stream reports its position.
+    #: Whether the current stream has a working `tell`.
     _tells: bool = state(False, saved=False)
 
     def __init__(
@@ -129,7 +130,8 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             return detached(stream), self._place
         reader = self._open[1]
         stand_in = detached(stream, reader.offset if self._tells else None)
-        # If the stream cannot be reopened, the state must contain the bytes that were read ahead.
+        # If the stream cannot be reopened, the state contains the bytes that the reader has read beyond the last
+        # yielded record.
         unread = reader.unread if stand_in is stream else b""
         return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
 
@@ -169,7 +171,8 @@ def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
 
 
 def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
-    """Returns `dtype` as a dtype of torch or, if torch is not loaded, of NumPy; None for bytes or no dtype."""
+    """Converts `dtype` to a dtype of torch or, if torch is not loaded, of NumPy. Returns None if `dtype` is None or
+    `bytes`."""
     if dtype is None or dtype is bytes or (torch is not None and isinstance(dtype, torch.dtype)):
         return None if dtype is bytes else dtype
     import numpy as np
@@ -247,7 +250,7 @@ def _stacked(name: str, torch: Any, steps: list[Any]) -> Any:
 
 
 def _nested(name: str, value: list[Any], shape: tuple[int, ...]) -> Any:
-    """Returns the bytes of all steps as nested lists of the shape."""
+    """Returns all bytes objects in `value` as nested lists of the given shape."""
     flat: list[Any] = []
     for member in value:
         if isinstance(member, bytes):

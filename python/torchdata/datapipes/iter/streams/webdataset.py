@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
-Role: consecutive files with the same path except for the extension form one sample. The pipe runs in the iterating
-process. The state is the incomplete sample, including streams. When an iteration is abandoned, the sample's streams are
-closed and replaced by placeholders that can be reopened.
+Role: consecutive files whose paths differ only in the extension form one sample. The pipe runs in the process that
+iterates it. The state is the incomplete sample, including its streams. When an iteration is abandoned, these streams
+are closed and replaced by placeholders that can be reopened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["WebDataset"]
 
-#: The number of samples after which the dict that remembers fields is replaced.
+#: The number of samples in the dict of recent samples, after which this dict becomes the dict of older samples.
 _GENERATION = 1 << 15
 
 
@@ -28,16 +28,16 @@ _GENERATION = 1 << 15
 class WebDataset(IterDataPipe[dict[str, Any]]):
     """Groups consecutive files into one dict if their names differ only in the extension.
 
-    A path is divided at the first dot of its last part. The first part is the key of the sample, and the second part
-    the file's field: `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`. Backslashes count as
-    slashes. Files without an extension are left out, and their streams are closed.
+    A path is divided at the first dot after the last slash. The text before the dot is the key of the sample, and the
+    remaining text is the field of the file: `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`.
+    Backslashes count as slashes. Files without an extension are left out, and their streams are closed.
 
     Args:
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
-        strict: whether a wrongly packed archive is an error (the default): a field that appears twice in a sample, or a
-            sample with files that are not adjacent (within tens of thousands of samples). A later copy of a sample is
-            accepted if it has the same fields. If `strict` is False, as in torchdata 0.9, the second file of a field
-            replaces the first file, and files that are not adjacent become separate samples.
+        strict: whether to raise an error for a wrongly packed archive (the default), in which a sample contains a field
+            twice, or the files of a sample are not adjacent (which is detected within tens of thousands of samples). A
+            complete copy of an earlier sample is accepted. If `strict` is False, as in torchdata 0.9, a second file of
+            a field replaces the first file, and files that are not adjacent become separate samples.
 
     Returns:
         Dicts of the data by field, with the key under `"__key__"`.
@@ -57,10 +57,11 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: The incomplete sample, if any, in a list that belongs to one iteration.
+    #: A list with the incomplete sample. Each iteration has its own list, so that an older iterator cannot modify a
+    #: newer list.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
-    #: The fields of the samples of this iteration by key, in two dicts: recent and older samples.
+    #: Two dicts, for recent and for older samples of this iteration, from the key of a sample to its fields.
     _gathered: tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]] = state(lambda: ({}, {}), saved=False)
 
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]], *, strict: bool = True) -> None:
@@ -71,7 +72,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         return self._samples(iter(self.source_datapipe), self._gathering)
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        # No variable refers to a yielded sample, so that the memory is freed when the reader drops the sample.
+        # No variable refers to a yielded sample, so that its memory is freed when the consumer drops the sample.
         try:
             for item in source:
                 path, data = path_and_stream(item, self)
@@ -96,7 +97,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             raise
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Returns the assembled sample, or closes its streams if a part of it was already yielded."""
+        """Returns the complete sample. If other files of this sample were yielded earlier, closes the streams and
+        raises ValueError."""
         try:
             self._refuse_scattered(sample)
         except ValueError:
@@ -113,7 +115,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
-        """Raises ValueError if files of other samples came between the files of this sample."""
+        """Raises ValueError if `strict` is set and an earlier sample of this iteration has the same key and other
+        fields."""
         if not self.strict:
             return
         key, fields = sample["__key__"], frozenset(sample)
@@ -137,7 +140,7 @@ def _key_and_field(path: str) -> tuple[str, str]:
 
 
 def _detached(data: Any) -> Any:
-    """Closes a stream and returns a placeholder that can be reopened, if possible."""
+    """Closes a stream, and returns a placeholder that reopens it if this is possible. Returns other data unchanged."""
     if not isinstance(data, StreamWrapper) or data.closed:
         return data
     stand_in = detached(data)
