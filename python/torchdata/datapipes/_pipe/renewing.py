@@ -1,10 +1,10 @@
-"""Recreates iterators of this package's pipes after a skipped exception.
+"""Replaces the iterator of a pipe of this package after `on_error` has skipped an exception that ended the iterator.
 
 Role: a generator cannot continue after it has raised an exception, but a new call of the pipe's `__iter__` can resume
-from the state that its class declares, as from a loaded state. A pass with skipped exceptions is a chain of several
-iterators of one pipe. Each new iterator continues at the position of the exception, and reads the running iterators of
-the sources. The chain owns the `Renewal`, which owns the iterators of the sources. `skipping` uses this module, in the
-process that iterates the pipe.
+from the state that its class declares, as from a loaded state. A pass with skipped exceptions therefore consists of
+several iterators of one pipe, one after another. Each new iterator resumes at the position of the exception, and
+continues to read the running iterators of the sources, which the `Renewal` owns. The module `skipping` uses this
+module, in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from torchdata.datapipes._pipe.state.record import existing_record, record_of, t
 
 __all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
 
-#: After any exception, pipes in modules with this prefix can resume by a new `__iter__` call.
+#: Prefix of the modules of the pipes that can be resumed by a new call of `__iter__`.
 _OURS = "torchdata.datapipes."
 
 
 class Renewal(Iterator[Iterator[Any]]):
-    """The successive iterators of one pass of a pipe.
+    """An iterator over the iterators of one pass of a pipe: the first iterator, and its replacements after skipped
+    exceptions.
 
     Args:
-        sources: the pipes that the next iterator reads. If no source has yielded an item since the previous exception,
-            the next iterator would raise at the same item.
+        sources: the sources of the pipe. If neither the pipe nor a source has yielded an item since the previous
+            exception, a new iterator would only raise it again.
     """
 
     __slots__ = (
@@ -49,15 +50,16 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources. `_again` contains the source iterators that the new iterator has not reused.
+        #: The running iterators of the sources, by id of the source. `_again` contains those that the current iterator
+        #: of the pipe has not taken yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
-        #: The number of items that the pipe and each source had yielded when the last iterator raised.
+        #: The number of items that the pipe and each source had yielded at the previous exception.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Returns the items of `iterator` and of its replacements. An iterator that survives exceptions is returned
-        unchanged."""
+        """Returns an iterator over the items of `iterator` and of its replacements. If `iterator` does not end by an
+        exception, returns `iterator`."""
         kind = type(self._datapipe)
         if type(iterator) is not GeneratorType and not (type(iterator) is chain and hasattr(kind, "_drop_broken")):
             return iterator
@@ -78,8 +80,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Replaces an iterator that has raised an exception. Returns False if the new iterator would raise an exception
-        at the same item."""
+        """Makes `__next__` return a new iterator. Returns False if a new iterator would raise the exception again."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -90,12 +91,12 @@ class Renewal(Iterator[Iterator[Any]]):
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
-        """Returns the existing iterator of a source; None if the source must begin a pass."""
+        """Returns the running iterator of a source; None if the source must begin a pass."""
         return self._again.pop(id(source), None)
 
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
-    """Prepares a pass so that it can continue after skipped exceptions; returns None if the pipe cannot continue."""
+    """Returns the `Renewal` for a pass that begins; None if the pipe cannot be resumed after an exception."""
     record, kind = record_of(datapipe), type(datapipe)
     record.renewal = None
     if not (kind.__module__.startswith(_OURS) and kind._renews and hasattr(kind, "iteration_state")):
@@ -114,13 +115,15 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
 
 
 def taken_again(datapipe: Any) -> Iterator[Any] | None:
-    """Returns the running iterator of a pipe for its reader's new iterator; None if the pipe must begin a pass."""
+    """Returns the running iterator of a pipe if the pipe that reads it is resumed after an exception; None if the pipe
+    must begin a pass."""
     renewal = _reader_of(datapipe)
     return None if renewal is None else renewal.take_again(datapipe)
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Records a pipe's new iterator, so that its reader's recreated iterator can continue with this iterator."""
+    """Records the new iterator of a pipe, so that the pipe that reads it can continue with this iterator after an
+    exception."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

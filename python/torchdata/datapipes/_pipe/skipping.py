@@ -1,14 +1,14 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
-Role: when a pass begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and itself.
-If a claimed pipe raises an exception because of an item, the item is skipped. If an exception reaches the guard around
-a claimed pipe's iterator, the guard calls `explain`, and `explain` calls this module. If the pipe's pass can continue,
-the exception is counted in the pipe's record, and the guard requests the next item. Because the pipe's entry in a state
-contains the counts of skipped items, a resumed pass continues these counts, whereas a repeated pass starts from zero.
-The code in this module runs in the process that iterates the pipes.
+Role: when a pass begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and itself,
+so that their exceptions are skipped. Each pipe is iterated through a guard (`IterationGuard`). If the iterator of a
+claimed pipe raises an exception, the guard calls `explain`, which calls `skip` of this module. If the iterator can
+continue, the exception is counted in the pipe's record, and the guard requests the next item. States contain these
+counts, so a resumed pass continues them, whereas a new pass starts from zero. This module's code runs in the process
+that iterates the pipes.
 
-A pass can continue if its iterator survives an exception. The built-in `map`, the iterator of `filter`, and pipes that
-turn one item or stream into several (`_drop_broken`) survive exceptions. A generator ends when it raises an exception.
+The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
+an exception. A generator cannot: it ends when it raises an exception.
 
 `StatefulDataLoader` skips samples with its own code, and shares the limits, messages and log format with this module.
 """
@@ -58,16 +58,17 @@ __all__ = [
 ]
 
 #: The number of this worker, "dispatch" in the dispatching process, or None in the main process. The loader sets this
-#: variable, to report the skipped items of each process.
+#: variable.
 worker: int | str | None = None
 
-#: The epoch, from 0, of the loader that this worker process belongs to.
+#: In a worker process: the number of the loader's current epoch, from 0.
 epoch = 0
 
-#: The current epoch of each pipe that skips items; used only in the main process.
+#: In the main process: the number of the current epoch of each `on_error` pipe.
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-#: A limit that is a fraction is checked once a pipe has read this many items, and at the end of the pass.
+#: The number of items that a pipe must have read before a limit that is a fraction is checked. At the end of the pass,
+#: the limit is always checked.
 FEWEST = 100
 
 
@@ -89,7 +90,8 @@ class TooManySkipped(RuntimeError):
 
 
 def claim(owner: Any) -> None:
-    """Makes `owner` skip the exceptions of its source pipes in the pass that begins now."""
+    """Makes the `on_error` pipe `owner` skip exceptions of its sources, up to the previous `on_error`, in the pass that
+    begins now."""
     owner_record = record_of(owner)
     release(owner)
     mine = weakref.ref(owner)
@@ -115,7 +117,7 @@ def claim(owner: Any) -> None:
 
 
 def release(owner: Any) -> None:
-    """Releases the pipes that `owner` has claimed, because `owner` no longer reads them."""
+    """Ends the skipping of exceptions of the pipes that `owner` has claimed."""
     record = record_of(owner)
     for pipe in _alive(record.claimed):
         held = record_of(pipe).claim
@@ -132,7 +134,8 @@ def _alive(references: list[Any]) -> list[Any]:
 
 
 def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
-    """Returns the number of items that `owner` has skipped in its pass, by kind of exception and by pipe."""
+    """Returns the number of items that `owner` has skipped in the running pass, by the name of the exception's class
+    and the name of the pipe."""
     found: dict[tuple[str, str], int] = {}
     for pipe in _alive(record_of(owner).claimed):
         for kind, count in record_of(pipe).skipped.items():
@@ -142,7 +145,8 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns a new dict of the counts with one more for `kind`, because a state may refer to the old dict."""
+    """Returns a copy of the counts with one more for `kind`. The dict `kinds` stays unchanged, because a state may
+    contain it."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 
@@ -153,7 +157,7 @@ def table_of(skipped: dict[tuple[str, str], int]) -> str:
 
 
 def tell(skipped: dict[tuple[str, str], int], of: str = "items of this epoch") -> None:
-    """Warns about the skipped items, if there are any; `of` describes these items and the epoch or pass."""
+    """Warns about the skipped items, if there are any. `of` follows their number in the message."""
     if skipped:
         text = f"on_error has skipped {sum(skipped.values())} {of}:\n{table_of(skipped)}"
         warn_outside(text, RuntimeWarning)
@@ -171,8 +175,8 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
 def too_many(
     skipped: dict[tuple[str, str], int], limit: int | float | None, name: str, items: str, where: str, last: str = ""
 ) -> TooManySkipped:
-    """Returns the error that reports too many skipped items. `items` describes the counted items in the message, and
-    must end with a noun. `where` describes the processes and epochs that the counts cover."""
+    """Returns the error that reports too many skipped items. In the message, `items` says which items the limit refers
+    to, and `where` in which process and epoch they were counted."""
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
@@ -182,15 +186,16 @@ def too_many(
 
 def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_the_end: bool = False) -> bool:
     """Returns whether more items were skipped than permitted. `counts` contains, for each pipe or dataset, the number
-    of skipped items and the number of items read. If `limit` is a fraction, pipes that have read fewer than `FEWEST`
-    items are checked only if `at_the_end` is True."""
+    of skipped items and the number of items read. If `limit` is a fraction, it applies to each pipe separately, and to
+    a pipe with fewer than `FEWEST` items only if `at_the_end` is True."""
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit
     return any(skipped > limit * seen and (at_the_end or seen >= FEWEST) for skipped, seen in counts)
 
 
 def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | None:
-    """Returns the error if a pipe has skipped more items than it permits; see `is_over`."""
+    """Returns the error to raise if the `on_error` pipe `owner` has skipped more items than its limit permits, or
+    None."""
     claimed = _alive(record_of(owner).claimed)
     counts = ((sum(record_of(pipe).skipped.values()), token_of(pipe).yielded) for pipe in claimed)
     if not is_over(((skipped, skipped + given) for skipped, given in counts), owner.limit, at_the_end=at_the_end):
@@ -232,7 +237,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (told := limit_error(owner)) is None:
         return True
     told.__cause__ = error
-    # Without these attributes, the note would name a later pipe instead of the pipe that raised the error.
+    # These attributes name the pipe that raised the error. Without them, the note would name a later pipe.
     attributes_of(told).update(attributes_of(error))
     return told
 
@@ -246,7 +251,8 @@ def is_of_an_item(error: BaseException) -> bool:
 
 
 def _goes_on(datapipe: Any, iterator: Any) -> bool:
-    """Returns whether a pipe's iterator can continue after an exception, and makes the pipe drop the failed item."""
+    """Returns whether a pipe's iterator can continue after an exception. If it can, makes the pipe drop the item that
+    caused the exception."""
     base = iter_base()
     if any(is_iter_pipe(source) and base not in type(source).__mro__ for source in sources_of(datapipe)):
         return False  # a source without a guard may have ended because of the exception
@@ -271,7 +277,7 @@ def line_of(error: BaseException) -> dict[str, Any]:
 
 
 def write_line(path: str, line: dict[str, Any]) -> None:
-    """Appends a JSON line about a skipped item to a file in a single write, because processes may share the file."""
+    """Appends a line of JSON to a file by a single write, because several processes may write to the file."""
     text: str = import_whole("json").dumps(line, ensure_ascii=False, default=repr)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
@@ -281,7 +287,8 @@ def write_line(path: str, line: dict[str, Any]) -> None:
 
 
 def _key_of(error: BaseException) -> str | None:
-    """Returns the key or path of the failed item, from the built-in reader or the function's first argument."""
+    """Returns the key or path of the item that caused `error`: of the file that a reader was reading, or of the first
+    argument of the user's function; None if unknown."""
     if (named := key_named(error)) is not None:
         return named
     frames = error.__traceback__
@@ -295,7 +302,8 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """Returns the file and row that a table reader read last; None unless only maps and filters follow the reader."""
+    """Returns the part and row that an `ArrowReader` has read last, if only `map` and `filter` lie between it and
+    `datapipe`; otherwise None."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):
@@ -305,12 +313,12 @@ def _row_read_for(datapipe: Any) -> str | None:
 
 
 def skipper_of(graph: Graph) -> Any:
-    """Returns a pipe of a graph that skips items; None if there is none."""
+    """Returns an `on_error` pipe of a graph; None if there is none."""
     return next(_skippers_of(graph), None)
 
 
 def note_epoch(graph: Graph, number: int) -> None:
-    """Records, in the main process, the loader's current epoch for the skipping pipes of a graph."""
+    """Records the number of the loader's current epoch for the `on_error` pipes of a graph, in the main process."""
     for pipe in _skippers_of(graph):
         _epochs[pipe] = number
 

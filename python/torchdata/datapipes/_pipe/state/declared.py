@@ -3,7 +3,7 @@
 Role: a pipe declares each attribute of its iteration state in its class, `_left: int = state(0)`. `IterDataPipe`
 derives `reset`, the attributes that copies include, `item_attributes`, `state_dict` and `load_state_dict` from the
 declarations. The number of yielded items is not declared, because the pipe's `IterationToken` contains it. A pipe
-without state sets `iteration_state = ()`. A declaration is created with the class and never changes.
+without state sets `iteration_state = ()`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "
 
 _MISSING: Any = object()
 
-#: The largest valid number of items in a state.
+#: The limit for numbers of items in a loaded state.
 MOST_ITEMS = 1 << 62
 
 
@@ -31,10 +31,11 @@ def state(
     Args:
         begins: the value when an iteration begins; for a mutable value, a function without arguments that returns it,
             such as `list`.
-        items: whether the attribute holds items. Pipes among the items do not count as sources of this pipe.
+        items: whether the value contains items of the pipeline. If an item is itself a pipe, it does not count as a
+            source of this pipe.
         copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. If `lasts` is True, code must replace the value
-            instead of modifying it, unless the value is a dict.
+        lasts: whether the value is kept from one iteration to the next. If True, the pipe must replace a mutable value
+            other than a dict, and not modify it, because saved states contain the value itself.
         saved: whether saved states include the attribute.
 
     Raises:
@@ -71,7 +72,7 @@ def state(
 
 
 def random_state(*, lasts: bool = False) -> Any:
-    """Declares that an attribute, which the constructor sets to a `random.Random`, is part of the iteration state.
+    """Declares that an attribute that the constructor sets to a `random.Random` is part of the iteration state.
 
     Args:
         lasts: whether the random generator continues from one iteration to the next. If `lasts` is False (the default),
@@ -100,7 +101,7 @@ def random_state(*, lasts: bool = False) -> Any:
 
 @dataclass(slots=True, eq=False)
 class DeclaredState:
-    """One attribute that is part of the iteration state of a pipe. The arguments are the same as for `state`."""
+    """The declaration of one attribute of the iteration state; the result of `state`, with the arguments of `state`."""
 
     begins: Any = None
     items: bool = False
@@ -120,7 +121,7 @@ class DeclaredState:
         setattr(datapipe, self.name, self.beginning())
 
     def dump(self, datapipe: Any) -> Any:
-        """Returns the value in the form that a state stores."""
+        """Returns the value of the attribute as a saved state contains it."""
         value = datapipe.__dict__.get(self.name, _MISSING)
         if value is _MISSING:
             value = self.beginning()
@@ -132,11 +133,11 @@ class DeclaredState:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Checks that a value in a state has the type of the attribute's initial value. An integer must be a valid
-        count.
+        """Checks that a value from a loaded state has the type of the attribute's initial value, and that an integer is
+        in the range of numbers of items.
 
-        An attribute is not checked if its initial value is None, a tuple, or a function's result. Raises TypeError if
-        the value has another type, and LookupError if the value is not a valid count.
+        Raises TypeError for another type, and LookupError for an integer out of range. If the initial value is None, a
+        tuple, or the result of a function, the value is not checked.
         """
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
@@ -147,7 +148,7 @@ class DeclaredState:
 
 
 class RandomState(DeclaredState):
-    """A `random.Random` that the constructor sets as an attribute."""
+    """The result of `random_state`."""
 
     __slots__ = ()
 
@@ -163,14 +164,14 @@ class RandomState(DeclaredState):
 
 
 def declare(cls: Any) -> tuple[DeclaredState, ...]:
-    """Returns all declarations of a pipe class and its bases. If a class and its base declare the same attribute, the
-    class's declaration applies.
+    """Returns the declarations of a pipe class and its base classes. If both declare an attribute, the declaration of
+    the class is used.
 
-    In the class, each declaration is replaced by the initial value of its attribute.
+    Also replaces each declaration in the class by the initial value of the attribute.
     """
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):
-        # If a base class is a mixin with its own `iteration_state`, the declared names replace this value.
+        # The declared names also replace the `iteration_state` of a mixin among the base classes.
         cls.iteration_state = tuple(state.name for state in own)
     cls._own_state = own
     found: dict[str, DeclaredState] = {}
@@ -188,7 +189,7 @@ def _of(cls: type) -> tuple[DeclaredState, ...]:
 
 
 def _state_dict(self: Any) -> dict[str, Any]:
-    """Returns the declared iteration state after the last item that the pipe yielded."""
+    """Returns the declared iteration state."""
     declared: dict[str, Any] = self._declared_state()
     return declared
 
@@ -201,5 +202,5 @@ def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
 _state_dict.__name__ = _state_dict.__qualname__ = "state_dict"
 _load_state_dict.__name__ = _load_state_dict.__qualname__ = "load_state_dict"
 
-#: The methods that a class with declared state receives if neither the class nor a base class defines them.
+#: The methods that are added to a class with declared state, unless the class or a base class defines them.
 DERIVED = {"state_dict": _state_dict, "load_state_dict": _load_state_dict}

@@ -1,10 +1,9 @@
-"""Repeats the read-ahead of threads in a replayed pass. Each thread reads as many items as in the original pass, and
-then pauses.
+"""Makes threads that read ahead pause in a replayed pass, after as many items as in the original pass.
 
-Role: this module is needed if the replay of a whole graph draws numbers from the global random generators. If a pipe
-reads ahead in a thread, the functions of earlier pipes draw random numbers for items that the reader has not received
-yet. For this reason, each thread must read exactly as many items in a replay as it had read when the state was saved.
-After the replay, the random generators are set to their saved states.
+Role: user functions may draw numbers from the global random generators. If a pipe reads ahead in a thread, the
+functions of earlier pipes have drawn numbers for items that the thread has read and the consumer has not. A replay must
+draw the numbers that the original pass drew, so each thread must read exactly as many items as it had read when the
+state was saved. After the replay, the random generators are set to their saved states.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["Halt", "Halts", "Lead", "await_beginning", "beginning_unread"]
 
 
-#: A paused thread checks once in this many seconds whether its reader waits for an item.
+#: Seconds between two checks of a paused thread whether the consumer is waiting for an item.
 _LOOK = 0.02
 
-#: The threads of new passes wait for this flag, which is set except within `beginning_unread`.
+#: The flag that the thread of a new pass waits for before it reads. The flag is set, except within `beginning_unread`.
 _may_begin = Latch()
 _may_begin.set()
 
 
 @contextmanager
 def beginning_unread() -> Iterator[None]:
-    """Within this context, the threads of new passes do not read their first item until a reader requests it."""
+    """Within this context, a thread of a new pass reads its first item only when the consumer requests an item."""
     global _may_begin
     flag = Latch()
     try:
@@ -50,11 +49,11 @@ def await_beginning(queue: ReadAheadQueue) -> None:
 
 
 class Lead(NamedTuple):
-    """The position that a thread had reached by reading ahead when a state was saved.
+    """How far a thread had read ahead when a state was saved.
 
     Args:
-        passes: the number of passes that the pipe had begun since the position where a replay starts.
-        items: the number of items that the thread had read in the most recent pass.
+        passes: the number of passes that the pipe had begun since the beginning of the pass to replay.
+        items: the number of items that the thread had read in the last of these passes.
         is_over: whether the source had ended or failed.
     """
 
@@ -64,38 +63,40 @@ class Lead(NamedTuple):
 
 
 class Halt:
-    """A point where a thread pauses until it may continue.
+    """A position at which a thread pauses until `release` is called.
 
     Args:
-        number: the number of the pass, as counted by the pipe.
-        ahead: the position at which the thread pauses.
+        number: the number of the pass in which the thread pauses, as the pipe counts passes.
+        ahead: how far the thread reads before it pauses.
     """
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the thread had reached the end of the source, the replay needs one more request, which detects the end.
+        # If the thread had reached the end of the source, it also makes the request that detects this end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
-        #: The queue of the pass, once the pass has begun. `_capacity` is the original capacity of the queue.
+        #: The queue of the pass; None before the pass begins. `_capacity` is the queue's capacity before `begin`
+        #: increases it.
         self._queue: ReadAheadQueue | None = None
         self._capacity = 0
 
     @property
     def is_over(self) -> bool:
-        """Returns whether the thread may continue."""
+        """Whether the thread no longer pauses."""
         return self._may_continue.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Records that the pass begins. Until the thread may continue, the queue has room for all items that the thread
-        must read, because the queue may have been larger when the state was saved.
+        """Records that the pass begins. Until `release`, the capacity of the queue is at least the number of items that
+        the thread must read, because the queue may have been larger when the state was saved.
         """
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
-        """Pauses the calling thread if it has read the items up to the position `ahead`.
+        """Pauses the calling thread if it has read as many items as `ahead` specifies.
 
-        If a replay yields different items, the reader may need more items, and the thread continues immediately.
+        If the consumer waits for an item, the thread continues, because the replay may need more items than the
+        original pass.
         """
         if self._taken >= self._items:
             self._reached.set()
@@ -109,11 +110,12 @@ class Halt:
             self._reached.set()
 
     def end(self) -> None:
-        """Records that the thread has ended, so that `wait` does not wait for further items."""
+        """Records that the thread has ended, so that `wait` returns."""
         self._reached.set()
 
     def wait(self) -> None:
-        """Waits until the thread has read enough items. Returns immediately if the pass has not begun."""
+        """Waits until the thread has read as many items as `ahead` specifies. Returns immediately if the pass has not
+        begun."""
         if self._queue is not None:
             self._reached.wait()
 
@@ -124,7 +126,7 @@ class Halt:
 
 
 class Halts:
-    """The points at which the threads of a replayed graph pause."""
+    """A `Halt` for each pipe of a replayed graph whose thread had read ahead."""
 
     def __init__(self, entries: Iterable[tuple[Any, PipeEntry]]) -> None:
         self._halts = [(pipe, pipe._halt_at(Lead(*one.ahead))) for pipe, one in entries if one.ahead is not None]

@@ -1,7 +1,7 @@
-"""The interface through which graphs, states and loaders query a pipe, with a default for each query.
+"""The interface through which the code for graphs, states and loaders queries a pipe, with a default for each query.
 
-Role: this module defines the interface between the pipes and the code that handles whole graphs. Each pipe implements
-the queries, so that callers need not know its class. This module's code runs in the process of the pipe.
+Role: each pipe class overrides the attributes and methods whose defaults are wrong for it, so that callers need not
+know the class of a pipe. This module's code runs in the process of the pipe.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["PipeHooks", "depth_of", "hooks_of"]
 class PipeHooks:
     """The queries that a pipe answers. The defaults are correct for a pipe that reads its sources in `__iter__`.
 
-    Authors of pipes may override public names. Private names are not part of the public interface.
+    Authors of pipes may override public names.
     """
 
-    #: Whether each item depends only on the corresponding source item, in the source's order. A built-in or
-    #: user-defined pipe with `one_to_one = True` has no state besides the state of its sources.
+    #: Whether the pipe yields one item for each item of its source, in the source's order, and depends on nothing else.
+    #: A pipe with `one_to_one = True` needs no state of its own.
     one_to_one: ClassVar[bool] = False
 
     #: Whether `len` must read items.
@@ -43,22 +43,25 @@ class PipeHooks:
     # -- reading relations -------------------------------------------------------------------------
 
     def _sources_in_use(self) -> list[Any] | None:
-        """Returns the sources that the running pass still reads; None means all sources."""
+        """Returns the sources from which the running pass will read further items; None means all sources."""
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether a source's pass belongs to this pipe's running pass; if None, start times are compared."""
+        """Returns whether the running pass of this pipe reads the running pass of `source`. None means that it does if
+        the pass of the source began later."""
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether a pass of the pipe can continue although no reader has begun to read the pipe."""
+        """Returns whether a running pass of this pipe can continue although not all pipes that read it have begun to
+        read."""
         return False
 
-    #: Whether a new `__iter__` call after a skipped exception can resume from the declared iteration state.
+    #: Whether a call of `__iter__` after a skipped exception resumes from the pipe's declared state.
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
-        """Returns the number of workers for the pipe that yields the workers' items, and 1 for all other pipes."""
+        """Returns the number of workers if this pipe yields the items of worker processes, and 1 for every other
+        pipe."""
         return 1
 
     # -- threads -----------------------------------------------------------------------------------
@@ -72,26 +75,27 @@ class PipeHooks:
         return None
 
     def _passes_begun(self) -> int | None:
-        """Returns how many passes the pipe's thread has begun; None if the pipe does not read ahead in a thread."""
+        """Returns the number of passes that have begun; None if the pipe does not read ahead in a thread."""
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the thread has read since `passes` passes had begun; None without a thread or a further
-        pass."""
+        """Returns how far the pipe's thread has read ahead; None if the pipe has no thread, or if no pass has begun
+        after the first `passes` passes."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the thread pause at the given point of a later pass. This method is called only for pipes that read
+        """Makes the thread pause in a later pass after it has read as far as `ahead`. Called only for pipes that read
         ahead in a thread."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 
-#: The hooks for PyTorch's pipes, which do not define hooks themselves.
+#: Answers the queries for PyTorch's pipes, which do not derive from `PipeHooks`.
 _DEFAULTS = PipeHooks()
 
 
 def hooks_of(pipe: Any) -> PipeHooks:
-    """Returns the object with the hooks of a pipe: the pipe itself, or the defaults for a PyTorch pipe."""
+    """Returns the object that answers the queries of `PipeHooks` for a pipe: the pipe itself, or the defaults for a
+    PyTorch pipe."""
     return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS
 
 

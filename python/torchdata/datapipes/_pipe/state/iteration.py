@@ -1,13 +1,12 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
-Role: maintains the record of each pipe (`record`), which contains the start of its pass, and a loaded state until a
-pass resumes from it. If a source of the pipe must be replayed, the record also contains the state of all sources at the
-beginning of the pass. A *pass* is one iteration of one pipe. This module's code runs in the process and thread that
-iterates the pipe.
+Role: a *pass* is one iteration of one pipe. This module maintains the `PassRecord` of each pipe. If a pass of the pipe
+must be replayed in order to resume, its record contains the states of the pipe and of all its sources at the beginning
+of the pass. This module's code runs in the process and thread that iterates the pipe.
 
-A counter that increases when a pass begins determines which passes belong together. If the pass of a source began after
-the pass of its reader, the reader is reading the source. If the pass of a source began before the pass of its reader,
-the source was read in an earlier pass of some reader.
+A counter, which increases when a pass begins, determines which pass of a source belongs to a pass of the pipe that
+reads it. If the pass of the source began later, it belongs to the reader's running pass. If it began earlier, it
+belongs to an earlier pass of a reader.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _tick = count(1).__next__
 
 
 def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
-    """Describes the state of a graph at the beginning of its pass."""
+    """Returns the state of a graph at the beginning of a pass of its last pipe."""
     pipe = graph.end
     own = None if loaded is None else with_pending(pipe, record_of(pipe), loaded)
     generators = save_generators()
@@ -72,7 +71,8 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the entry of a pipe that has no running pass, and the state to add to this entry, or None."""
+    """Returns the entry of a pipe that has no running pass. If the second member of the result is not None, it becomes
+    the entry's state."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
@@ -89,14 +89,15 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # Before its first pass, a pipe may lack the attributes that form its state.
+            # The attributes from which a pipe creates its state may be missing before its first pass.
     return entry, None
 
 
 def _keeps_state_between(pipe: Any) -> bool:
-    """Returns whether the state of a user's pipe between two passes can be loaded into another instance.
+    """Returns whether a pipe without a declared state can save a state between two passes, from which a copy starts its
+    next pass.
 
-    A pipe that does not define `reset` can only resume from a loaded state.
+    A pipe that does not define `reset` would resume a pass from such a state instead.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -109,9 +110,9 @@ def _keeps_state_between(pipe: Any) -> bool:
 def iterate(datapipe: Any) -> Iterator[Any]:
     """Returns an iterator over the last pipe of a graph, so that the state of the graph can be saved.
 
-    Use this function if the graph ends with a PyTorch pipe. A PyTorch pipe reports the beginning of an iteration only
-    with its first item, and never reports the end. Without `iterate`, `save_state` raises an error as soon as the
-    PyTorch pipe's iteration may have ended.
+    Use this function if the graph ends with a PyTorch pipe. This package learns of an iteration of a PyTorch pipe only
+    at the first item, and never of its end. Without `iterate`, `save_state` therefore raises an error once the
+    iteration may have ended.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -132,7 +133,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
-    """Returns an iterator that records its end, because PyTorch does not report the end of an iteration."""
+    """Yields the items of `iterator`, and records the end of the pass, which PyTorch does not report."""
     yield from iterator
     record_of(datapipe).ended = True
 
@@ -145,7 +146,8 @@ def _note_pass(datapipe: Any) -> None:
 
 
 def _record_pass(datapipe: Any) -> None:
-    """Records a pass that PyTorch reports only when the first item of the pass is requested."""
+    """Called by PyTorch when the first item of a pass is requested: records the pass, unless `iterate` has already
+    recorded it."""
     record = record_of(datapipe)
     if record.asked == datapipe._valid_iterator_id:
         return  # the pass is already recorded
@@ -156,19 +158,19 @@ def _record_pass(datapipe: Any) -> None:
 
 
 def _tells_beginning(datapipe: Any) -> bool:
-    """Returns whether PyTorch reports the beginning of a pass before the pipe iterates its sources."""
+    """Returns whether PyTorch calls `_record_pass` before the pipe begins to read its sources."""
     return inspect.isgeneratorfunction(inspect.unwrap(type(datapipe).__iter__))
 
 
 def awaits_iteration(datapipe: Any) -> bool:
-    """Returns whether a state was loaded into a PyTorch pipe that has not been iterated since."""
+    """Returns whether a PyTorch pipe has a loaded state from which no iteration has resumed yet."""
     record = record_of(datapipe)
     return record.loaded is not None and record.before == datapipe._valid_iterator_id
 
 
 def beginning_of(datapipe: Any) -> Beginning | None:
-    """Returns the state of a pipe and its sources at the beginning of the pipe's running pass; None if the state was
-    not recorded."""
+    """Returns the states of a pipe and its sources at the beginning of the pipe's running pass; None if they were not
+    recorded."""
     beginning = record_of(datapipe).beginning
     if beginning is None or not is_torchs(datapipe):
         return beginning
@@ -199,8 +201,8 @@ def perhaps_over(datapipe: Any) -> TypeError:
 def may_be_over(datapipe: Any) -> bool:
     """Returns whether the running pass of a PyTorch pipe may have ended.
 
-    PyTorch does not report the end of a pass, and reports the next pass only with its first item. If `iterate` did not
-    begin a pass, the pass may be over once a source is exhausted, or once all items were yielded.
+    PyTorch reports neither the end of a pass, nor the next pass before its first item. Therefore, unless `iterate`
+    began the pass, the result is True once a source has ended, or once as many items as `len` were yielded.
     """
     if record_of(datapipe).tells_end:
         return False
@@ -223,7 +225,7 @@ def may_be_over(datapipe: Any) -> bool:
 
 
 def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
-    """Makes the next iteration of a PyTorch pipe start over and drop as many items as its entry specifies."""
+    """Makes the next iteration of a PyTorch pipe start from the beginning and drop `entry.drop` items."""
 
     def begin() -> Iterator[Any]:
         if not _tells_beginning(datapipe):
@@ -239,7 +241,8 @@ def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
 
 
 def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
-    """Makes the next iteration of a PyTorch pipe yield the items of `begin()`; None restores ordinary iterations."""
+    """Makes the next iteration of a PyTorch pipe yield the items of `begin()`. If `begin` is None, the next iteration
+    is an ordinary one."""
 
     def once_asked() -> Iterator[Any]:  # starts with the first request, after the sources were restored
         if begin is not None:
@@ -249,7 +252,8 @@ def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> N
 
 
 def _repeated_pass(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
-    """Repeats a pass of a PyTorch pipe, and returns the items that remain."""
+    """Repeats the saved pass of a PyTorch pipe up to the saved position, and returns an iterator over the remaining
+    items."""
     moved = None if entry.generators is None else save_generators()
     beginning = record_of(datapipe).beginning
     halts = Halts([] if beginning is None else beginning.entries())
@@ -273,14 +277,15 @@ def _repeated_pass(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
 
 
 def can_reset(kind: type) -> bool:
-    """Returns whether pipes of the class can start over after a state was loaded into them."""
+    """Returns whether a pipe of the class can start from the beginning although a state was loaded into it."""
     return hasattr(kind, "iteration_state") or (
         iter_base() in kind.__mro__ and kind.reset is not iter_base().reset  # type: ignore[attr-defined]
     )
 
 
 def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
-    """Returns a copy of the entry that also contains the pipe's seeds outside its state."""
+    """Returns the entry with the seeds that the pipe's record contains, in addition to the seeds in the pipe's own
+    state."""
     if record.seed is None and not record.seeded:
         return entry
     seed = entry.seed if record.seed is None else record.seed
@@ -288,7 +293,8 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns the entry `loaded`, together with the settings for the next pass that were made after loading."""
+    """Returns the entry `loaded`, updated by seeds and other settings that were made after loading and apply to the
+    next pass."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -305,11 +311,11 @@ def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
 
 
 def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
-    """Begins a pass of a pipe, which invalidates its older iterators.
+    """Begins a pass of a pipe, and invalidates the iterators of its earlier passes.
 
     Returns:
-        A tuple: the number of the iterator, whether the iterator resumes from a loaded state, the number of items that
-        it must drop, and whether the pass ends after the dropped items.
+        A tuple: the number of the new iterator, whether it resumes from a loaded state, the number of items that it
+            must drop, and whether the pass ends after these items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
@@ -331,21 +337,22 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # States that were loaded into the pipe's sources belong to the old pass, which does not continue.
+        # The states that were loaded into the sources belong to the pass that the loaded state would have resumed.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
 
 
 def pending_seed(datapipe: Any) -> Any:
-    """Returns the seed that was set for a pipe's next pass, or for a user's pipe, the last seed that was set."""
+    """Returns the seed that was set for the next pass of a pipe; for a pipe of a user-defined class, the last seed that
+    was set."""
     if any(state.name == "_seed" for state in type(datapipe)._declared):
         return datapipe._seed
     return record_of(datapipe).seed
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """After a replay, sets the seeds that the pipes had received after the beginning of the replayed pass."""
+    """After a replay, sets the seeds for the next passes that loaded states contain."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
@@ -372,12 +379,13 @@ def _note_growth(record: PassRecord, beginning: Beginning) -> None:
 
 
 def _find_replayed(graph: Graph) -> None:
-    """Records, for each pipe of a graph, whether the pipe or one of its sources is replayed."""
+    """Sets `watches` in the record of each pipe of a graph: whether the pipe or one of its direct or indirect sources
+    must be replayed."""
     found: dict[int, bool | None] = {}
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # The result is None if a source reads this pipe directly or indirectly, and is therefore not known yet.
+        # None means unknown: the graph has a cycle, so that a source of this pipe comes later in the graph.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -419,7 +427,7 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # If a mixin declares the state, the declaration belongs to the first class that lists the mixin as a base.
+        # A state that a mixin declares counts as declared by the first class that has the mixin as a direct base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
@@ -434,7 +442,8 @@ def name_of(datapipe: Any) -> str:
 
 
 def forget_state(*datapipes: Any) -> None:
-    """Makes the next iteration of the pipes, and of all pipes that they read from, start from the beginning.
+    """Drops loaded states, so that the next iterations of the given pipes and of all their sources start from the
+    beginning.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -453,9 +462,9 @@ def forget_state(*datapipes: Any) -> None:
 
 
 def forget_below(datapipe: Any) -> None:
-    """If a pipe starts the passes of its sources, makes the next iterations of the sources start over.
+    """Drops the states that were loaded into the sources of a pipe, if the pipe begins the passes of these sources.
 
-    The source that the children of a `fork` share keeps its position as long as one of the children continues.
+    The source that the children of a `fork` share keeps its loaded state, because another child may resume from it.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -477,7 +486,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The replay that the loaded state requires is canceled, so the next iteration begins with the entry `left`.
+        # Instead of the replay that the loaded state requires, the next iteration begins with the entry `left`.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -507,7 +516,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # If a user's iterable-style pipe has no `reset`, its state is loaded only when the pass resumes.
+        # The state of an iterable-style pipe without `reset` is loaded only when the pass resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):
@@ -522,12 +531,12 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
 
 
 def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
-    """Makes a pipe load its own part of a state, by calling `take`."""
+    """Makes a pipe load its part of a state by a call of `take`."""
     if not type(pipe).__module__.startswith("torchdata."):
         take(state)
         return
     with explaining_damage(name_of(pipe)):
-        # These checks report an invalid state when it is loaded, rather than in the middle of an iteration.
+        # Invalid values raise an error here, when the state is loaded, rather than in the middle of an iteration.
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])

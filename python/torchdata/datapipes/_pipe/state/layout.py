@@ -1,8 +1,7 @@
 """Defines the layout of graph states, and validates states.
 
-Role: this module has only pure functions. Because a state may be damaged or malicious, each number in a state is
-checked before the number is used to count items. Each pipe checks its own part of the state, which is stored under
-`state`.
+Role: this module has only pure functions. Because a state may be damaged or malicious, the numbers in it are checked
+before they are used. The value under `state` in the entry of a pipe is checked by the pipe itself.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ __all__ = [
 #: The version of the layout of graph states.
 STATE_VERSION = 3
 
-#: The maximum number of parts of a state that a checksum covers.
+#: The maximum number of values in a state. `checksum` raises an error for more values.
 _PARTS = 1 << 20
 
-#: Types of values that are included in a checksum together with their container.
+#: A list or tuple that contains only values of these types counts as one value in a checksum.
 _FLAT = frozenset({NoneType, bool, int, float, str})
 
-#: The number of words in the state of Python's generator.
+#: The number of 32-bit words in the state of Python's random generator.
 _WORDS = 625
 
 
@@ -45,26 +44,28 @@ class PipeEntry(NamedTuple):
 
     Args:
         type: the name of the class.
-        restores: whether the pipe resumes a pass, even if the pass has yielded all its items. If `restores` is False,
-            the next pass of the pipe starts from the beginning.
+        restores: whether the next iteration of the pipe resumes a pass, which may already have yielded all its items.
+            If False, the next iteration starts from the beginning.
         yielded: the number of items that the pass to resume has yielded.
         finished: whether the pass has yielded its last item.
-        state: the pipe's own state. If `restores` is False, the pipe's own state contains only values that outlive a
-            pass, including the seed for the next pass.
-        seed: the argument to pass to `set_seed` of a user's pipe.
-        follows: whether each seed is derived from the previous seed, as in a graph that `set_graph_random_seed` has
-            seeded. If `follows` is False, the seeds are drawn from the global random generators.
-        skipped: the number of items that `on_error` has skipped at the pipe in the pass, by kind of exception.
+        state: the pipe's declared state. If `restores` is False, it contains only the values that are kept from one
+            pass to the next, including the seed for the next pass.
+        seed: the argument for `set_seed` of a pipe of a user-defined class.
+        follows: whether the pipe derives each seed from its previous seed, as in a graph that `set_graph_random_seed`
+            has seeded. If False, the pipe draws its seeds from the global random generators.
+        skipped: the number of items that `on_error` has skipped in the pass because this pipe raised an exception, by
+            kind of exception.
         later: the seed for the next pass, which is set when the replay is complete.
-        drop: the number of items to drop after the pass has begun. A pipe that drops items, or that has no declared
-            state, is *replayed*. In a replay, the pipe and its sources begin their pass in the original state, and then
-            read up to the saved position, or to the end if `finished` is True.
-        seconds: the maximum time for computing the dropped items.
-        generators: the states of the global random generators at the beginning of the replay. After the replay, the
-            random generators have the same states as before the replay.
-        ahead: how far the pipe's thread reads before the replay restores the random generators (see `Lead`).
-        left: the entry for the next pass, in case the reader abandons the current pass.
-        given: the seed that was pending when the entry was loaded, to recognize a seed that was set after loading.
+        drop: the number of items to drop at the beginning of the pass, if the pipe is *replayed* because it has no
+            declared state. In a replay, the pipe and its sources begin with the states that they had at the beginning
+            of the saved pass, and drop items up to the saved position, or to the end if `finished` is True.
+        seconds: the seconds from the beginning of the saved pass until the state was saved.
+        generators: the states that the global random generators receive for the replay. After the replay, they are set
+            back to the states that they had before.
+        ahead: how far the pipe's thread must read ahead in the replay (see `Lead`).
+        left: the entry for the pass that follows if the resumed pass is abandoned.
+        given: a 1-tuple with the seed for the next pass at the time of loading. If the pipe's seed differs later, it
+            was set after loading.
     """
 
     type: str
@@ -84,14 +85,14 @@ class PipeEntry(NamedTuple):
     given: tuple[Any] | None = None
 
 
-#: The fields of an entry that are left out of the plain data if they have no value.
+#: The fields of `PipeEntry` that `dump_entry` leaves out if they are None.
 _OPTIONAL = PipeEntry._fields[3:-2]
-#: The optional keys of an entry, which few entries have.
+#: The fields in `_OPTIONAL` that are None in most entries.
 _RARE = _OPTIONAL[2:]
 
 
 def dump_entry(entry: PipeEntry) -> dict[str, Any]:
-    """Returns an entry as plain data."""
+    """Converts an entry to a dict of plain data."""
     of_class, restores, yielded, finished, state, *rare = entry
     plain: dict[str, Any] = {"type": of_class, "how": "restore" if restores else "begin"}
     if restores:
@@ -115,8 +116,8 @@ def dump_graph(entries: Iterable[PipeEntry]) -> dict[str, Any]:
 
 
 def parse_graph(state: Any, allow_pickle: bool = True) -> list[PipeEntry]:
-    """Returns the entries in the state of a graph, or raises a ValueError that names the invalid pipe and field. If
-    `allow_pickle` is False, pickled values in the state of a pipe are invalid."""
+    """Returns the entries in the state of a graph. Raises a ValueError that names the pipe and the field if a field is
+    invalid, or if `allow_pickle` is False and the state of a pipe contains a pickled value."""
     version = state.get("version") if isinstance(state, dict) else state
     if version != STATE_VERSION or type(version) is not int:
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
@@ -196,8 +197,8 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """Returns the CRC-32 of plain data. Equal data has equal checksums. Raises ValueError if the data has more parts
-    than any valid state, for example because of repeated references."""
+    """Returns the CRC-32 of plain data. Raises ValueError if the data consists of more than `_PARTS` values, for
+    example because a list contains another list many times."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()
@@ -222,8 +223,8 @@ def checksum(value: Any) -> int:
 
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
-    """Context in which a pipe of this package loads its state, and reports a wrong layout of the state as damage.
-    Raises ValueError if loading failed because the state has another layout."""
+    """Context in which a pipe loads its state. Converts an error such as a missing key to a ValueError that the state
+    is damaged."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
@@ -235,8 +236,8 @@ def explaining_damage(name: str) -> Iterator[None]:
 def check_generators(state: Any, allow_pickle: bool = True) -> None:
     """Raises ValueError unless the value has the form of a result of `save_generators`.
 
-    The libraries read memory at the index in a generator's state without checking the index. The state of NumPy's
-    generator is pickled only if the program had replaced NumPy's default generator.
+    The index in a generator's state must be checked here, because the libraries use it to access memory without a
+    check. The state of NumPy's generator contains a pickle only if the program has replaced NumPy's default generator.
     """
     if not isinstance(state, dict) or "random" not in state:
         raise ValueError("its global generators are not valid")

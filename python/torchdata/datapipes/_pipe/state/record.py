@@ -1,6 +1,7 @@
-"""Stores two objects for each pipe outside its attributes: a token, which distinguishes iterations, and a *record*.
+"""Stores two objects for each pipe in its `__dict__`, outside its declared state: a token, which distinguishes
+iterations, and a *record*.
 
-Role: stores the data of passes for `iteration` and `state`; these modules define the meaning of the data. This module's
+Role: the modules `iteration` and `state` store data about the current pass of each pipe in these objects. This module's
 code runs in the process and thread that iterates the pipe. A *pass* is one iteration of one pipe.
 """
 
@@ -20,7 +21,7 @@ __all__ = ["NEVER", "Beginning", "PassRecord", "existing_record", "passed", "rec
 
 _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 
-#: A placeholder for an iteration number, which differs from all real iteration numbers.
+#: A placeholder for the number of an iteration, if no number has been recorded.
 NEVER = object()
 
 
@@ -28,22 +29,23 @@ NEVER = object()
 class Beginning:
     """The state of a graph when the pass of its last pipe began. A replay of the pass starts from this state."""
 
-    #: The states of the process's random generators when the pass began.
+    #: The states of the global random generators when the pass began.
     moved: dict[str, Any]
-    #: The states of the generators for a replay. These states differ from `moved` if the pass began with a replay.
+    #: The states of the global random generators with which a replay starts. They differ from `moved` if the pass
+    #: itself began with a replay.
     generators: dict[str, Any]
-    #: The number of items that the pass drops at its beginning because of the loaded state.
+    #: The number of items that the pass drops at its beginning, because it resumes from a loaded state.
     dropped: int = 0
-    #: The number of items that were yielded before the point where the pass began, without the dropped items.
+    #: The number of yielded items according to the loaded state, without the dropped items.
     yielded: int = 0
-    #: Whether the loaded state already requires a replay of the whole graph.
+    #: Whether the pass itself began with a replay of the whole graph.
     whole: bool = False
     since: float = field(default_factory=time.monotonic)
-    #: The iteration number of each PyTorch pipe, by the pipe's id.
+    #: The `_valid_iterator_id` of each PyTorch pipe of the graph, by the pipe's id.
     torchs: dict[int, Any] = field(default_factory=dict)
-    #: Each pipe of the graph with its entry, and the state to load into the pipe, if any.
+    #: For each pipe of the graph: the pipe, its entry, and the state to load into the pipe or None.
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: The number of passes that each pipe with a reading thread had begun, by the pipe's id.
+    #: The number of passes that each pipe with a read-ahead thread had begun, by the pipe's id.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
@@ -52,7 +54,7 @@ class Beginning:
 
 @dataclass(slots=True, eq=False)
 class PassRecord:
-    """Data about the passes of a pipe. The record is never pickled or copied, so a copy of the pipe has no record."""
+    """Data about the passes of a pipe. A copy of the pipe, or an unpickled pipe, starts without a record."""
 
     #: The `_valid_iterator_id` of a PyTorch pipe when the beginning of its last pass was recorded.
     asked: Any = NEVER
@@ -62,39 +64,43 @@ class PassRecord:
     stamp: int = 0
     #: Whether `iterate` began the running pass of a PyTorch pipe, so that the end of the pass is recorded.
     tells_end: bool = False
-    #: The loaded entry, until a pass resumes from it.
+    #: The `PipeEntry` of a loaded state; None once a pass has resumed from it.
     loaded: PipeEntry | None = None
-    #: Whether the running pass resumes from a state that was saved after the last item.
+    #: Whether the running pass resumes from a state that was saved after the last item of a pass, so that it yields no
+    #: items.
     ended: bool = False
-    #: Whether a state was loaded into the pipe's graph after the last pass that started from the beginning.
+    #: Whether a state was loaded into the graph of this pipe since the last pass that started from the beginning.
     fed: bool = False
-    #: The last seed that was set for a user's pipe.
+    #: The last seed that was set for a pipe of a user-defined class.
     seed: Any = None
-    #: Whether a loader seeds the pipe. If True, the seeds of later passes in an epoch are derived from the first seed.
+    #: Whether a loader sets the pipe's seed in each epoch. If True, the seeds of further passes in this epoch are
+    #: derived from it.
     seeded: bool = False
-    #: The seed for the next pass that a loaded state contains.
+    #: The seed for the next pass from a loaded state.
     given: Any = None
-    #: The seed that was set after the beginning of the pass to replay.
+    #: The seed for the pass after the replayed pass. It is set when the replay is complete.
     later: Any = None
     #: Whether this pipe or one of its sources must be replayed; None if this is not determined yet.
     watches: bool | None = None
     #: The state of the graph when the running pass began, if `watches` is True or the pipe belongs to PyTorch.
     beginning: Beginning | None = None
-    #: The fingerprint of the graph that ends in this pipe, if the state of the graph was saved.
+    #: The cached fingerprint of the graph that ends in this pipe; None before a state of this graph is saved.
     fingerprint: Fingerprint | None = None
     #: Names of pipes that this pipe has created since its first pass.
     grown: list[str] = field(default_factory=list)
     #: Whether the running pass resumes from a loaded state.
     goes_on: bool = False
-    #: A reference to the `on_error` pipe that skips exceptions of this pipe; None if exceptions are not skipped.
+    #: A weak reference to the `on_error` pipe that skips the exceptions of this pipe; None if exceptions are not
+    #: skipped.
     claim: Any = None
-    #: References to the pipes for which this pipe skips exceptions.
+    #: Weak references to the pipes whose exceptions this pipe (an `on_error`) skips.
     claimed: list[Any] = field(default_factory=list)
-    #: A reference to the `Renewal` of the running pass. `read_by` is a reference to the `Renewal` of the reader's pass.
+    #: A weak reference to the `Renewal` of the running pass. `read_by` is a weak reference to the `Renewal` of the pass
+    #: of the pipe that reads this pipe.
     renewal: Any = None
     read_by: Any = None
-    #: The number of items that were skipped in the running pass, by kind of exception. Code must replace the dict
-    #: instead of modifying it.
+    #: The number of items that `on_error` has skipped in the running pass, by kind of exception. The dict must be
+    #: replaced, not modified, because a saved state may contain it.
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:
@@ -102,7 +108,8 @@ class PassRecord:
 
 
 def token_of(datapipe: Any) -> IterationToken:
-    """Returns the token of a pipe, created on first use (pipes need not call `super().__init__()`)."""
+    """Returns the token of a pipe. The token is created on first use, because pipes need not call
+    `super().__init__()`."""
     token: IterationToken | None = datapipe.__dict__.get(_TOKEN)
     if token is None:
         token = datapipe.__dict__[_TOKEN] = IterationToken()
@@ -117,7 +124,7 @@ def record_of(datapipe: Any) -> PassRecord:
 
 
 def passed(datapipe: Any) -> int:
-    """Returns the number of items that a pass has yielded or skipped, which is its position in the source."""
+    """Returns the number of items that the running pass has yielded or skipped, which is the position in the source."""
     record = existing_record(datapipe)
     skipped = 0 if record is None else sum(record.skipped.values())
     return token_of(datapipe).yielded + skipped

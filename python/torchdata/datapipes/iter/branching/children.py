@@ -1,11 +1,12 @@
-"""The two parts of a split pipe: the main pipe, which reads the source, and its children.
+"""The parts of a split pipe: a main pipe, which reads the source, and its children, which the user reads.
 
-Role: `fork`, `unzip`, `demux` and `round_robin_demux` share this code. The children share one *main* pipe, which reads
-the source once and owns the items that wait for children. All these pipes run in one thread of the iterating process.
+Role: `fork`, `unzip`, `demux` and `round_robin_demux` share this code. The children of a split share one *main* pipe,
+which reads the source once and owns the items that are buffered for a child. The main pipe and its children run in one
+thread of the iterating process.
 
-The children of one main pipe are iterated in *rounds*. A new round begins when a child is iterated for the second time
-in a round. The new round restarts the source and invalidates the iterators of all other children. A child that is
-iterated after the beginning of a round joins this round.
+The children of one main pipe are iterated in *rounds*. When `iter` is called on a child, the child joins the current
+round. If it has already joined this round, the call begins a new round, which restarts the source and invalidates the
+iterators of all other children.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from torchdata.datapipes.datapipe import IterDataPipe, share_token
 
 
 class Queues(DeclaredState):
-    """A queue of items for each child. An item in several queues remains a single object."""
+    """The declaration of a state attribute that contains a queue of items for each child. If several queues contain an
+    item, a loaded state still contains one object for it."""
 
     __slots__ = ()
 
@@ -46,7 +48,7 @@ def queues() -> Any:
 
 
 class Main(IterDataPipe[Any]):
-    """The part that the children of one split share: the iterator over the source, and the round."""
+    """The base class of main pipes. A main pipe owns the iterator over the source, and the current round."""
 
     name = "fork"
     #: The name in graph drawings.
@@ -54,9 +56,9 @@ class Main(IterDataPipe[Any]):
     item_attributes = frozenset({"_child_tokens"})
     _iterator: Iterator[Any] | None = state(saved=False)
     _exhausted: bool = state(False)
-    #: Children with iterators that have ended or were dropped.
+    #: Numbers of the children whose iterators have ended or were dropped in the current round.
     _done: set[int] = state(set)
-    #: Children that have been iterated in the current round.
+    #: Numbers of the children that have joined the current round.
     _joined: set[int] = state(set, lasts=True)
 
     def __init__(self, datapipe: Any, num_instances: int, buffer_size: int) -> None:
@@ -75,11 +77,12 @@ class Main(IterDataPipe[Any]):
         self.reset()
 
     def children(self) -> list[Any]:
-        """Returns the children, one per instance."""
+        """"""
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, child: Child) -> None:
-        """Adds a child that starts an iteration to the current round, or begins a new round with this child."""
+        """Adds a child to the current round, or begins a new round if the child has already joined the current
+        round."""
         if not self._joined or child.instance_id in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -98,7 +101,7 @@ class Main(IterDataPipe[Any]):
         self._joined.add(child.instance_id)
 
     def open(self, child: Child) -> None:
-        """Begins to read the source for a child, once per round."""
+        """Called when a child begins to read. The first call of a round begins the iteration of the source."""
         self._joined.add(child.instance_id)
         if token_of(self).armed:
             start_pass(self)
@@ -113,9 +116,8 @@ class Main(IterDataPipe[Any]):
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Drops items that wait for children, before a new round begins.
-
-        Closes no streams here, because several queues may share an item.
+        """Called before a new round drops the buffered items. Subclasses close the streams in these items if no item is
+        in two queues.
         """
 
     def length(self, instance: int) -> int:
@@ -129,7 +131,7 @@ class Main(IterDataPipe[Any]):
         return lasting
 
     def _goes_on_alone(self) -> bool:
-        # A child that has not joined the round can still read the items that wait for it.
+        # A child that has not joined the round can still join it and read its buffered items.
         return 0 < len(self._joined) < self.num_instances
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -139,13 +141,14 @@ class Main(IterDataPipe[Any]):
 
 
 class DealMain(Main):
-    """The main pipe of `demux` and `round_robin_demux`, with a buffer per child for items that a sibling read."""
+    """The main pipe of `demux` and `round_robin_demux`. It has a buffer for each child. While one child is read, items
+    of the other children are put into their buffers."""
 
     _buffers: list[deque[Any]] = queues()
     _buffered: int = state(0)
 
     def abandon(self) -> None:
-        """Closes the streams in items that wait for a child. Each waiting item belongs to only one child."""
+        """Closes the streams in the buffered items, each of which belongs to only one child."""
         for buffer in self._buffers:
             for item in buffer:
                 close_dropped(item)
@@ -170,7 +173,8 @@ class DealMain(Main):
                     self._exhausted = True
                     return
         except BaseException:
-            # The iteration was abandoned or failed. Waiting items remain part of the state, but without open files.
+            # If the iteration was abandoned or failed, the buffered items remain part of the state, but their files are
+            # closed.
             if self._buffers[instance] is own:
                 self._park()
             raise
@@ -184,7 +188,7 @@ class DealMain(Main):
             buffer.extend(items)
 
     def _destination(self, item: Any) -> int | None:
-        """Returns the child that an item belongs to, or None if the item is dropped."""
+        """Returns the number of the child that an item belongs to; None if the item is dropped."""
         raise NotImplementedError
 
     def _keep(self, item: Any, destination: int) -> None:
@@ -216,7 +220,7 @@ class Child(IterDataPipe[Any]):
         return self.instance_id in source._joined
 
     def reset(self) -> None:
-        """Joins the current round of the children, or begins the next round."""
+        """Makes the child join the current round, or begin a new round."""
         self.main_datapipe.join(self)
 
     def __iter__(self) -> Iterator[Any]:
@@ -224,7 +228,7 @@ class Child(IterDataPipe[Any]):
         return self.main_datapipe.read(self.instance_id)
 
     def _drop_broken(self) -> None:
-        """Makes the child continue after an item that raised an exception, although the child's iterator has ended."""
+        """Makes the child continue with the next item after an item for which an exception was raised and skipped."""
         self.main_datapipe._done.discard(self.instance_id)
 
     def __len__(self) -> int:

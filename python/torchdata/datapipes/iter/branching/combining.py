@@ -1,8 +1,8 @@
 """Pipes that join several pipes: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest, SampleMultiplexer.
 
-These pipes run in the process that iterates the pipeline. In their state, Concater and MultiplexerLongest store the
-number of the current input, Multiplexer stores the current row of items, and SampleMultiplexer stores a random
-generator. The pipes that split an input are in `splitting`.
+The pipes of this module run in the process that iterates the pipeline. The state of Concater and MultiplexerLongest
+contains the number of the current input, the state of Multiplexer the current row of items, and the state of
+SampleMultiplexer a random generator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: The message of torchdata 0.9 for wrong inputs of Zipper.
+#: The beginning of torchdata 0.9's error message if an input of Zipper is not a pipe.
 _ZIPPED = "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`."
 
 
@@ -61,7 +61,7 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # Begin the first input now, because a state that was loaded into this input must not affect a later iteration.
+        # The first input begins its iteration now, so that this iteration uses a state that was loaded into the input.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:
@@ -189,7 +189,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the input to request next. An input's end is detected only at the next request to this input.
+    #: The number of the input from which the next item is requested.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:

@@ -1,7 +1,7 @@
 """Pipes that join items by key: IterKeyZipper, MapKeyZipper.
 
-These pipes run in the process that iterates the pipeline. IterKeyZipper owns the buffered items of its reference pipe,
-and the streams in these items.
+The pipes of this module run in the process that iterates the pipeline. IterKeyZipper owns the buffered items of its
+reference pipe, and the streams in these items.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["IterKeyZipper", "MapKeyZipper"]
 
 _NOTHING: Any = object()
 
-#: The message of torchdata 0.9 for a wrong size.
+#: torchdata 0.9's error message for an invalid `buffer_size`.
 _BUFFER_SIZE = "'buffer_size' is required to be either None or a positive integer."
 
 
@@ -29,13 +29,12 @@ _BUFFER_SIZE = "'buffer_size' is required to be either None or a positive intege
 class IterKeyZipper(SameLength, IterDataPipe[Any]):
     """Joins each item with the item of a reference pipe that has the same key.
 
-    The results are in the order of `source_datapipe`. Items of the reference pipe that are read before their match are
-    kept in a buffer. If an item has no match, the streams in the item are closed.
+    The results are in the order of `source_datapipe`. Items of `ref_datapipe` that do not match the current item are
+    kept in a buffer for later items. Streams in items that are never joined are closed.
 
     Args:
         source_datapipe: the pipe to read.
-        ref_datapipe: the pipe that contains the matching items. Items of `ref_datapipe` are read only until the
-            matching item is found.
+        ref_datapipe: the pipe to search for an item with the key. It is read only until this item is found.
         key_fn: a function from an item of `source_datapipe` to its (hashable) key.
         ref_key_fn: a function from an item of `ref_datapipe` to its key; `key_fn` by default.
         keep_key: whether to yield `(key, result)` instead of the result; False by default.
@@ -47,8 +46,8 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
         TypeError: `ref_datapipe` is not an IterDataPipe, a function cannot be called, or `buffer_size` is not an
             integer.
         ValueError: `buffer_size` is not positive; or, while iterating, two buffered reference items have the same key.
-        BufferError: while iterating, the reference pipe has ended without an item with the key, or the item was
-            dropped.
+        BufferError: while iterating, `ref_datapipe` has no item with the key, or this item was dropped from the full
+            buffer.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -99,7 +98,8 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
                 result = (item, match) if merge is None else merge(item, match)
                 yield (key, result) if self.keep_key else result
         except BaseException:
-            # The waiting items of an abandoned or failed iteration stay in the state, but their files are closed.
+            # If the iteration was abandoned or failed, the buffered items remain part of the state, but their files are
+            # closed.
             for key, match in waiting.items():
                 waiting[key] = with_detached_streams(match)
             raise
@@ -107,7 +107,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
             close_dropped(waiting.popitem()[1])
 
     def _read_until(self, key: Any, reference: Iterator[Any]) -> None:
-        """Reads items of the reference pipe into the buffer until an item has the key."""
+        """Reads items of `ref_datapipe` into the buffer, up to the first item with the key `key`."""
         key_of, waiting, limit = self.ref_key_fn, self._waiting, self.buffer_size
         while True:
             item = next(reference, _NOTHING)
@@ -155,8 +155,8 @@ class MapKeyZipper(ItemByItem[Any]):
 
     Args:
         source_iterdatapipe: the pipe to read.
-        map_datapipe: the map pipe that contains the matching items.
-        key_fn: a function from an item to the key of its match.
+        map_datapipe: the map pipe from which the item with the key is read.
+        key_fn: a function from an item to its key, by which `map_datapipe` is indexed.
         merge_fn: a function from an item and its match to the result; a tuple of both by default.
         keep_key: whether to yield `(key, result)` instead of the result; False by default.
 

@@ -30,16 +30,17 @@ _SEEDS = (int, float, str, bytes, bytearray)
 
 
 class _SplitMain(IterDataPipe[Any]):
-    """The main pipe of `random_split`, which decides for each item which child it belongs to.
+    """The main pipe of `random_split`, which chooses for each item the child that yields it.
 
-    The weight of a child is the number of items that it still needs. Each item that a child receives lowers the child's
-    weight by one. If a child's weight would become negative, the excess is taken from the weights of all children.
+    Children are chosen at random by their weights. The weight of a child is the number of items that it has yet to
+    receive, so each item that it receives lowers the weight by one. If a weight becomes negative, it is set to 0, and
+    the weights of the other children are scaled to the number of remaining items.
     """
 
     #: The name in graph drawings.
     drawn_as: ClassVar[str] = "RandomSplitter"
     item_attributes = frozenset({"_child_tokens"})
-    #: The child that is being iterated.
+    #: The number of the child that is being iterated.
     _reader: int | None = state()
     _rng: random.Random = random_state()
     _weights: list[float] = state(list)
@@ -56,12 +57,13 @@ class _SplitMain(IterDataPipe[Any]):
         self._child_tokens = [IterationToken() for _ in self.keys]
 
     def override_seed(self, seed: Any) -> None:
-        """Sets the seed from the next iteration on."""
+        """"""
         _check_seed(seed)
         self._seed = draw_seed() if seed is None else seed
 
     def restart(self, reader: int) -> None:
-        """Begins a new pass for one child."""
+        """Begins a new pass over the source for the child `reader`, and invalidates the iterators of all other
+        children."""
         for instance, token in enumerate(self._child_tokens):
             if instance != reader:
                 token.invalidate()
@@ -73,7 +75,7 @@ class _SplitMain(IterDataPipe[Any]):
         self._remaining = self.total_length
 
     def read(self, instance: int) -> Iterator[Any]:
-        """Yields the remaining items of one child in the current pass."""
+        """Returns an iterator over the remaining items of the child `instance`."""
         if self._reader != instance:  # the pass of a restored child had already ended
             return iter(())
         if token_of(self).armed:
@@ -88,7 +90,7 @@ class _SplitMain(IterDataPipe[Any]):
                 close_dropped(item)
 
     def _draw(self) -> int:
-        """Returns the number of the child that gets the next item."""
+        """Returns the number of the child that receives the next item."""
         weights = self._weights
         if self._remaining == 0:
             error = ValueError(
@@ -96,7 +98,7 @@ class _SplitMain(IterDataPipe[Any]):
                 f"group of the last items is unknown; pass the number of items of the source as total_length"
             )
             raise no_fault_of_an_item(error)
-        # Equivalent to `random.choices` with weights, without its checks for each item.
+        # Draws like `random.choices` with weights, but without the checks that `random.choices` repeats for each item.
         bounds = list(accumulate(weights))
         chosen = bisect(bounds, self._rng.random() * bounds[-1], 0, len(bounds) - 1)
         weights[chosen] -= 1
@@ -119,7 +121,7 @@ class _SplitMain(IterDataPipe[Any]):
 
 
 class _Split(IterDataPipe[Any]):
-    """One group of a random split."""
+    """A child of `random_split`."""
 
     _is_child_datapipe = True
     drawn_as: ClassVar[str] = "Child"
@@ -168,15 +170,15 @@ class RandomSplitter(IterDataPipe[Any]):
     """Divides the items at random into groups of given sizes: returns one child for each group.
 
     Each child reads the whole source, so only one child can be read at a time. The split depends only on the seed and
-    on the order of the source. If the source has the same order every time, each item belongs to the same group in
-    every epoch and process, and to the same group as in torchdata 0.9. Put `shuffle` and `sharding_filter` after the
-    split. `child.override_seed(seed)` chooses another split for all children.
+    on the order of the source. If every epoch and process reads the source in one fixed order, each item always belongs
+    to one group, which is also its group in torchdata 0.9. Put `shuffle` and `sharding_filter` after the split.
+    `child.override_seed(seed)` chooses another split for all children.
 
     Args:
         source_datapipe: the pipe to read.
-        weights: the sizes of the groups by their names. If the sizes are integers that add up to the number of items,
-            the children have lengths.
-        seed: the seed of the split; None for a random seed that is drawn once.
+        weights: a dict from the name of a group to its size, as a number of items or a fraction. If the sizes are
+            integers whose sum is the number of items, the children have a length.
+        seed: the seed of the split; None for a random seed, which is drawn when the pipe is built.
         total_length: the number of items of the source; `len(source_datapipe)` by default.
         target: the name of the only group to return; None (the default) returns the list of all groups.
 

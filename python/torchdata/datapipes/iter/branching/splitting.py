@@ -1,7 +1,8 @@
 """Pipes that split a pipe: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
-Each of these pipes returns its *children*, which are pipes that share one main pipe (see `children`). The main pipe and
-its children run in one thread of the process that iterates them. The main pipe owns the items that wait for a child.
+The constructor of each of these pipes returns *children*, which are pipes that read one main pipe (see `children`). The
+main pipe and its children run in one thread of the process that iterates them. The main pipe owns the items that are
+buffered for a child.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _COPIES: dict[str | None, Callable[[Any], Any] | None] = {
 
 
 class _ForkMain(Main):
-    """The main pipe of `fork` and `unzip`, with a queue per child for items that a sibling has read."""
+    """The main pipe of `fork` and `unzip`. It has a queue for each child, with the items that another child has read
+    before."""
 
     drawn_as = "Forker"
     _waiting: list[deque[Any]] = queues()
@@ -47,7 +49,8 @@ class _ForkMain(Main):
         super().__init__(datapipe, num_instances, buffer_size)
 
     def _deliver(self, instance: int) -> Callable[[Any], Any] | None:
-        """Returns a function that converts an item for one child; None if the child yields the item itself."""
+        """Returns a function that converts an item to what the child `instance` yields; None if this is the item
+        itself."""
         return self.copy_fn
 
     def read(self, instance: int) -> Iterator[Any]:
@@ -92,8 +95,8 @@ class Forker(IterDataPipe[Any]):
         num_instances: number of children. If `num_instances` is 1, the pipe itself is returned.
         buffer_size: maximum number of items that a child may be ahead of the slowest child, 1,000 by default; -1 for no
             limit.
-        copy: None (the default) gives every child the same objects; "shallow" and "deep" give every child copies of the
-            objects.
+        copy: whether the children yield the source's items themselves (None, the default), or each child its own copies
+            of them ("shallow" or "deep").
 
     Raises:
         ValueError: `num_instances` is not positive, or `copy` is unknown.
@@ -120,7 +123,7 @@ class Forker(IterDataPipe[Any]):
 
 
 class _UnzipMain(_ForkMain):
-    """The main pipe of `unzip`. Each of its children yields one column."""
+    """The main pipe of `unzip`."""
 
     name = "unzip"
     drawn_as = "UnZipper"
@@ -174,7 +177,7 @@ class UnZipper(IterDataPipe[Any]):
 
 
 class _DemuxMain(DealMain):
-    """The main pipe of `demux`. The classifier determines the child of an item."""
+    """The main pipe of `demux`."""
 
     name = "demux"
     drawn_as = "Demultiplexer"
@@ -258,7 +261,8 @@ class _RoundRobinMain(DealMain):
         return turn
 
     def length(self, instance: int) -> int:
-        """Returns the number of items divided by the number of children; the first children may have one item more."""
+        """Returns the number of items of the child `instance`: an even share, and one item more for the first children
+        if a rest remains."""
         return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
 
 
