@@ -1,7 +1,7 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
-Role: implements what all pipes share: registration of functional forms, pickling hooks, a single valid iterator at a
-time, `reset()` at the start of an iteration, and resuming from loaded state. This module's code runs in every process
+Role: implements what all pipes share: registration of functional forms, pickling hooks, a single valid iterator per
+pipe, `reset()` at the start of an iteration, and resuming from a loaded state. This module's code runs in every process
 that has pipes. A pipe owns its sources and one `IterationToken`.
 """
 
@@ -35,8 +35,8 @@ __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share
 if TYPE_CHECKING:
     from torchdata.datapipes._forms import IterForms, MapForms
 else:
-    # Type checkers see the functional forms as methods in stubs (`make stubs`). Registries contain the forms at run
-    # time.
+    # Type checkers read the functional forms from stubs (`make stubs`). At run time, the forms are in the registries of
+    # the base classes.
     class IterForms:
         """At run time, `IterForms[T]` is `FunctionalForms` for any type parameter `T`."""
 
@@ -50,7 +50,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def share_token(datapipe: Any, token: IterationToken) -> None:
-    """Makes a new pipe share the token of another pipe, so that the new pipe can end the iteration of that pipe."""
+    """Gives a pipe an existing token, so that the owner of the token can invalidate the pipe's iterators."""
     datapipe.__dict__["_iteration_token"] = token
 
 
@@ -74,7 +74,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # A replay of the graph repeats the random numbers of the original pass, and then restores the generators.
+    # During the replay of a graph, the random generators have the states of the original pass.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -133,7 +133,8 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
 
 
 def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wraps the `set_seed` of a user's pipe to record the seed, because a replay sets the same seed."""
+    """Wraps the `set_seed` of a user-defined pipe class to record the seed, which a replay passes to `set_seed`
+    again."""
 
     @functools.wraps(set_seed)
     def noted(self: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
@@ -144,17 +145,17 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """The number of items that the pipe's iteration has yielded. An attribute that the user sets takes precedence."""
+    """A descriptor: the number of items that the pipe's iteration has yielded. It has no `__set__`, so PyTorch can set
+    the attribute."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
 
 
 class _PicklingHooks:
-    """Hooks through which graph tools inspect pipes during pickling. The hooks have the same names as in torch.
+    """Hooks by which graph tools inspect pipes during pickling, with the names that they have in torch.
 
-    Torch's own graph tools set the hooks of torch's classes. The hooks of graph tools also apply to pipes of this
-    package.
+    Graph tools of torch set the hooks of torch's classes. These hooks also apply to the pipes of this package.
     """
 
     counterpart: ClassVar[Counterpart]
@@ -166,24 +167,25 @@ class _PicklingHooks:
         state = self._attributes_to_copy()
         return hook(state) if hook is not None else state
 
-    #: Declares that the iteration state consists of the attributes declared by `state` and the sources' state. The
-    #: value contains the names of the attributes. A class without iteration state sets `iteration_state` to `()`.
+    #: The names of the attributes that the class declares by `state`. If this attribute exists, the iteration state of
+    #: the pipe consists of all its declared attributes. A class whose pipes have no iteration state sets
+    #: `iteration_state = ()`.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
-    #: Names of attributes that copies leave out.
+    #: Names of the attributes that copies and pickles of the pipe leave out.
     _not_copied: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain items. Pipes in these attributes do not count as sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes with user data. The copy of the pipe that a loader makes shares this data. For all other
-    #: attributes, containers are copied, but their members are shared.
+    #: Names of attributes with data of the user. A loader's copy of the pipe refers to this data. Containers in other
+    #: attributes are copied, but not the members of the containers.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Whether `state_dict` and `load_state_dict` are derived from the declaration.
+    #: Whether `state_dict` and `load_state_dict` are the methods in `DERIVED`.
     _derives_state: ClassVar[bool] = False
 
     @classmethod
     def _take_declaration(cls) -> None:
-        """Derives all other settings from `iteration_state`."""
+        """Sets the class attributes that follow from the declared attributes."""
         if cls.__dict__.get("one_to_one") and "iteration_state" not in cls.__dict__:
             cls.iteration_state = ()
         cls._declared = declare(cls)
@@ -239,14 +241,15 @@ class _PicklingHooks:
 
     @classmethod
     def set_getstate_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
-        """Installs (or with None removes) a function that replaces the pickled state of pipes of this kind."""
+        """Installs a function that converts the attributes of a pipe to its pickled state; None removes the
+        function."""
         if cls.getstate_hook is not None and hook_fn is not None:
             raise RuntimeError("Attempt to override existing getstate_hook")
         cls.getstate_hook = staticmethod(hook_fn) if hook_fn is not None else None
 
     @classmethod
     def set_reduce_ex_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
-        """Installs (or with None removes) a function that replaces `__reduce_ex__` of pipes of this kind."""
+        """Installs a function that replaces `__reduce_ex__` of pipes; None removes the function."""
         if cls.reduce_ex_hook is not None and hook_fn is not None:
             raise RuntimeError("Attempt to override existing reduce_ex_hook")
         cls.reduce_ex_hook = staticmethod(hook_fn) if hook_fn is not None else None
@@ -257,7 +260,7 @@ class _PicklingHooks:
         return chain(self)
 
     def __repr__(self) -> str:
-        # Messages identify a pipe by its class. `str` describes the whole pipeline.
+        # Error messages contain the `repr` of a pipe. `str` describes the whole pipeline.
         return type(self).__qualname__
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -270,7 +273,8 @@ class _PicklingHooks:
 
 
 class _PipeMeta(ABCMeta):
-    """The metaclass of pipes. An attribute that users add to a base class becomes available on torch's pipes, too."""
+    """The metaclass of pipes. If users add an attribute to `IterDataPipe` or `MapDataPipe`, torch's pipes receive it,
+    too."""
 
     counterpart: Counterpart
 
@@ -291,9 +295,9 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)` calls
     `reset()`, returns a guarded iterator and invalidates earlier iterators.
 
-    A subclass that also defines `state_dict()` and `load_state_dict()` is restored by these methods. A subclass without
-    `state_dict()` and `load_state_dict()` is replayed (see `torchdata.datapipes.state`). Keep the iteration state in
-    attributes that `reset()` initializes, and let `__iter__` continue from these attributes.
+    A subclass that also defines `state_dict()` and `load_state_dict()` is restored by these methods. Without these
+    methods, a resumed pipe is replayed: it starts from the beginning and drops items up to the saved position. Keep the
+    iteration state in attributes that `reset()` initializes, and let `__iter__` continue from these attributes.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -310,7 +314,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
 
-    #: Torch's helper for snapshots reads these attributes, and sets them on a restored pipe.
+    #: Torch's function that restores a pipe from a snapshot reads and sets these attributes.
     _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
     _snapshot_state: Any = None
 
@@ -431,7 +435,7 @@ class DataChunk(list[T]):
         return indent + "[" + ", ".join(map(str, self)) + "]"
 
     def raw_iterator(self) -> Iterator[T]:
-        """Iterates over the members without converting them."""
+        """Returns an iterator over the members."""
         return iter(self)
 
 

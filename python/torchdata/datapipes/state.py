@@ -1,17 +1,17 @@
-"""The state of a pipe graph: saves the position of every pipe, and moves a new graph to the same position.
+"""Saves the position of every pipe of a graph as the state of the graph, and moves a new graph to a saved position.
 
 Role: combines the states of pipes into the state of their graph. This module's code runs in the process and thread that
 iterates the graph, between two items.
 
 A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
 pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
-readers. The key `checksums` contains checksums of the description and the entries. In a pipe's own state, values that
-require pickle are stored as bytes under `"__pickled__"`. Plain data that is nested deeper than a list of numbers is
-stored under `"__nested__"`.
+readers. The key `checksums` contains checksums of the values of `graph` and `pipes`. In a pipe's own state, values that
+require pickle are stored as bytes under `"__pickled__"`. Nested containers of plain data are stored under
+`"__nested__"`.
 
-A pipe without a declared state is *replayed*: it starts over and drops the items that it had yielded. The sources of a
-replayed pipe start with the states that they had when the pipe's pass began. The whole graph is replayed if the pass of
-the last pipe used the global random generators, or if another pipe also reads a source of a replayed pipe.
+A pipe without a declared state is *replayed*: it starts from the beginning and drops the items that it had yielded. Its
+sources begin with the states that they had at the beginning of the pass. The whole graph is replayed if user functions
+have drawn from the global random generators, or if a pipe that is not replayed reads a source of a replayed pipe.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ __all__ = [
 
 @contextmanager
 def standing_still(pipes: list[Any]) -> Iterator[None]:
-    """Pauses the threads that read ahead from the pipes until the context ends.
+    """Context in which the read-ahead threads of the given pipes are paused.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -92,8 +92,8 @@ def standing_still(pipes: list[Any]) -> Iterator[None]:
         (0, [1, 2])
     """
     with ExitStack() as stack:
-        # Readers are paused before their sources, because the thread of a reader cannot pause while it waits for a
-        # paused source.
+        # A pipe is paused before its sources, because its thread cannot pause while it waits for an item of a paused
+        # source.
         for pipe in reversed(pipes):
             hooks = hooks_of(pipe)
             if type(hooks).standing_still is not PipeHooks.standing_still:
@@ -142,7 +142,7 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
 
 def save_entries(datapipe: Any) -> list[PipeEntry]:
-    """Returns the positions of all pipes of a graph."""
+    """Returns the entry of each pipe of a graph, sources first."""
     graph = graph_of(datapipe)
     with standing_still(graph.pipes):
         return _Saving(graph).entries()
@@ -151,8 +151,8 @@ def save_entries(datapipe: Any) -> list[PipeEntry]:
 def fingerprint(datapipe: Any) -> Fingerprint:
     """Describes the class, sources and arguments of each pipe of a graph, sources first.
 
-    `save_state` stores the fingerprint under `"graph"`, and `load_state` compares it with the current graph. A state
-    without a fingerprint is loaded without a comparison.
+    `save_state` stores this fingerprint in the state under `"graph"`. `load_state` raises an error if the graph has
+    another fingerprint.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -168,7 +168,7 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 class _Saving:
-    """Saves the state of a graph. A new object is needed for each state."""
+    """Creates one state of a graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.end, self.pipes = graph, graph.end, graph.pipes
@@ -177,11 +177,11 @@ class _Saving:
     # -- which passes belong together ----------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Returns the ids of the pipes that continue their passes.
+        """Returns the ids of the pipes whose running passes a resumed run continues.
 
         Args:
-            alone: whether to include pipes that can continue before all their readers have begun. For example, a
-                `Forker` may continue although its second child has not begun. The second child may begin later.
+            alone: whether to include a pipe that is needed although no pipe that reads it has begun, such as the main
+                pipe of a `fork` with a child that may begin later.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources
@@ -224,7 +224,7 @@ class _Saving:
     # -- what must be replayed -----------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
-        """Returns the pipes to replay. The result excludes direct and indirect sources of other pipes in the result."""
+        """Returns the pipes to replay, without those that are direct or indirect sources of another pipe to replay."""
         replayed = [
             pipe
             for pipe in self.pipes
@@ -243,9 +243,9 @@ class _Saving:
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Returns whether the last pipe of the graph must be replayed.
 
-        If a replayed pipe shares a source with a pipe that is not replayed (as children of a fork do), the last pipe
-        must be replayed, so that both readers are replayed together. The last pipe must also be replayed if user
-        functions have drawn random numbers, because it is unknown which pipes called these functions.
+        The last pipe must be replayed if a replayed pipe and a pipe that is not replayed read one source (as the
+        children of a `fork` do), or if user functions have drawn random numbers, because it is unknown which pipes
+        called these functions.
         """
         if is_torchs(self.end):
             return False
@@ -265,7 +265,7 @@ class _Saving:
     # -- entries ---------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[PipeEntry]:
-        """Returns the entries of all pipes."""
+        """"""
         found: dict[int, PipeEntry] = {}
         if is_torchs(self.end) and id(self.end) in self._in_use and may_be_over(self.end):
             raise perhaps_over(self.end)
@@ -281,7 +281,7 @@ class _Saving:
         return [found.get(id(pipe)) or self._entry(pipe, id(pipe) in below) for pipe in self.pipes]
 
     def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, PipeEntry]:
-        """Returns the entries of a replayed pipe and of all its direct and indirect sources."""
+        """Returns the entries of a replayed pipe and of all its direct and indirect sources, by id of the pipe."""
         self._check_grown(pipe, beginning)
         entries: dict[int, PipeEntry] = {}
         began = record_of(pipe).stamp
@@ -331,7 +331,7 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=self._state_of(pipe)), record)
-        # A user's pipe without a `reset` may still contain the position of its previous pass.
+        # The attributes of a user-defined pipe without a `reset` may still contain the position of its previous pass.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
             entry = _entry_anew(pipe)
@@ -356,13 +356,14 @@ class _Saving:
 
 
 def _entry_anew(pipe: Any) -> PipeEntry:
-    """Returns an entry that starts the next pass of a pipe from the beginning, with the seed for this pass."""
+    """Returns an entry for a next pass from the beginning, with the pipe's seed for this pass."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
 
 def is_one_to_one(datapipe: Any) -> bool:
-    """Returns whether a pipe's class declares, with `one_to_one`, that each item follows from exactly one source item.
+    """Returns whether the class of a pipe declares by `one_to_one` that the pipe computes each item from one item of
+    its source.
 
     A subclass that overrides `__iter__` must declare `one_to_one` again.
 
@@ -377,16 +378,16 @@ def is_one_to_one(datapipe: Any) -> bool:
 
 
 def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
-    """Sets the graph that ends in `datapipe` to a saved position: `iter(datapipe)` resumes there.
+    """Loads a state into the graph that ends in `datapipe`, so that `iter(datapipe)` resumes at the saved position.
 
-    A state can be loaded several times. Loading unpickles the pickled parts, which may run any code. Load only states
-    that you trust, or pass `allow_pickle=False`.
+    A state can be loaded several times. If a state contains pickled values, loading it may run any code: load only
+    states that you trust, or pass `allow_pickle=False`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
         state: a result of `save_state`.
-        strict: whether to raise an error if pipes have other arguments than in the saved graph, or if a stream yields
-            other items than before; True by default.
+        strict: whether to raise an error if an argument of a pipe differs from the saved graph, or if a source that is
+            reread to resume yields other items than before; True by default.
         allow_pickle: whether values that require pickle are unpickled; True by default. If `allow_pickle` is False, a
             state that contains pickled values raises an error.
 
@@ -431,7 +432,8 @@ def _require_same_pipes(graph: Graph, entries: Sequence[PipeEntry]) -> None:
 
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
-    """Sets whether the sources of a graph that reread items after a resume compare these items with the original items.
+    """Sets whether the items that a source of the graph rereads in order to resume are compared with the original
+    items.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -446,7 +448,7 @@ def set_strictness(datapipe: Any, is_strict: bool) -> None:
 
 
 def load_entries(datapipe: Any, entries: Sequence[PipeEntry]) -> None:
-    """Sets all pipes of a graph to the positions that `save_entries` returned."""
+    """Loads a result of `save_entries` into the pipes of a graph."""
     graph = graph_of(datapipe)
     _require_same_pipes(graph, entries)
     with standing_still(graph.pipes):

@@ -1,11 +1,11 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
 Role: when a pass begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and itself,
-so that their exceptions are skipped. Each pipe is iterated through a guard (`IterationGuard`). If the iterator of a
-claimed pipe raises an exception, the guard calls `explain`, which calls `skip` of this module. If the iterator can
-continue, the exception is counted in the pipe's record, and the guard requests the next item. States contain these
-counts, so a resumed pass continues them, whereas a new pass starts from zero. This module's code runs in the process
-that iterates the pipes.
+so that their exceptions are skipped. The iterator of each pipe is wrapped by a guard (`guard_iterator`). If the
+iterator of a claimed pipe raises an exception, the guard calls `explain`, which calls `skip` of this module. If the
+iterator can continue, the exception is counted in the pipe's record, and the guard requests the next item. States
+contain these counts, so a resumed pass continues them, whereas a new pass starts from zero. This module's code runs in
+the process that iterates the pipes.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
 an exception. A generator cannot: it ends when it raises an exception.

@@ -1,10 +1,10 @@
-"""The streams that pipes yield. A stream closes itself after its last use, and can be reopened.
+"""The streams that pipes yield: `StreamWrapper`, a file object that closes itself after its last use and can be
+reopened.
 
-Role: `StreamWrapper` is the file object of every pipe that yields streams. The wrapper belongs to the process that
-opened it, and owns the file object. A wrapper of this package contains (or determines) a *recipe* to reopen the stream:
-a path, or an archive and a position in it. A pickled or deep-copied wrapper consists of its recipe and the current
-offset, and opens its file on first use. A saved state can therefore contain a shuffle buffer full of streams, or a pipe
-in the middle of a file.
+Role: every pipe that yields streams yields wrappers, each of which owns a file object. A wrapper has a *recipe* to
+reopen its stream, such as a path, or an archive and a position in it. A pickled or deep-copied wrapper consists of the
+recipe and the current offset, and opens its file on first use. A saved state can therefore contain streams, for example
+in a shuffle buffer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class FileRecipe:
 
 
 def recipe_of(file_obj: Any) -> Recipe | None:
-    """Returns the recipe of a bare file object, or None if it cannot be determined.
+    """Returns a recipe that reopens a file object without a wrapper; None if there is no such recipe.
 
     A binary file that was opened by path has a recipe if the path still leads to this file. A text file has no recipe,
     because its newline translation cannot be determined.
@@ -85,10 +85,10 @@ class _Base:
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):
-    """A file object that closes itself when its last reader no longer needs it.
+    """A file object that closes itself when the last reference to it is dropped.
 
-    Attributes that the wrapper lacks are looked up in the file object. A wrapper is closed by `close()`, at the end of
-    a `with` block, by garbage collection, or, after `autoclose()`, together with the last of its child streams.
+    Other attributes and methods are those of the wrapped file object. A wrapper is closed by `close()`, at the end of a
+    `with` block, by garbage collection, or, after `autoclose()`, together with the last of its child streams.
 
     Args:
         file_obj: the file object, which the wrapper owns from now on.
@@ -112,7 +112,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # A wrapper stores only values that differ from these class attributes. An archive creates a wrapper per member.
+    # Class attributes with the usual values save memory and time, because an archive creates a wrapper for each member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -168,19 +168,16 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         elif isinstance(v, StreamWrapper):
             v.close()
 
-    # `__getattr__` does not provide the following methods, because only a method of the wrapper keeps the wrapper and
-    # its file alive during a call such as `next(items)[1].read()`.
+    # The following methods are defined here, because a method of the wrapper, unlike a method of the file object that
+    # `__getattr__` returns, keeps the wrapper and its file alive during a call such as `next(items)[1].read()`.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
-        """Reads from the file object."""
         return self.file_obj.read(*args, **kwargs)
 
     def readline(self, *args: Any, **kwargs: Any) -> Any:
-        """Reads a line from the file object."""
         return self.file_obj.readline(*args, **kwargs)
 
     def readlines(self, *args: Any, **kwargs: Any) -> Any:
-        """Reads the lines of the file object."""
         return self.file_obj.readlines(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -204,7 +201,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object, and its parent if only this stream kept the parent open. Further calls do nothing."""
+        """Closes the file object. Also closes the parent stream if it waits for this last child. Further calls do
+        nothing."""
         if self.closed:
             return
         self.closed = True
@@ -224,7 +222,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
             self.close()
 
     def detach_from_parent(self, file_obj: Any) -> None:
-        """Replaces the file object with a file object that has the same contents, but not a parent stream."""
+        """Replaces the file object by a file object with the contents of the stream that does not read from the parent
+        stream."""
         self.file_obj, self._recipe = file_obj, None
         self._leave_parent()
 

@@ -1,15 +1,13 @@
-"""The global generators of random numbers of this process, as plain data.
+"""Saves and loads the global random generators of `random`, NumPy and torch in this process.
 
-Role: a saved state of a graph includes the states of the generators of `random`, NumPy and torch, because user
-functions may draw numbers from these generators, which their pipe cannot detect. This module's code runs in the process
-that owns the generators.
+Role: a saved state of a graph includes the states of these generators, because user functions may draw numbers from
+them. This module's code runs in the process that owns the generators.
 
-A child process seeds the generators of the loaded libraries when an epoch begins. A user's function may import a
-library later, as often happens with the start method spawn. Such a library would seed its generator from the system's
-entropy, so the run could not be reproduced. To prevent this, each library is seeded right after its import, before the
-importing code continues. `process_reset_fn` provides the seeds of each epoch. States contain the pending seeds. A
-process that resumes at the beginning of an epoch needs these seeds for libraries that it has already imported, although
-the original run imported the libraries later.
+When an epoch begins, a worker process seeds the generators of the imported libraries. If a user function imports NumPy
+or torch later, the new generator would be seeded from the system's entropy, so the run could not be reproduced. To
+prevent this, a generator is seeded right after the import, before the importing code continues. States contain the
+seeds of libraries that are not imported yet. A process that loads such a state, and has already imported a library,
+seeds its generator when it loads the state.
 """
 
 from __future__ import annotations
@@ -59,8 +57,9 @@ def save_generators() -> dict[str, Any]:
 def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
-    Libraries with a saved generator are imported if necessary; a warning names libraries that are missing. A saved seed
-    is set now if its library is already imported, and right after the library's import if not.
+    A library with a saved generator is imported if necessary; if it is not installed, a warning is issued. The saved
+    seed of a library that was not imported is set now if the library is imported in this process; otherwise, it is set
+    right after the import.
 
     Example:
         >>> import random
@@ -116,12 +115,13 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
     "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
 }
 
-#: The seeds of modules that are not loaded, by their full names. A process has one dict for each of its shards.
+#: The seeds of modules that are not imported yet, by the full names of the modules. A process has one such dict for
+#: each shard that it runs.
 awaited: dict[str, int] = {}
 
 
 def seed_when_imported(seeds: Mapping[str, int]) -> None:
-    """Seeds a module's generator once, right after the module is imported.
+    """Makes the generators of modules receive seeds once, right after the modules are imported.
 
     Args:
         seeds: the seeds of modules that are not loaded, by full module name ("torch", "numpy.random"). The mapping
@@ -141,8 +141,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Sets `awaited` to `seeds`, which was its value when the shard last ran. A module that another shard has imported
-    in the meantime is seeded immediately."""
+    """Sets `awaited` to the dict of the shard that runs next. A module that another shard has imported in the meantime
+    is seeded at once."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):
