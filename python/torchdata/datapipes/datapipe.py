@@ -55,10 +55,10 @@ def share_token(datapipe: Any, token: IterationToken) -> None:
 
 
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-    """Starts an iteration of `datapipe` by its own `__iter__`, which is `function`, and guards the iterator.
+    """Begins an iteration of `datapipe` by a call of `function`, its original `__iter__`, and returns a guarded
+    iterator.
 
-    If a state was loaded into the pipe, the iteration resumes from this state. If no state was loaded, the pipe is
-    reset. A replayed pipe starts over and drops the items that it had yielded.
+    The iteration resumes from a loaded state, if there is one; otherwise, `reset` is called first.
     """
     forwarded: Iterator[Any] | None = datapipe.__dict__.pop("_fast_forward_iterator", None)
     marked = datapipe.__dict__.pop("_snapshot_state", None)
@@ -221,10 +221,7 @@ class _PicklingHooks:
                     state.reset(self)
 
     def _attributes_to_copy(self) -> dict[str, Any]:
-        """Returns the attributes that a pickled or deep-copied pipe contains.
-
-        A copy starts from the beginning, so the state of the running iteration is left out.
-        """
+        """Returns the attributes that a pickled or deep-copied pipe contains."""
         left_out = self._not_copied
         if not left_out:
             return self.__dict__

@@ -1,8 +1,8 @@
-"""Tracks results that are yielded member by member, so that a state can contain the remaining members.
+"""Tracks which members of a function's result remain to be yielded, so that a state can contain them.
 
-Role: a state contains the remaining members of a result that is in memory, because the function may return other
-members when it is called again, for example if it draws random numbers. If the result is a generator, resuming calls
-the function again. This module's code runs in the process that iterates the pipe.
+Role: a resumed run does not call the function again if the result is in memory, because a second call may return other
+members, for example if the function draws random numbers. If the result is a generator, the function is called again.
+This module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_members"]
 
-#: Types of results that can be sliced, with iterators that report the number of remaining items.
+#: Types of results that support slices, and whose iterators have `__length_hint__`.
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
-#: Types with members in memory that must be converted to a list for slicing.
+#: Types of results in memory that are converted to a list, because they do not support slices.
 _LISTED: tuple[type, ...] = (
     list,
     tuple,
@@ -33,19 +33,21 @@ _LISTED: tuple[type, ...] = (
 
 
 def listed(result: Any) -> list[Any] | None:
-    """Returns the members of a result of a type that is not in `SLICED`; None if the members are not in memory."""
+    """Returns the members of a result as a list; None if they are not in memory."""
     in_memory = isinstance(result, _LISTED) or hasattr(type(result), "__array__")
     return list(result) if in_memory else None
 
 
 def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None:
-    """Returns the state of an in-memory result with remaining members in `left`; None for other results."""
+    """Returns the state of the list `members`, of which the iterator `left` has yet to yield some; None if it has
+    ended."""
     count = left.__length_hint__()  # type: ignore[attr-defined]
     return {"members": members[len(members) - count :]} if count else None
 
 
 def detached(members: Any, left: Iterator[Any]) -> Any:
-    """Returns the remaining members of an iterator in a form that holds no open files and can outlive the iteration."""
+    """Returns the members that the iterator `left` has yet to yield, with streams replaced by placeholders without an
+    open file."""
     rest = members[len(members) - left.__length_hint__() :]  # type: ignore[attr-defined]
     return list(map(with_detached_streams, rest)) if type(rest) in (list, tuple) else rest
 
@@ -55,7 +57,7 @@ def restored(state: dict[str, Any]) -> Any:
 
 
 class _Counted(Iterator[Any]):
-    """An iterator that counts its items."""
+    """"""
 
     __slots__ = ("_source", "done")
 
@@ -70,10 +72,10 @@ class _Counted(Iterator[Any]):
 
 
 class Parts:
-    """A function's result with its remaining members, for pipes that unfold several results at a time.
+    """The result of a function for one item, and an iterator over its remaining members (`left`).
 
     Args:
-        done: the number of members at the start of the result that were already yielded.
+        done: the number of members that were already yielded.
     """
 
     __slots__ = ("_item", "_members", "left")
@@ -98,7 +100,8 @@ class Parts:
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Keeps only the state of this object after the iteration, and closes its files and suspended generators."""
+        """Called when the iteration is abandoned: keeps only what `state_dict` needs, without open files and
+        generators."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:
@@ -107,7 +110,7 @@ class Parts:
 
     @classmethod
     def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
-        """Returns an object that resumes at the position of the state. The state can be reused."""
+        """Creates an object from a result of `state_dict`."""
         if "members" in state:
             return cls(restored, state)
         return cls(function, state["item"], state["done"])

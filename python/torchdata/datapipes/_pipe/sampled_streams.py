@@ -1,16 +1,14 @@
-"""Reads a stream that can neither seek nor save its state. The position in the stream is a number of items. When a
-state is loaded, the items up to the saved position are reread.
+"""Reads a stream that can neither seek nor save its state. To resume, the items up to the saved position are reread.
 
-Role: each reading records checksums of sampled items, so that a resumed run detects a stream that yields other items.
-The gaps between sampled positions grow, and this module runs no Python code between two samples. This module's code
+Role: while a stream is read, checksums of sampled items are recorded, so that a resumed run detects whether the stream
+yields other items than before. No Python code of this module runs for the items between two samples. This module's code
 runs where the source of a pipeline is read.
 
-A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws random numbers
-for its first or second item, its state contains the states of the generators before the first draw. A resumed run
-rereads the items with these states, and restores the current states afterwards. If other code draws random numbers
-between two items, augmentation after a resume differs from the original run, although the items have the same order. If
-items differ, a resumed run raises an error, but only warns if the stream drew numbers for its second item, or if only
-floating-point numbers and arrays differ.
+A stream may draw from the global random generators in order to shuffle or to augment. If it draws for its first or
+second item, its state contains the states of the generators before the first draw, and a resumed run rereads the items
+with these states. If the reread items differ from the original items, an error is raised. If the stream drew for its
+second item, or only floating-point numbers and arrays differ, a warning is issued instead, because other code may have
+drawn random numbers between two items, which changes augmentation but not the order of the items.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ _END: Any = object()
 
 
 class SampledStream:
-    """One pass over a stream, from the stream's beginning or from a saved position.
+    """One pass over a stream.
 
     Args:
-        saved: the result of `state` when the position was saved; None if nothing was saved.
+        saved: the result of `state` of an earlier pass that `read` resumes; None for a new pass.
 
     Raises:
         TypeError, ValueError: `saved` is damaged.
@@ -43,14 +41,14 @@ class SampledStream:
         self._name = name
         saved = saved or {}
         self._digest = SampleDigest.of(saved["digest"]) if "digest" in saved else SampleDigest()
-        #: The states of the global random generators before the first draw of the stream; None without a draw.
+        #: The states of the global random generators before the stream first drew from them; None if it has not.
         self._generators: dict[str, Any] | None = saved.get("generators")
         #: Whether the stream drew random numbers when it computed its second item.
         self._draws = bool(saved.get("draws", False))
         self._has_saved = "digest" in saved
 
     def state(self) -> dict[str, Any]:
-        """Returns the samples that were taken so far, and the generator states for rereading the sampled items."""
+        """Returns the digest of the samples, and the generator states with which the items must be reread."""
         state: dict[str, Any] = {"digest": self._digest.as_tuple()}
         if self._generators is not None:
             state |= {"generators": self._generators, "draws": self._draws}
@@ -64,12 +62,12 @@ class SampledStream:
         is_strict: bool = True,
         if_empty: Callable[[], object] | None = None,
     ) -> Iterator[Any]:
-        """Returns an iterator over the stream from a position on.
+        """Returns an iterator over the items of the stream after the first `position` items.
 
         Args:
-            make: a function that begins to iterate over the stream.
+            make: a function that returns a new iterator over the stream.
             position: the number of items to skip.
-            is_strict: whether to compare the skipped items with the items that were read before the state was saved.
+            is_strict: whether to compare the samples of the skipped items with the saved samples.
             if_empty: a function that is called if the stream is empty.
         """
         if position or self._generators is not None:
@@ -96,7 +94,8 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """Warns, or raises RuntimeError, because the stream yields other items than before the state was saved.
+        """Reports that the reread items differ from the original items: warns if `is_noise` is True, otherwise raises
+        RuntimeError.
 
         Args:
             is_noise: whether random numbers that the stream draws for each item may explain the difference.
@@ -119,7 +118,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields consecutive iterators over the stream, and samples items between two of these iterators."""
+        """Yields iterators whose items together are the items of the stream. Each sampled item has an iterator of its
+        own."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:
@@ -148,7 +148,8 @@ class SampledStream:
             position += 1
 
     def _note_draws(self, before: dict[str, Any], is_second: bool = False) -> None:
-        """Records whether the stream has drawn from the global random generators since `before`."""
+        """Records whether the states of the global random generators differ from `before`, because the stream has drawn
+        from them."""
         after = save_generators()
         before.pop("awaited", None)
         if any(before[name] != after[name] for name in before.keys() & after.keys()):
@@ -158,7 +159,7 @@ class SampledStream:
 
 @contextmanager
 def _as_at(generators: dict[str, Any] | None) -> Iterator[None]:
-    """Within this context, the global generators have the given states; None leaves the generators unchanged."""
+    """Context in which the global random generators have the given states. None leaves the generators unchanged."""
     if generators is None:
         yield
         return

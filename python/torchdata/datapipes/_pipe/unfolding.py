@@ -1,8 +1,7 @@
 """Shared code of pipes that turn one item into several (flatmap, map_batches, unbatch, mux, …).
 
-Role: chains the parts of consecutive items without running a Python frame for each part, and tracks the remaining
-parts. This module's code runs in the process that iterates the pipe. The pipe owns the parts of the item that is being
-unfolded.
+Role: yields the parts of one item after another without a Python frame for each part, and tracks which parts remain.
+This module's code runs in the process that iterates the pipe, which owns these parts.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class _Raising:
 
 
 def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
-    """Returns `iter(parts)`, or raises its TypeError with a note about the pipe and the function's result."""
+    """Returns `iter(parts)`. Adds a note about the pipe and the function's result to a TypeError."""
     try:
         return iter(parts)
     except TypeError as error:
@@ -51,12 +50,11 @@ def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
 class Unfolding:
     """The state and iteration of a pipe that yields the parts of its source's items.
 
-    The state contains the remaining parts if they are in memory. If the parts are generated on demand, the state
-    contains the item and how many of its parts were yielded. To resume, the pipe unfolds an item with generated parts a
-    second time.
+    The state contains the remaining parts of the current item. If the parts are generated on demand, the state instead
+    contains the item and the number of parts that were yielded; to resume, the parts are generated again.
     """
 
-    #: The iterator over the parts; None if no item is being unfolded.
+    #: The iterator over the parts of the current item; None before the first item.
     _left: Iterator[Any] | None = state(items=True, saved=False)
     _in_memory: Any = state(items=True, saved=False)  # the parts, if they are in memory
     _item: Any = state(items=True, saved=False)  # the item that is being unfolded, if its parts are not in memory
@@ -64,7 +62,7 @@ class Unfolding:
     _resume: dict[str, Any] | None = state(items=True, saved=False)  # the state to resume from
 
     def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-        """Yields the remaining parts of the item from a restored state, and then the parts of all `items`."""
+        """Yields the remaining parts of the item in a loaded state, and then the parts of each item of `items`."""
         return chain.from_iterable(self._each_parts(items, parts_of))
 
     def _each_parts(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Iterator[Any]]:
@@ -81,11 +79,13 @@ class Unfolding:
                 try:
                     parts = parts_of(item)
                     members: Any = parts if type(parts) in sliced else listed(parts)
-                    # The item is copied before its parts are created, because a part may read a stream in the item.
+                    # The item is copied before its parts are generated, because generating a part may read a stream in
+                    # the item.
                     kept = with_detached_streams(item) if members is None else None
                     left = _iterator_over(parts if members is None else members, self)
                 except Exception as error:
-                    # Another iterator raises the error, so that this generator and the chain continue after the error.
+                    # The error is raised by another iterator, because this generator would end if it raised the error
+                    # itself.
                     yield _Raising(not_the_end(name_of(self), error))
                     continue
                 if members is None:
@@ -98,11 +98,12 @@ class Unfolding:
             raise
 
     def _drop_broken(self) -> None:
-        """Drops an item after one of its parts has raised an exception."""
+        """Drops the current item after one of its parts has raised an exception."""
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:
-        """Reduces this object to its state after an abandoned iteration, and closes files and generators."""
+        """Called when the iteration is abandoned: keeps only what `state_dict` needs, without open files and
+        generators."""
         if self._in_memory is None:
             self._left = iter(())
         elif self._left is not None:
@@ -122,7 +123,7 @@ class Unfolding:
         return left
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining parts of the item that is being unfolded, or the item itself."""
+        """Returns the remaining parts of the current item, or the item and the number of yielded parts."""
         if self._resume is not None or self._left is None:
             return {"unfolding": self._resume}
         if self._in_memory is not None:
@@ -130,7 +131,7 @@ class Unfolding:
         return {"unfolding": {"item": self._item, "done": token_of(self).yielded - self._yielded_before}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume within the saved item."""
+        """Makes the next iteration begin with the remaining parts of the saved item."""
         self._load_declared({})  # type: ignore[attr-defined]
         resume = state_dict["unfolding"]
         if resume is not None and "members" not in resume and not ("item" in resume and type(resume["done"]) is int):

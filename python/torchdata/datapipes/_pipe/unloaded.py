@@ -1,13 +1,12 @@
-"""Distributes items by index before they are loaded.
+"""Lets a `sharding_filter` distribute the indices of items, so that each process loads only the items of its share.
 
-Role: if items are loaded by index, the pipes before a `sharding_filter` pass on indices instead of items, and the
-filter loads only the items of its own share. A pipe can pass on indices if it inspects items only in a function of one
-item, as `map` does. The filter loads an item, and then calls the functions of these pipes. The indices are in the order
-that the items would have, so positions, seeds and states are the same as for an iteration over items. This module's
-code runs in the process that iterates the pipeline. The module keeps no state.
+Role: if the source is read by index, the pipes before the filter can yield indices instead of items. A pipe supports
+this if it does not inspect items, or only in a function of one item, as `map` does. For each index of its share, the
+filter loads the item and then calls the functions of these pipes. The indices have the order of the items, so
+positions, seeds and states do not differ from an iteration over items. This module's code runs in the process that
+iterates the pipeline.
 
-Each iteration decides, for one path through the graph, whether to pass on indices. Pipes outside this path of the graph
-receive items instead of indices. Passing on indices does not change the graph.
+Each iteration of a filter decides whether the pipes before it yield indices. The graph stays unchanged.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ Load = Callable[[Any], Any]
 
 
 class Unloadable(Protocol):
-    """The methods of a pipe that supports indices. A subclass that defines `__iter__` does not inherit the support for
-    indices."""
+    """The methods of a pipe that can yield indices instead of items. A subclass that overrides `__iter__` cannot,
+    unless it overrides these methods, too."""
 
     def _can_wait(self) -> bool:
-        """Returns whether the next iteration can pass on indices."""
+        """Returns whether the next iteration can yield indices."""
 
     def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
         """Replaces `__iter__`: returns an iterator over indices, and the function that loads an item."""
 
     def _loads(self) -> Load:
-        """Returns the function that loads an item, without beginning an iteration."""
+        """Returns the function that loads an item, without a new iteration."""
 
 
 def can_wait(datapipe: Any) -> bool:
-    """Returns whether the next iteration of the pipe can pass on indices instead of items."""
+    """Returns whether the next iteration of the pipe can yield indices instead of items."""
     record = existing_record(datapipe)
     if record is not None and record.claim is not None:
         return False  # exceptions are skipped before the items are distributed
@@ -57,7 +56,7 @@ def _supports_indices(kind: type) -> bool:
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     """Starts a guarded iteration over indices; returns the iterator and the function that loads an item. Raises
-    ValueError if the loaded state counts indices, but the pipe does not support indices."""
+    ValueError if the pipe cannot yield indices, which a loaded state requires."""
     if not _supports_indices(type(datapipe)):
         raise ValueError(
             f"the loaded state is damaged, or belongs to another pipeline: it counts indices that "
@@ -75,11 +74,11 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
-    """Starts an iteration for a reader that yields only a share of the items. If the pipe supports skipping, the
-    iterator can skip the items of other shares.
+    """Begins an iteration for a `sharding_filter`. If possible, the iterator can skip the items of other shares without
+    creating them.
 
-    A pipe supports skipping if its own class defines `_can_pass_over` and `_iter_by_index`, which replaces `__iter__`
-    and yields the same items. A subclass must define `_iter_by_index` itself to support skipping.
+    This is possible if the class of the pipe itself, not a base class, defines `_iter_by_index`, which then replaces
+    `__iter__`.
     """
     record, kind = existing_record(datapipe), type(datapipe)
     is_claimed = record is not None and record.claim is not None
@@ -89,7 +88,8 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
 
 
 def getter_of(datapipe: Any) -> Load:
-    """Returns the function that loads an item of a map-style pipe: `__getitem__`, timed if the loader wants times."""
+    """Returns the function that loads an item of a map-style pipe: `__getitem__`, which is timed if the loader measures
+    times."""
     token = token_of(datapipe) if hasattr(datapipe, "__dict__") else None
     if token is None or not token.is_timed:
         return datapipe.__getitem__  # type: ignore[no-any-return]
@@ -98,11 +98,12 @@ def getter_of(datapipe: Any) -> Load:
 
 
 class PipeStep:
-    """Applies one pipe's step to an index or item. An exception names the pipe.
+    """A call applies the function of one pipe to an index or item. A note in an exception names the pipe.
 
     Args:
-        function: what the pipe does with an index or item.
-        before: a function that loads the item at an index; `function` then receives this item.
+        function: the function of the pipe.
+        before: the `PipeStep` of the pipe's source, whose result `function` receives; None if `function` receives the
+            index.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")

@@ -1,13 +1,12 @@
 """Samples the items that a `sharding_filter` reads, to check that all workers read the items in the same order.
 
-All loaders sample a stream without a state (`SampleDigest`), to check that a resumed run reads the same items.
+`SampleDigest` is also used to check that a resumed run rereads the items of the original run.
 
-Role: each worker reads the whole source and keeps the items at the positions of its share. If the workers read the
-items in different orders, shares overlap and items are lost. To detect this, the filter records checksums of some items
-with their positions, and the loader compares the checksums of its workers. This module's code runs in workers, in the
-thread that reads the filter. All workers sample the same positions: at first, every position, and later with gaps that
-grow as the square root of the position. If two workers read n items in different orders, about 36 of the items that
-they sample are common to both.
+Role: each worker reads the whole source and keeps the items at the positions of its share. If two workers read the
+items in different orders, some items belong to both shares or to none. To detect this, the filter records checksums of
+some items with their positions, and the loader compares the checksums of its workers. This module's code runs in
+workers, in the thread that reads the filter. All workers sample equal positions, with gaps that grow as the square root
+of the position. Of the items that two workers with different orders sample, about 36 are common to both.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from zlib import crc32
 
 __all__ = ["Note", "SampleDigest", "SampleWatch", "Witness", "checksum_of", "current", "next_sample", "sample_behind"]
 
-#: A mask for the lower half of the checksum of a digest.
+#: A mask for the lower 32 bits of `SampleDigest.checksum`.
 _LOWER = (1 << 32) - 1
 
 #: Maximum number of samples of one filter in one epoch.
@@ -33,24 +32,24 @@ _MOST_SAMPLES = 1 << 13
 #: The `Witness` of the current epoch if this process is one of several workers.
 current: Witness | None = None
 
-#: Types with values that have the same checksum in every process.
+#: Types whose values are included in a checksum unchanged.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
-#: The maximum number of elements of an array or tensor that a checksum covers.
+#: A checksum covers about this many elements of a larger array or tensor.
 _ELEMENTS = 1 << 10
 
 
 class Note(NamedTuple):
-    """The samples that a filter has taken since its previous note.
+    """A message from a worker to the loader: the samples that a filter has taken since its previous note.
 
     Args:
-        number: the number of the filter in the graph.
+        number: the number of the filter among the sharding filters of the graph.
         source: a description of the filter's source.
-        start: the position where the filter began to read.
-        samples: positions and checksums of items.
-        length: the total number of items of the source; None if the source has not ended.
-        splits_itself: whether the source is assumed to split its items among workers, so that workers read different
-            items.
+        start: the position in the source at which the filter began to read.
+        samples: pairs of the position and the checksum of an item.
+        length: the number of items of the source; None before the end of the source.
+        splits_itself: whether the source is assumed to split its items among workers, so that no two workers may read
+            one item.
     """
 
     number: int
@@ -65,7 +64,7 @@ class SampleWatch:
     """The samples of one filter. Sampling stops at the first item that occurs twice.
 
     Args:
-        start: the position where the filter begins to read.
+        start: see `Note`.
         splits_itself: see `Note`.
     """
 
@@ -107,8 +106,7 @@ class Witness:
         self._watches: dict[int, SampleWatch] = {}
 
     def watch(self, datapipe: Any, start: int) -> SampleWatch | None:
-        """Returns a new watch for a filter that begins to read at the position `start`; None if the filter already has
-        a watch in this epoch."""
+        """Returns a new `SampleWatch` for a filter; None if the filter already has one in this epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
                 self._watches[number] = SampleWatch(number, source, start, datapipe.source_splits_itself)
@@ -116,16 +114,16 @@ class Witness:
         return None
 
     def notes(self) -> list[Note] | None:
-        """Returns the notes of all filters since the previous call; None if there are no new notes."""
+        """Returns the new notes of all filters; None if there are none."""
         notes = [note for watch in [*self._watches.values()] if (note := watch.note()) is not None]
         return notes or None
 
 
 class SampleDigest:
-    """Two running checksums of the sampled items of a stream.
+    """Two running checksums of the sampled items of one source, combined in one integer.
 
-    The lower 32 bits of `checksum` cover the whole items. The upper 32 bits cover only the discrete parts of the items
-    (integers, strings, bytes), which augmentation seldom changes.
+    The lower 32 bits of `checksum` cover all parts of the items. The upper 32 bits leave out floating-point numbers and
+    arrays, which random augmentation changes.
 
     Args:
         next: the position of the next sample.
@@ -157,17 +155,17 @@ class SampleDigest:
         self.next = sample_behind(self.next)
 
     def add_missing(self) -> None:
-        """Skips the next sampled position, because the stream has fewer items."""
+        """Skips the next sampled position, because the source has ended before it."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
-        """Returns whether two digests have the same checksum. Digests of different numbers of samples also agree."""
+        """Returns whether the checksums are equal, or cannot be compared because the numbers of samples differ."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether two checksums differ only in floating-point numbers: their discrete parts are equal, in the
-        same order."""
+        """Returns whether the upper halves of two checksums are equal, so that only floating-point numbers or arrays
+        differ."""
         return one >> 32 == other >> 32
 
 
@@ -180,7 +178,7 @@ def checksum_of(item: Any) -> int | None:
 
 
 def next_sample(position: int) -> int:
-    """Returns the first sampled position at or after a position."""
+    """Returns the first sampled position that is not less than `position`."""
     sample = 0
     while sample < position:
         sample = sample_behind(sample)
@@ -188,12 +186,12 @@ def next_sample(position: int) -> int:
 
 
 def sample_behind(sample: int) -> int:
-    """Returns the next sampled position after the sampled position `sample`."""
+    """Returns the sampled position that follows the sampled position `sample`."""
     return sample + max(isqrt(sample) // 3, 1)
 
 
 def _plain(item: Any) -> Any:
-    """Converts the item to plain data of the same value. Raises Exception if the item cannot be converted."""
+    """Converts an item to data that has equal bytes in every process. Raises an error if this is not possible."""
     if type(item) in _PLAIN:
         return item
     if type(item) is dict:
@@ -214,7 +212,7 @@ def _plain(item: Any) -> Any:
 
 
 def _discrete(plain: Any) -> Any:
-    """Returns the discrete parts of a result of `_plain`, without floating-point numbers and larger arrays."""
+    """Replaces the floating-point numbers and the arrays of several elements in a result of `_plain` by None."""
     if type(plain) is list:
         return [_discrete(member) for member in plain]
     if type(plain) is tuple:  # an array: its type, shape and elements

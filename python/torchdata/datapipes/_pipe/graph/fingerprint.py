@@ -1,10 +1,10 @@
-"""Describes a pipeline in text that is the same in every process, so that a state can recognize its pipeline.
+"""Describes a pipeline by text that does not depend on the process, so that a state is loaded only into an equal
+pipeline.
 
-Role: pure functions over graphs. A fingerprint lists the pipes, sources first. The entry of a pipe contains the pipe's
-class, sources and arguments. Numbers and texts are stored unchanged, functions by qualified name, and data by kind and
-shape. Data itself is never inspected, and the iteration state is not part of the fingerprint. A value that may be a
-secret is represented by a few digits of a hash, which reveals only that the value changed. States of graphs and states
-of loaders contain the same fingerprint.
+Role: pure functions over graphs. A fingerprint has an entry for each pipe, sources first, with the pipe's class,
+sources and arguments. Numbers and texts are stored unchanged, functions by qualified name, and data by type and shape.
+The fingerprint does not contain the iteration state. A value that may be a secret is replaced by a few digits of its
+hash, which show whether the value has changed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 __all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "require_arguments", "short_name"]
 
-#: A dict for each pipe: its `class`, the numbers of the pipes that it `reads`, and its `parameters` by name, as text.
+#: For each pipe, a dict with its `class`, the indices of its sources (`reads`), and its `parameters`: a text by name.
 Fingerprint = list[dict[str, Any]]
 
 #: Maximum number of characters in the text of a parameter.
 _LONGEST = 200
 
-#: The batch size of a `Batcher` may change between two epochs, like the settings of adapters.
+#: The batch size, which may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: Arguments that the loader overrides, or that do not affect the items.
+#: Names of arguments that the loader overrides, or that do not affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
@@ -42,9 +42,8 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     """Returns the fingerprint of the graph that ends in a pipe.
 
     Args:
-        begun: whether the graph may have been iterated. If `begun` is True, the fingerprint leaves out values that an
-            iteration may change. An iteration may change all attributes of a user's pipe except functions, but only the
-            iteration state of other pipes.
+        begun: whether the graph may have been iterated. If True, the fingerprint leaves out attributes that an
+            iteration may change: the declared state, and for user-defined pipes all attributes except functions.
     """
     graph = graph_of(datapipe)
     return [
@@ -58,7 +57,7 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
 
 def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
-    """Describes the first difference between two pipelines. The text is empty if both fingerprints are equal.
+    """Describes the first difference between two fingerprints; returns an empty text if they are equal.
 
     Args:
         between_epochs: whether to ignore parameters that may change between two epochs.
@@ -82,12 +81,13 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether a parameter may change between epochs: a setting (with a dot in its name) or the batch size."""
+    """Returns whether a parameter may change between epochs: a setting of an adapter, whose name contains a dot, or the
+    batch size."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
 def require_arguments(datapipe: Any) -> None:
-    """Raises ValueError if a built-in pipe lacks an argument because another release pickled it."""
+    """Raises ValueError if a built-in pipe was pickled by a release in which it lacked an argument."""
     for pipe in graph_of(datapipe) if is_pipe(datapipe) else ():
         kind = type(pipe)
         if kind.__module__.partition(".")[0] != "torchdata":
@@ -114,7 +114,7 @@ def short_name(entry: Mapping[str, Any]) -> str:
     return name.rpartition(".")[2]
 
 
-#: The attributes that may store constructor arguments, by class, in the order of the arguments.
+#: For each class, the names of the constructor's arguments, each with the names of attributes that may store it.
 _arguments: WeakKeyDictionary[type, list[tuple[str, tuple[str, str]]]] = WeakKeyDictionary()
 
 
@@ -125,7 +125,7 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # The arguments in a class's `tuning` affect only speed, so they may differ when a state is loaded.
+        # The arguments in `tuning` of a class do not affect the items, so they may differ when a state is loaded.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found
@@ -153,7 +153,7 @@ def _holds_pipes(value: Any) -> bool:
 
 
 def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
-    """Describes a value. Secrets are replaced by a few digits of a hash."""
+    """Describes a value by text in which secrets are replaced by a few digits of their hash."""
     words = _words(value, depth)
     if is_private(name, value) and value is not None:
         return f"{HIDDEN}{digest(name, _whole(value, words))}"
@@ -167,12 +167,12 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the text to hash for a value. A long text is hashed in full, although its description is shortened."""
+    """Returns the text to hash for a value. It is not shortened, even if `words`, the description of the value, is."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 
 def _words(value: Any, depth: int = 0) -> str:
-    """Describes a value with text that is the same in every process, without secrets."""
+    """Describes a value by text that does not depend on the process."""
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         text = repr(value)
         return text if len(text) <= _LONGEST else f"{type(value).__name__} of length {len(value)}"  # type: ignore[arg-type]
@@ -208,7 +208,8 @@ def _shape(value: Any) -> str:
 
 
 def _name_of(value: Any) -> str:
-    """Returns the qualified name of an object, with the same name for the program's main module in every process."""
+    """Returns the qualified name of an object. The program's main module is always called `__main__`, also in spawned
+    workers."""
     module = getattr(value, "__module__", None) or "builtins"
     if module == "__mp_main__":
         module = "__main__"

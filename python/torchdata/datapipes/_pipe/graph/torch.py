@@ -1,17 +1,16 @@
 """Makes PyTorch's pipe classes and this package's pipe classes compatible with each other.
 
 Role: in torchdata 0.9, all pipes derived from two base classes of PyTorch. This package defines its own base classes,
-because it never imports torch. Once other code has imported torch, before or after this package, the classes of both
-packages are registered as virtual subclasses of each other. A functional form or method that is added to the pipes of
-one package is then also available on the pipes of the other package. `Dataset` is not an ABC, so it becomes a real base
-class of this package's pipes. This module's code runs in every process that imports both torch and torchdata.
+because it never imports torch. Once other code has imported torch, `isinstance` checks and functional forms of each
+package also work for the pipes of the other package. PyTorch's `Dataset` is not an ABC, so it becomes a real base class
+of this package's pipes. This module's code runs in every process that imports both torch and torchdata.
 
 This module patches four parts of PyTorch:
 
-- `ABC.register` makes the classes of this package virtual subclasses of PyTorch's classes;
-- the registries of PyTorch's functional forms receive the forms of this package;
-- PyTorch's decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
-- PyTorch's function that begins a pass of a pipe informs this package, which then records the graph for states.
+- `ABC.register` makes the classes of this package virtual subclasses of PyTorch's classes; - the registries of
+PyTorch's functional forms receive the forms of this package; - PyTorch's decorator `functional_datapipe` accepts
+classes of this package, although they have another metaclass; - PyTorch's function that begins a pass of a pipe first
+calls this package, which records the state of the graph.
 """
 
 from __future__ import annotations
@@ -35,14 +34,15 @@ __all__ = [
     "yielded_so_far",
 ]
 
-#: When this module is imported, PyTorch's pipe classes are complete.
+#: PyTorch's module that imports all its pipe classes.
 _MODULE = "torch.utils.data"
 
 _MISSING = object()
 
 
 class Counterpart:
-    """PyTorch's base class for one kind of pipe, if PyTorch is loaded."""
+    """The connection of one base class of this package with PyTorch's base class of the name `name`, once torch is
+    imported."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,7 +50,8 @@ class Counterpart:
         self._module: Any = None
 
     def meet(self, ours: Any, module: Any) -> None:
-        """Registers the two given classes with each other. Forms that exist in both packages remain unchanged."""
+        """Registers `ours` and PyTorch's base class with each other, and gives PyTorch's base class the functional
+        forms that it lacks."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return
@@ -63,15 +64,15 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Makes a form or method of this package available on PyTorch's pipes, unless they already have that name. An
-        existing form of this name is replaced by `method` only if the existing form is `before`."""
+        """Gives PyTorch's base class a form or method, unless it already has one of this name. An existing form is
+        replaced if it is `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
             self.base.functions.setdefault(name, method)
 
     def form(self, name: str) -> Callable[..., Any] | None:
-        """Returns the functional form that was registered only with PyTorch's base class."""
+        """Returns the functional form of PyTorch's base class with the given name; None if there is none."""
         found: Callable[..., Any] | None = None if self.base is None else self.base.functions.get(name)
         return found
 
@@ -96,23 +97,23 @@ class Counterpart:
         return torchs.ChainDataset if self.name == "IterDataPipe" else torchs.ConcatDataset
 
     def hook(self, name: str) -> Callable[..., Any] | None:
-        """Returns the hook with the given name that PyTorch's graph tools have installed during a traversal."""
+        """Returns the pickling hook of PyTorch's base class with the given name; None if no graph tool has installed
+        it."""
         return None if self.base is None else getattr(self.base, name, None)
 
 
-#: The functions to call, in this order, when torch is imported.
+#: The functions to call when torch is imported.
 _waiting: list[Callable[[Any], object]] = []
 
-#: Pipe classes, including the base classes, that exist both in this package and in PyTorch. Maps each class to its
-#: counterpart, in both directions.
+#: Maps each pipe class that exists in this package and in PyTorch, including base classes, to the class of the other
+#: package.
 _twins: dict[Any, Any] = {}
 
 
 def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
     """Registers classes of the same name in PyTorch and in this package with each other.
 
-    The classes are registered now, or when torch is imported. `isinstance` checks against PyTorch's class then accept
-    this package's pipes.
+    The classes are registered now if torch is imported, and otherwise when torch is imported.
 
     Args:
         classes: classes of this package by name. Names that PyTorch does not have are ignored.
@@ -133,8 +134,8 @@ def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
 def pair_streams_with_torch(ours: Any) -> None:
     """Makes PyTorch's stream wrapper and this package's stream wrapper compatible with each other.
 
-    PyTorch's wrapper is not an ABC, so it becomes a real base class of this package's wrapper. This package's wrapper
-    overrides all methods of PyTorch's wrapper.
+    PyTorch's wrapper is not an ABC, so it becomes a real base class of this package's wrapper, which overrides all its
+    methods.
     """
 
     def pair(_torchs: Any) -> None:
@@ -163,9 +164,9 @@ def derives_from_twin(ours: type, cls: type) -> Any:
 
 
 def _derive(ours: Any, dataset: Any) -> None:
-    """Makes `dataset`, which does not accept virtual subclasses, the last base class of `ours` before Generic.
+    """Makes the class `dataset` a real base class of `ours`, because it is not an ABC.
 
-    Existing instances of `ours` stay valid, because neither `ours` nor `dataset` defines a memory layout.
+    Existing instances of `ours` stay valid, because `dataset` does not change their memory layout.
     """
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:
@@ -191,7 +192,7 @@ def meet_torch(*bases: Any) -> None:
 
 
 def _when_imported(call: Callable[[Any], object]) -> None:
-    """Calls a function with PyTorch's module of datasets and pipes, now or when that module is imported."""
+    """Calls `call` with the module `torch.utils.data`: now if it is imported, and otherwise when it is imported."""
     loaded = sys.modules.get(_MODULE)
     if loaded is not None and hasattr(loaded, "DataLoader"):  # if the name is missing, the import is still in progress
         call(loaded)
@@ -221,8 +222,8 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def yielded_so_far(datapipe: Any) -> int | None:
-    """Returns the number of items that the current or finished iteration of a PyTorch pipe has yielded; None before the
-    iteration begins. Raises TypeError if the pipe is random. Pipes of PyTorch do not report their seed."""
+    """Returns the number of items that the running or the last iteration of a PyTorch pipe has yielded; None before the
+    first iteration. Raises TypeError for a random pipe, because its seed is unknown."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "
@@ -233,9 +234,9 @@ def yielded_so_far(datapipe: Any) -> int | None:
 
 
 def note_passes_of_torchs(note: Callable[[Any], None]) -> None:
-    """Calls a function with each PyTorch pipe at the beginning of its pass.
+    """Makes PyTorch call `note` with each of its pipes when a pass of the pipe begins.
 
-    If `__iter__` of the pipe is a generator function, `note` is called before the pipe iterates its sources.
+    `note` is called before the pipe begins to read its sources only if its `__iter__` is a generator function.
     """
 
     def change(_torchs: Any) -> None:

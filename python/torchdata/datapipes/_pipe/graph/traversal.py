@@ -1,9 +1,7 @@
 """Finds the pipes that a pipe reads from, without serializing anything.
 
-Role: searches the attributes of a pipe once, for the graph tools and for states. The search finds pipes that are
-attributes, and pipes in (nested) containers of an attribute. To limit its cost, the search inspects at most
-`LARGEST_STRUCTURE` members per attribute, including members of nested containers, and treats all further members as
-data.
+Role: the sources of a pipe are the pipes that are the values of its attributes, or members of (nested) containers in
+its attributes. To limit its cost, the search inspects at most `LARGEST_STRUCTURE` members per attribute.
 """
 
 from __future__ import annotations
@@ -15,20 +13,21 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-#: The maximum number of members of containers that the search inspects per attribute. A dictionary entry counts as one
-#: member. A container with more members than the remaining budget counts as data and is not searched.
+#: The maximum number of members of containers that the search inspects per attribute. A container with more members
+#: than remain of this number is not searched.
 LARGEST_STRUCTURE = 4096
 
-#: The cost of opening a nested container, in members, because opening takes longer than inspecting a member.
+#: The search counts each nested container as this many members, because its cost is higher than the cost of a member.
 OPENING = 8
 
-#: The base classes of all pipes. Each base class registers itself, because this module cannot import it.
+#: `IterDataPipe` and `MapDataPipe`. They register themselves, because this module cannot import their module.
 _pipes: tuple[type, ...] = ()
 
 #: Whether a class was registered as a virtual subclass of a pipe class.
 _has_virtual = False
 
-#: The cache token of `abc`, which changes whenever a class is registered with an abstract class.
+#: The result of `abc.get_cache_token` when the cache was last cleared. It changes when a virtual subclass is
+#: registered.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -44,7 +43,7 @@ def know_bases(*bases: type) -> None:
 
 
 def know_virtual() -> None:
-    """Records that a class was registered as a virtual subclass of a pipe class."""
+    """Called when a virtual subclass of a pipe class is registered."""
     global _has_virtual
     _has_virtual = True
 
@@ -63,14 +62,14 @@ def is_pipe(obj: Any) -> bool:
 
 @lru_cache(maxsize=1024)  # graphs are searched several times per epoch, and `issubclass` of the pipe bases is slow
 def _role(kind: type) -> Role | None:
-    """Returns how the search treats objects of the type. Everything except pipes and containers is data."""
+    """Returns whether objects of a type are pipes or containers; None for data, which is not searched."""
     if _is_pipe_class(kind):
         return "pipe"
     return "container" if issubclass(kind, _CONTAINERS) else None
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Returns whether objects of the type are pipes. `issubclass` comes last, because it queries every pipe class."""
+    """Returns whether objects of the type are pipes. `issubclass` is slow, because it also asks every subclass."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True
@@ -78,7 +77,7 @@ def _is_pipe_class(kind: type) -> bool:
 
 
 def _clear_roles() -> None:
-    """Clears the cache, because a class may be registered with the base classes after its objects were inspected."""
+    """Clears the cache of `_role` if a virtual subclass has been registered since the last call."""
     global _registered
     if _registered != (registered := get_cache_token()):
         _registered = registered
@@ -93,8 +92,8 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Branches with few containers are searched first, so that a large list of data does not exhaust the search budget
-    before nearby pipes are found.
+    Branches with few containers are searched first, so that a large structure of data does not use up the allowed
+    number of members before a pipe in a small container is found.
     """
     _clear_roles()
     role = _role_of(value)
@@ -107,7 +106,7 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # A heap of groups of sibling containers; groups of branches with the fewest containers are searched first.
+    # A heap of groups of sibling containers, by the number of containers in their branch.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)
@@ -130,7 +129,8 @@ def pipes_in(value: Any) -> list[Any]:
 
 
 def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
-    """Returns the pipes in the containers that were opened, from left to right and depth first."""
+    """Returns the pipes in `value`, from left to right and depth first. `opened` contains the searched containers by
+    id."""
     found = []
     stack = [value]
     while stack:
@@ -159,7 +159,7 @@ def sources_of(datapipe: Any) -> list[Any]:
 
 def walk(datapipe: Any, known: dict[int, list[Any]] | None = None) -> list[Any]:
     """Returns all pipes of the graph that ends in `datapipe` without duplicates, sources before their readers. `known`
-    maps the ids of pipes that were already searched to their sources. Newly searched pipes are added to `known`."""
+    is a cache of the sources of pipes, by the pipe's id."""
     known = {} if known is None else known
     done: dict[int, Any] = {}
     opened: set[int] = set()

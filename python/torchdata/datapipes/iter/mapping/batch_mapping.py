@@ -1,7 +1,7 @@
 """Pipes that apply a function to batches, or concurrently to the items of a batch: BatchMapper, BatchAsyncMapper.
 
-These pipes run in the process and thread that iterate the pipeline. Each pipe owns the remaining results of its current
-batch. BatchAsyncMapper also owns the event loop of its iteration (see `event_loop`).
+The pipes of this module run in the process and thread that iterate the pipeline. A pipe owns the remaining results of
+the current batch. BatchAsyncMapper also owns the event loop of its iteration (see `event_loop`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
         datapipe: the pipe to read.
         fn: a function from a list of items to an iterable, which may have more or fewer members.
         batch_size: items per batch; the last batch may have fewer.
-        input_col: the parts of the items that `fn` receives: None (the default) for the items themselves; an index or
-            key for a list of this column; a list or tuple of indices or keys for a list of lists of these columns.
+        input_col: the parts of the items that `fn` receives: None (the default) for the list of items; an index or key
+            for a list of the values in this column; a list or tuple of indices or keys for a list that contains, for
+            each item, a list of its values in these columns.
 
     Raises:
         TypeError: `fn` is not a function, or `batch_size` is not an integer; or, while iterating, the result of `fn` is
@@ -101,9 +102,9 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
     """Applies a coroutine function concurrently to the items of a batch, and yields the results in the items' order.
 
     Each iteration has its own event loop, which runs while a batch is processed and is closed at the end. The loop runs
-    in the thread that iterates the pipe. If the iterating thread already runs an event loop, the new loop runs in
-    another thread, and the iterating thread waits. If the function raises, the exception is raised unchanged, and the
-    remaining calls of the batch are canceled.
+    in the thread that iterates the pipe. If this thread already runs an event loop (as in a notebook), the new loop
+    runs in another thread, and the iterating thread waits for it. If a call raises an exception, the exception is
+    raised unchanged, and all other calls of the batch are canceled.
 
     Args:
         source_datapipe: the pipe to read.
@@ -115,8 +116,8 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
         flatten: whether results are yielded one by one (the default), or as a list for each batch.
 
     Raises:
-        ValueError: `async_fn` is not a coroutine function, `max_concurrency` is not positive, or the columns are wrong
-            as for `map`.
+        ValueError: `async_fn` is not a coroutine function, `max_concurrency` is not positive, or `input_col` or
+            `output_col` is invalid, as for `map`.
         AssertionError: `batch_size` is not positive.
         TypeError: `batch_size` or `max_concurrency` is not an integer.
 

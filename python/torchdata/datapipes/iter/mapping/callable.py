@@ -1,7 +1,7 @@
 """Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
 
-These pipes run in the process that iterates the pipeline. Each pipe owns only the user's function. FlatMapper also
-holds the item that it is unfolding.
+The pipes of this module run in the process that iterates the pipeline. FlatMapper owns the remaining results of the
+current item.
 """
 
 from __future__ import annotations

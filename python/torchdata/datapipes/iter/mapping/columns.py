@@ -1,8 +1,8 @@
 """Pipes that select or unfold columns of each item: Flattener, Slicer, Dropper.
 
-These pipes run in the process that iterates the pipeline. Each pipe owns only its settings, and no threads or files.
-Items are tuples or lists with numbered columns, or dicts with the columns as keys. If an item lacks a requested column,
-the pipe warns and yields the item without this column.
+The pipes of this module run in the process that iterates the pipeline, and own no threads or files. Items are tuples or
+lists with numbered columns, or dicts with the columns as keys. If an item lacks a requested column, the pipe warns and
+yields the item without this column.
 """
 
 from __future__ import annotations

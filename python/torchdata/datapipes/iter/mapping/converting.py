@@ -1,6 +1,6 @@
 """Conversions of pipes: MapToIterConverter, and the form `to_node`.
 
-These pipes run in the process that iterates the pipeline. Each pipe stores its position in the sequence of indices.
+MapToIterConverter runs in the process that iterates the pipeline.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
             )
         self.datapipe = datapipe
         if indices is not None and not isinstance(indices, Sequence):
-            # indices from any iterable must be available again in the next epoch
+            # an iterator could be read only once, but every epoch needs the indices
             indices = list(in_fixed_order(indices))
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
 

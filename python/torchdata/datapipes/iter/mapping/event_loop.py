@@ -1,8 +1,8 @@
-"""The event loop of an iteration of `async_map_batches`: runs one coroutine function over the items of a batch.
+"""The event loop of an iteration of `async_map_batches`, which calls a coroutine function for the items of a batch.
 
 The loop is created with the first batch, and closed when the iterator ends or is dropped, or at interpreter exit. The
 loop runs in the thread that requests a batch. If the requesting thread is already running an event loop, the new loop
-runs in a separate thread for each batch. This module imports asyncio, so it is imported only where it is used.
+runs in a separate thread for each batch.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class EventLoop:
 
     def __init__(self, max_concurrency: int) -> None:
         self._max_concurrency = max_concurrency
-        # With a factory, the runner does not change the thread's current event loop.
+        # Because a factory is given, the runner does not replace the current event loop of the thread.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._process = os.getpid()
-        # The finalizer also runs at interpreter exit, while asyncio is still available.
+        # Unlike `__del__`, the finalizer also runs at interpreter exit while asyncio is still available.
         self._finalizer = weakref.finalize(self, _close, self._runner, self._process)
 
     def run(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
@@ -118,11 +118,11 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # The calls end before the batch does, so no call continues when the next batch runs the loop.
+            # This waits for the canceled calls to end, so that no call continues when the next batch runs the loop.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:
-        """Cancels the batch that another thread runs."""
+        """Cancels the calls of the batch, which another thread runs."""
         self._cancelled = True
         task = self._task
         if task is not None:

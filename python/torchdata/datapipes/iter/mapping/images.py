@@ -1,7 +1,7 @@
 """The pipe that decodes images, optionally a random part of each: ImageDecoder.
 
-Role: the pipe calls `torchdata.images` in the process that iterates it. For each image, the pipe's random generator is
-seeded from the seed of the epoch and the number of the image, so the pipe does not need a state.
+Role: the pipe calls `torchdata.images` in the process that iterates it. The random generator is seeded for each image,
+from the seed of the epoch and the number of the image, so a state need not contain the generator.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         datapipe: a pipe of images, or of items that contain one.
         size: the size of the result: (height, width), or an integer for a square. If `size` is None (the default), the
             result has the size of the crop.
-        crop: the part that is taken before resizing: "random" for `torchdata.images.random_resized_crop`; "center" for
-            `torchdata.images.center_crop`; a function of a generator (a `random.Random`), width and height that returns
-            a box (left, top, right, bottom), such as `functools.partial(random_resized_crop, scale=(0.35, 1))`; or a
-            box. If `crop` is None (the default), the whole image is used.
-        flip: probability that left and right are exchanged, from 0 (the default) to 1.
+        crop: the part of the image that is cut out before resizing: "random" for
+            `torchdata.images.random_resized_crop`; "center" for `torchdata.images.center_crop`; a function of a
+            generator (a `random.Random`), width and height that returns a box (left, top, right, bottom), such as
+            `functools.partial(random_resized_crop, scale=(0.35, 1))`; or a box. If `crop` is None (the default), the
+            whole image is used.
+        flip: probability that an image is mirrored left to right, from 0 (the default) to 1.
         mode: "RGB" (the default), "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
         layout: "HWC" (the default) or "CHW": channels last or first.
-        scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if the decoded image is not
-            smaller than the result.
-        resample: the filter, as for `torchdata.images.decode`.
-        exif: whether images are rotated according to EXIF.
+        scale: "exact" (the default), or "fast" to decode JPEG images at a half, a quarter or an eighth of their size,
+            if this is not smaller than the result.
+        resample: the filter for resizing, as for `torchdata.images.decode`.
+        exif: whether images are rotated according to their EXIF orientation.
         truncated: "keep" returns the available part of truncated images instead of raising an error.
         as_tensor: whether the results are torch tensors.
         input_col: the index or key of the image in an item; if None (the default), the item is the image.
@@ -118,7 +119,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return self.flip > 0 or self.crop == "random" or callable(self.crop)
 
     def reset(self) -> None:
-        """Uses the seed of the iteration, if the crop or the flip is random."""
+        """Takes a seed for the iteration if the crop or the flip is random."""
         super().reset()
         if self._is_random():
             self._take_seed()
@@ -130,7 +131,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """This method has the parameters of the decoding function, so that the constructor can check the columns."""
+        """Has the signature of `_Decoder`, for which the constructor checks the columns."""
 
 
 class _Decoder:

@@ -1,7 +1,7 @@
 """Pipes over rows that are dicts or lists, and batches of them: Rows2Columnar, IndexAdder.
 
-These pipes run in the process that iterates the pipeline. Each pipe owns only its settings, and no threads or files.
-IndexAdder also counts its items.
+The pipes of this module run in the process that iterates the pipeline, and own no threads or files. IndexAdder also
+counts its items.
 """
 
 from __future__ import annotations

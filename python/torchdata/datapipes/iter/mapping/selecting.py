@@ -1,6 +1,6 @@
 """Pipes that yield some of their source's items: Filter, Header.
 
-These pipes run in the process that iterates the pipeline. Each pipe owns only its settings, and no threads or files.
+The pipes of this module run in the process that iterates the pipeline, and own no threads or files.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class Filter(IterDataPipe[T_co]):
         raise no_length(self, "Only .set_length(n) after a Filter says how many items it keeps")
 
 
-#: The message of torchdata 0.9 for a `header` of unknown length.
+#: The beginning of torchdata 0.9's error message if the length of a `header` is unknown.
 _NO_LENGTH = "The length of this HeaderIterDataPipe cannot be determined."
 
 _PLAIN: tuple[type, ...] = tuple(PLAIN_TYPES)
 
 
 def _to_bool(keep: Any) -> bool:
-    """Converts the result of a predicate that is neither True nor False."""
+    """Converts a NumPy bool that a predicate returned, and raises ValueError for other results."""
     if type(keep).__name__ in ("bool_", "bool") and type(keep).__module__ == "numpy":
         return bool(keep)
     raise ValueError(
@@ -100,7 +100,7 @@ class Header(IterDataPipe[T_co]):
     """Yields only the first items.
 
     Args:
-        source_datapipe: the pipe to read. No further items of the source are read.
+        source_datapipe: the pipe, of which only these items are read.
         limit: number of items, 10 by default; None for all.
 
     Raises:

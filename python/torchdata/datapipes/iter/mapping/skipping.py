@@ -1,7 +1,7 @@
 """The pipe that skips items if other pipes raise exceptions for them: OnError.
 
-This pipe runs in the process that iterates the pipeline, and yields its source's items. The items are skipped by
-`_pipe/skipping.py`.
+This pipe runs in the process that iterates the pipeline, and yields its source's items unchanged. The module
+`_pipe/skipping.py` skips the exceptions of earlier pipes.
 """
 
 from __future__ import annotations
@@ -23,34 +23,32 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items for which an earlier pipe (after the previous `on_error`, if any) raises an exception.
+    """Skips items for which an earlier pipe raises an exception. A previous `on_error` handles the pipes before it.
 
-    An item that causes an exception is left out, and counted by exception type and pipe. Exceptions are skipped in
-    functions (of `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and
-    archives, which leave out the end of a broken stream, and in pipes that cannot use an item.
+    An item that causes an exception is left out, and counted by exception type and pipe. Skipped are exceptions of
+    functions that are passed to pipes such as `map` and `filter`, exceptions of pipes that read streams and archives
+    (the rest of a broken stream is left out), and exceptions of pipes that cannot use an item.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
-    exception. A note in such an exception explains the reason. `on_error` never skips errors of store listings,
-    `on_disk_cache` and `fullsync`, nor `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
+    exception. A note in such an exception explains this. `on_error` never skips errors from listing a store, errors of
+    `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the exit of a process.
 
-    Skipped items are part of a saved state: a resumed run skips the same items and continues to count. At the end of an
-    epoch, a `RuntimeWarning` reports the counts of the process, or, with a `DataLoader2`, of all workers.
-    `DataLoader2.stats()` returns the counts at any time.
+    A saved state contains the counts: a resumed run does not read the skipped items again, and adds to these counts. At
+    the end of an epoch, a `RuntimeWarning` contains the counts of the process or, with a `DataLoader2`, of all its
+    workers. `DataLoader2.stats()` returns the counts at any time.
 
     Args:
         datapipe: the pipe to read.
         how: "skip", the only value.
-        limit: maximum number of items that are skipped in an epoch, in each process. A float limits the fraction of
-            each pipe's items that may be skipped. The fraction of skipped items is checked from the pipe's 100th item
-            on, and at the end. If `limit` is None (the default), any number of items may be skipped.
+        limit: maximum number of items that are skipped in an epoch, in each process. A float is the maximum fraction of
+            the items of each pipe, which is checked from the pipe's 100th item on, and at the end of the epoch. If
+            `limit` is None (the default), any number of items may be skipped.
         log: the path of a file; each process appends a line of JSON for each skipped item; None (the default) for no
             file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
             `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
             `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file,
-            URL or archive member that a reader of this package was reading. If a function raised an exception, the key
-            describes the function's first argument: by a path or key, its first member, its `__key__`, or the scalar
-            columns of a row. Later epochs and runs append to the log, so a broken sample can have several lines with
-            the same key.
+            URL or archive member that a pipe was reading, or describes the first argument of the function that raised
+            the exception. Every epoch and run appends to the log, so several lines can have one key.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a share over 1.
@@ -91,7 +89,7 @@ class OnError(IterDataPipe[T_co]):
         return chain(iter(self.datapipe), self._end())
 
     def _end(self) -> Iterator[Any]:
-        """Warns about the items that were skipped in the pass, and yields no items."""
+        """An iterator without items, which at the end of the pass warns about the skipped items."""
         skipped = skipping.skipped_of(self)
         if (told := skipping.limit_error(self, at_the_end=True)) is not None:
             raise told

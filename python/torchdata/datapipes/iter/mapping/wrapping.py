@@ -1,7 +1,7 @@
 """Pipes that begin a pipeline over an iterable, or set the length of a pipeline: IterableWrapper, LengthSetter.
 
-These pipes run in the process that iterates the pipeline. IterableWrapper owns a reference to the user's iterable, and
-during an iteration a copy of the iterable.
+The pipes of this module run in the process that iterates the pipeline. IterableWrapper refers to the user's iterable,
+and owns a copy of it during an iteration.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["IterableWrapper", "LengthSetter"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-#: Immutable types, which need not be copied.
+#: Types of immutable values, which need not be copied.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
@@ -65,7 +65,7 @@ class LengthSetter(IterDataPipe[T_co]):
     """Gives a pipeline a length without changing its items.
 
     Args:
-        source_datapipe: the pipe to read; its items are passed on.
+        source_datapipe: the pipe to read.
         length: the result of `len()`.
 
     Raises:
@@ -103,19 +103,17 @@ class IterableWrapper(IterDataPipe[T_co]):
     `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state that the iterable has
     between two epochs is saved, too.
 
-    Other iterables are reread up to the position. If the iterable draws from the global random generators, rereading
-    begins with the states that the generators had at the first reading. Some of the reread items are compared with the
-    original items. If the items differ, for example because of an unseeded random order, resuming raises `RuntimeError`
-    unless the loader's state is loaded with `strict=False`. If the iterable draws from the global generators for each
-    item, resuming only issues a `RuntimeWarning`, because other code that draws numbers between two items changes the
-    items.
+    An iterable that neither is a sequence nor has a state is reread up to the position, with the states that the global
+    random generators had in the original run. Some of the reread items are compared with the original items. If they
+    differ, for example because of an unseeded random order, resuming raises `RuntimeError` unless the loader's state is
+    loaded with `strict=False`. If the iterable draws from the global generators for each item, a `RuntimeWarning` is
+    issued instead, because other code that draws numbers between two items changes the items.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
             cannot be copied yields its items once.
-        deepcopy: whether each iteration reads a deep copy, so that modified items do not affect the next epoch. If the
-            iterable cannot be copied, a warning is issued and the original is read. If `deepcopy` is False, the items
-            are the iterable's own objects.
+        deepcopy: whether each iteration reads a deep copy, so that code that modifies items does not affect the next
+            epoch; True by default. If the iterable cannot be copied, a warning is issued and the original is read.
 
     Raises:
         TypeError: `iterable` is not iterable, or is a generator function that requires arguments.
@@ -132,19 +130,19 @@ class IterableWrapper(IterDataPipe[T_co]):
     """
 
     data_attributes = frozenset({"iterable"})
-    #: The stream over an iterable that can neither seek nor save its state.
+    #: Reads an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The stream over an iterable if the iterable or its iterators have a state. `_loaded` is the position where the
-    #: next iteration resumes.
+    #: Reads an iterable if it or its iterators have `state_dict`. `_loaded` is the state from which the next iteration
+    #: resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: `_was_read`: whether the current epoch reads the user's iterator itself instead of a copy. `_is_used_up`: whether
-    #: the previous epoch also read the user's iterator.
+    #: `_was_read`: whether the current epoch reads the user's one-shot iterator itself, not a copy. `_is_used_up`:
+    #: whether an earlier epoch has already read it.
     _was_read = _is_used_up = False
     _has_warned = False  # whether a warning was issued
     #: Whether items that are reread after a resume are compared with the original items.
     _is_strict = True
-    #: The epoch of the iterable in the current iteration, if the iterable has `set_epoch`.
+    #: The epoch of an iterable with `set_epoch` in the current iteration.
     _epoch: int | None = None
 
     def __init__(self, iterable: Iterable[T_co] | Callable[[], Iterator[T_co]], deepcopy: bool = True) -> None:
@@ -201,7 +199,7 @@ class IterableWrapper(IterDataPipe[T_co]):
     def _warn_if_empty(self) -> None:
         """Warns that the stream is empty, which usually means that it was already read.
 
-        Does nothing in worker processes, because a worker's share of the items may be empty.
+        Does not warn in worker processes, because a worker's share of the items may be empty.
         """
         is_worker = random.is_replica or multiprocessing.parent_process() is not None
         if self._has_warned or is_worker or isinstance(self.iterable, Sized):

@@ -1,7 +1,7 @@
 """Pipes that batch items of similar size, so that little padding is needed: BucketBatcher, MaxTokenBucketizer.
 
-These pipes run in the process that iterates the pipeline. BucketBatcher consists of other pipes. MaxTokenBucketizer
-owns a heap of items and an incomplete batch.
+The pipes of this module run in the process that iterates the pipeline. BucketBatcher returns a chain of other pipes.
+MaxTokenBucketizer owns a heap of items and an incomplete batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["BucketBatcher", "MaxTokenBucketizer"]
 
 T = TypeVar("T")
 
-#: The message of torchdata 0.9 for invalid lengths.
+#: The end of torchdata 0.9's error message for invalid lengths.
 _MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``max_len``."
 
 
@@ -31,22 +31,22 @@ _MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``m
 class BucketBatcher(IterDataPipe[DataChunk[Any]]):
     """Makes batches of similar items by sorting one bucket of items at a time, and yields the batches in random order.
 
-    Items are first shuffled in pools of `batch_size * batch_num * bucket_num` items, unless there is a `sort_key` and
-    only one bucket. With a `sort_key`, each bucket of `batch_size * batch_num` items is sorted before it is divided
-    into batches, and the batches are shuffled. The length is known only if `sort_key` is None and
-    `use_in_batch_shuffle` is False.
+    Items are first shuffled in pools of `bucket_num` buckets, unless `sort_key` is given and `bucket_num` is 1. A
+    bucket has `batch_size * batch_num` items. If `sort_key` is given, each bucket is sorted and divided into batches,
+    and then the batches are shuffled. The length is known only if `sort_key` is None and `use_in_batch_shuffle` is
+    False.
 
     Args:
         datapipe: the pipe to read.
         batch_size: items per batch; the last batch may have fewer.
         drop_last: whether a last batch that is not full is left out; False by default.
         batch_num: number of batches in a bucket, 100 by default.
-        bucket_num: number of buckets in a pool, 1 by default.
+        bucket_num: number of buckets in a pool of items that are shuffled together, 1 by default.
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
-        use_in_batch_shuffle: whether the pipe shuffles one pool of items at a time, and then `bucket_num` batches at a
-            time. If `use_in_batch_shuffle` is False, a buffer of pool size shuffles items, and a buffer of bucket size
-            shuffles batches.
+        use_in_batch_shuffle: if True (the default), one pool of items after another is shuffled, and then groups of
+            `bucket_num` batches. If False, items pass through a shuffle buffer of the size of a pool, and batches
+            through a shuffle buffer of the size of a bucket.
 
     Raises:
         AssertionError: `batch_size`, `batch_num` or `bucket_num` is not positive.
@@ -94,7 +94,7 @@ def _shuffled(pipe: Any, group_size: int, buffer_size: int, in_batch: bool) -> A
 
 
 def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> list[Any]:
-    """Returns the list that `sort_key` returned for the bucket."""
+    """"""
     result = sort_key(bucket)
     if isinstance(result, list):
         return result
@@ -141,9 +141,9 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         len_fn: a function from an item to its length; `len` by default.
         min_len: minimum length; shorter items are dropped, and streams in them are closed. 0 by default.
         max_len: maximum length; longer items are dropped. `max_token_count` by default.
-        buffer_size: maximum number of items that wait, 1,000 by default.
-        include_padding: whether each item of a batch counts as if it were as long as the longest item, as after
-            padding; False by default.
+        buffer_size: maximum number of items in the buffer, 1,000 by default.
+        include_padding: whether each item counts with the length of the longest item of its batch, to which it would be
+            padded; False by default.
 
     Raises:
         TypeError: `len_fn` is not a function, a length is not a number, or `buffer_size` is not an integer.
@@ -223,7 +223,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                 rest, self._batch = self._batch, []
                 yield DataChunk(rest)
         except BaseException:
-            # The iteration was abandoned or failed. Buffered items remain part of the state, but without open files.
+            # If the iteration was abandoned or failed, the buffered items remain part of the state, but their files are
+            # closed.
             if self._heap is heap:
                 self._park()
             raise
@@ -234,7 +235,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
-        """Moves the shortest item of the buffer into the batch; returns the previous batch if it was full."""
+        """Moves the shortest item of the buffer into the batch. If the batch has no room for the item, returns it and
+        begins a new one."""
         measured = heappop(self._heap)
         (length,) = measured
         if self.include_padding:

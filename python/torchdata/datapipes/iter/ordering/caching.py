@@ -1,4 +1,4 @@
-"""The pipe that stores its items: InMemoryCacheHolder.
+"""The pipe that stores items in memory: InMemoryCacheHolder.
 
 This pipe runs in the process that iterates the pipeline, and owns the stored items of this process.
 """
@@ -30,13 +30,13 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """Stores its items in memory, so that all earlier pipes run only in the first epoch.
 
     The first complete epoch fills the cache, and later epochs yield the same objects. If the items need more memory
-    than `size`, the first items are dropped: later epochs read the dropped items from the source and the remaining
-    items from the cache. With a limit, the source should yield the same items in every epoch.
+    than `size`, the first items are dropped from the cache, and later epochs read them from the source. Therefore, if
+    `size` is given, the source should yield its items in one order in every epoch.
 
-    Every process has its own cache, which is copied and pickled with the pipe. The cache is refilled if the process
-    gets another share of the data (`sharding_filter`). The cache is also part of the pipe's state, so a state is as
-    large as the cache. With worker processes, states leave out a cache that exceeds the `snapshot_budget`, and a loader
-    that resumes repeats the epoch that filled the cache.
+    Every process has its own cache, which is copied and pickled with the pipe. The cache is filled again if a
+    `sharding_filter` before this pipe gives the process another share of the data. States contain the cache, so a state
+    is as large as the cache. With worker processes, states leave out a cache that exceeds the `snapshot_budget`; a
+    resumed loader then repeats the epoch that filled the cache.
 
     Args:
         source_dp: the pipe to read.
@@ -56,12 +56,12 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: Number of items at the start of an epoch that were dropped from the cache because of the size limit.
+    #: Number of the first items of an epoch that are not in the cache, because the cache would exceed `size`.
     _given_up: int = state(0, copied=True, lasts=True)
-    #: The settings of the sharding filters before this pipe when the cache was filled.
+    #: The shares of the sharding filters before this pipe for which the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
-    #: The items of the cache that the running epoch fills. `_bytes` is the total size of these items, and
-    #: `_filling_given_up` is the number of dropped items.
+    #: The items that the running epoch has stored for the cache. `_bytes` is their total size, and `_filling_given_up`
+    #: the number of items that were dropped.
     _filling: deque[T_co] = state(deque, items=True)
     _bytes: int = state(0)
     _filling_given_up: int = state(0)
@@ -137,7 +137,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
 
 def size_of(item: Any) -> int:
-    """Returns the number of bytes that an item needs, including its contents. An object that appears twice counts
+    """Returns the size of an item in bytes, including the members of containers. An object that appears twice counts
     twice."""
     total, waiting = 0, [item]
     while waiting:

@@ -1,7 +1,7 @@
 """Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler.
 
-These pipes run in the process that iterates the pipeline. Each shuffler owns a random generator. Shuffler also owns a
-buffer of items. Sampler owns the order that its sampler returned.
+The pipes of this module run in the process that iterates the pipeline. Shuffler and InBatchShuffler own a random
+generator, Shuffler also owns a buffer of items, and Sampler the order that its sampler returned.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         [0, 1, 2, 3, 4]
     """
 
-    #: A list. After the end of the source, a `ChunkedList` if many items are left.
+    #: A list of items, or a `ChunkedList` when the source has ended and more than `CHUNK_SIZE` items remain.
     _buffer: Any = state(list, items=True)
-    #: Whether the buffer contains indices instead of items.
+    #: Whether the buffer contains indices of items that a later `sharding_filter` loads (see `_pipe/unloaded.py`).
     _unloaded: bool = state(False)
 
     @overload
@@ -83,7 +83,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # A restored buffer contains either indices, which can wait to be loaded, or items, which are already loaded.
+        # If the buffer of a loaded state contains items, this iteration cannot yield indices.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 
@@ -96,8 +96,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self.datapipe._loads()  # type: ignore[attr-defined, no-any-return]
 
     def _shuffled(self, source: Iterator[T_co]) -> Iterator[T_co]:
-        # Equivalent to random.Random.randint, without its four Python frames per number: draws bits of the required
-        # width until they are small enough.
+        # Draws the numbers that random.Random.randint would draw, but without its four Python function calls per
+        # number.
         buffer, size, getrandbits = self._buffer, self.buffer_size, self._rng.getrandbits
         buffer.extend(islice(source, size - len(buffer)))
         if len(buffer) == size:
@@ -172,7 +172,7 @@ class SequentialSampler:
 
 
 class Sampler(IterDataPipe[Any]):
-    """Yields the values that a sampler yields for a source, usually indices.
+    """Yields the values of a sampler for a source, which are usually indices of the source's items.
 
     Args:
         datapipe: the source, which must have a length.
@@ -212,7 +212,7 @@ class Sampler(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._order is None:
-            # A finite sampler is read completely at the beginning, so that a saved state contains the order of a random
+            # A sampler with a length is read completely now, so that a saved state contains the order of a random
             # sampler.
             sequential = isinstance(self.sampler, SequentialSampler)
             finite = isinstance(self.sampler, Sized)

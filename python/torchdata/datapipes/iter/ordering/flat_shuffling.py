@@ -1,6 +1,6 @@
 """The pipe that applies a function to items and mixes the members of the results: ShuffledFlatMapper.
 
-This pipe runs in the process that iterates the pipeline. The pipe owns a random generator and a buffer of results.
+This pipe runs in the process that iterates the pipeline, and owns a random generator and a buffer of results.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. If `fn` is None, the pipe mixes the members of the
-            items (or of their columns `input_col`). If `fn` returns a generator, resuming calls `fn` again.
+        fn: a function from an item (or its columns) to an iterable. If `fn` is None, the items (or their columns
+            `input_col`) are themselves the iterables. If `fn` returns a generator, a resumed run calls `fn` again.
         input_col: the parts of an item that `fn` receives, as for `map`.
         buffer_size: number of results in the buffer, 100 by default.
 
@@ -58,15 +58,15 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         ['a', '1', 'b', '2', '3', 'c']
     """
 
-    #: The remaining members of each buffered result. Without shuffling, only the current result is buffered.
+    #: The buffered results, each with its remaining members. If shuffling is turned off, only the current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
-    #: The index in the full buffer of the result that yields the next member.
+    #: The index in the full buffer of the result whose next member is yielded next.
     _next: int | None = state()
-    #: The result from which the most recent member was requested.
+    #: The result from which a member was last requested.
     _asked: Parts | None = state(items=True, saved=False)
-    #: The item that was read and waits for room in the buffer.
+    #: A list with the item that was read, and whose result waits for room in the buffer.
     _waiting: list[Any] = state(list, items=True)
-    #: The loaded states of results. The next iteration begins with the loaded results in its buffer.
+    #: The saved results of a loaded state, with which the next iteration fills its buffer.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
 
     def __init__(
@@ -142,8 +142,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     @contextmanager
     def _parking(self, buffer: list[Parts]) -> Iterator[None]:
-        """Context that closes the files and Python generators of buffered results if an iteration is abandoned or
-        fails."""
+        """Context that closes files and generators in the buffered results if the iteration is abandoned or fails."""
         try:
             yield
         except BaseException:
@@ -154,7 +153,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             raise
 
     def _below(self, limit: int) -> int:
-        """Returns a random index below `limit`. Equivalent to `random.Random.randint`, in fewer Python frames."""
+        """Returns a random index below `limit`. Draws like `random.Random.randint`, but with fewer function calls."""
         getrandbits, width = self._rng.getrandbits, limit.bit_length()
         index = getrandbits(width)
         while index >= limit:
@@ -172,14 +171,14 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining results in the buffer, the waiting item, the random generator, and the seeds."""
+        """"""
         left = self._restored
         if left is None:
-            # Results that have no members left are saved, too, because random indices are drawn for the whole buffer.
+            # The state also contains buffered results without remaining members, because each random index refers to
+            # the whole buffer.
             left = [parts.state_dict() for parts in self._buffer]
         return {"parts": left, **self._declared_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state."""
         self._load_declared(state_dict)
         self._restored = state_dict["parts"]

@@ -1,7 +1,6 @@
 """Pipes that yield items several times, or numbered: Cycler, Repeater, Enumerator.
 
-These pipes run in the process that iterates the pipeline. Cycler restarts its source for each pass. Repeater holds the
-item that it is repeating.
+The pipes of this module run in the process that iterates the pipeline. Repeater stores the item that it is repeating.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ class Cycler(IterDataPipe[T_co]):
         [0, 1, 0, 1]
     """
 
-    #: The number of the current pass. `_pass_begin` is the number of items that all earlier passes have yielded.
+    #: The number of the current pass over the source, from 0. `_pass_begin` is the number of items of all earlier
+    #: passes.
     _pass: int = state(0)
     _pass_begin: int = state(0)
 
