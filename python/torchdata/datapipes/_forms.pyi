@@ -298,9 +298,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items for which an earlier pipe (after the previous `on_error`, if any) raises an
-        exception.
-        """
+        """Skips items for which an earlier pipe, up to the previous `on_error`, raises an exception."""
 
     def open_files(
         self, mode: str = "r", encoding: str | None = None, length: int = -1,

@@ -35,8 +35,7 @@ __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share
 if TYPE_CHECKING:
     from torchdata.datapipes._forms import IterForms, MapForms
 else:
-    # Type checkers read the functional forms from stubs (`make stubs`). At run time, the forms are in the registries of
-    # the base classes.
+    # Type checkers read the functional forms from stubs (`make stubs`). At run time, registries contain the forms.
     class IterForms:
         """At run time, `IterForms[T]` is `FunctionalForms` for any type parameter `T`."""
 
@@ -55,8 +54,7 @@ def share_token(datapipe: Any, token: IterationToken) -> None:
 
 
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-    """Begins an iteration of `datapipe` by a call of `function`, its original `__iter__`, and returns a guarded
-    iterator.
+    """Begins an iteration of `datapipe` by its original `__iter__` (`function`), and guards the iterator.
 
     The iteration resumes from a loaded state, if there is one; otherwise, `reset` is called first.
     """
@@ -133,8 +131,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
 
 
 def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wraps the `set_seed` of a user-defined pipe class to record the seed, which a replay passes to `set_seed`
-    again."""
+    """Wraps the `set_seed` of a user-defined pipe class to record the seed, which a replay sets again."""
 
     @functools.wraps(set_seed)
     def noted(self: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
@@ -145,8 +142,7 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """A descriptor: the number of items that the pipe's iteration has yielded. It has no `__set__`, so PyTorch can set
-    the attribute."""
+    """A descriptor for the number of items that the pipe's iteration has yielded. PyTorch may replace the value."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
@@ -168,8 +164,7 @@ class _PicklingHooks:
         return hook(state) if hook is not None else state
 
     #: The names of the attributes that the class declares by `state`. If this attribute exists, the iteration state of
-    #: the pipe consists of all its declared attributes. A class whose pipes have no iteration state sets
-    #: `iteration_state = ()`.
+    #: the pipe consists of all its declared attributes (for `()`, of no attributes).
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
@@ -238,8 +233,7 @@ class _PicklingHooks:
 
     @classmethod
     def set_getstate_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
-        """Installs a function that converts the attributes of a pipe to its pickled state; None removes the
-        function."""
+        """Installs a function that converts a pipe's attributes to its pickled state; None removes it."""
         if cls.getstate_hook is not None and hook_fn is not None:
             raise RuntimeError("Attempt to override existing getstate_hook")
         cls.getstate_hook = staticmethod(hook_fn) if hook_fn is not None else None
@@ -270,8 +264,7 @@ class _PicklingHooks:
 
 
 class _PipeMeta(ABCMeta):
-    """The metaclass of pipes. If users add an attribute to `IterDataPipe` or `MapDataPipe`, torch's pipes receive it,
-    too."""
+    """The metaclass of pipes. Torch's pipes also receive attributes that users add to the base classes."""
 
     counterpart: Counterpart
 

@@ -39,15 +39,13 @@ def listed(result: Any) -> list[Any] | None:
 
 
 def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None:
-    """Returns the state of the list `members`, of which the iterator `left` has yet to yield some; None if it has
-    ended."""
+    """Returns a state with those of `members` that the iterator `left` has yet to yield; None if it has ended."""
     count = left.__length_hint__()  # type: ignore[attr-defined]
     return {"members": members[len(members) - count :]} if count else None
 
 
 def detached(members: Any, left: Iterator[Any]) -> Any:
-    """Returns the members that the iterator `left` has yet to yield, with streams replaced by placeholders without an
-    open file."""
+    """Returns those of `members` that the iterator `left` has yet to yield, without open files."""
     rest = members[len(members) - left.__length_hint__() :]  # type: ignore[attr-defined]
     return list(map(with_detached_streams, rest)) if type(rest) in (list, tuple) else rest
 
@@ -100,8 +98,7 @@ class Parts:
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Called when the iteration is abandoned: keeps only what `state_dict` needs, without open files and
-        generators."""
+        """Called when the iteration is abandoned: keeps only what `state_dict` needs, without open files."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:

@@ -26,8 +26,7 @@ _OURS = "torchdata.datapipes."
 
 
 class Renewal(Iterator[Iterator[Any]]):
-    """An iterator over the iterators of one pass of a pipe: the first iterator, and its replacements after skipped
-    exceptions.
+    """An iterator over the iterators of one pass: the first iterator, and its replacements after exceptions.
 
     Args:
         sources: the sources of the pipe. If neither the pipe nor a source has yielded an item since the previous
@@ -50,16 +49,14 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The running iterators of the sources, by id of the source. `_again` contains those that the current iterator
-        #: of the pipe has not taken yet.
+        #: The running iterators of the sources, by id of the source. `_again`: those still to be taken again.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The number of items that the pipe and each source had yielded at the previous exception.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Returns an iterator over the items of `iterator` and of its replacements. If `iterator` does not end by an
-        exception, returns `iterator`."""
+        """Returns an iterator over the items of `iterator`, which is replaced if an exception ends it."""
         kind = type(self._datapipe)
         if type(iterator) is not GeneratorType and not (type(iterator) is chain and hasattr(kind, "_drop_broken")):
             return iterator
@@ -115,15 +112,13 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
 
 
 def taken_again(datapipe: Any) -> Iterator[Any] | None:
-    """Returns the running iterator of a pipe if the pipe that reads it is resumed after an exception; None if the pipe
-    must begin a pass."""
+    """Returns the running iterator of a pipe for a pipe that continues after an exception; None otherwise."""
     renewal = _reader_of(datapipe)
     return None if renewal is None else renewal.take_again(datapipe)
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Records the new iterator of a pipe, so that the pipe that reads it can continue with this iterator after an
-    exception."""
+    """Records the iterator of a pipe, so that its reader can continue with it after an exception."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

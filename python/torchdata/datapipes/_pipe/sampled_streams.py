@@ -94,8 +94,7 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """Reports that the reread items differ from the original items: warns if `is_noise` is True, otherwise raises
-        RuntimeError.
+        """Warns (if `is_noise` is True) or raises RuntimeError, because reread items differ from the original items.
 
         Args:
             is_noise: whether random numbers that the stream draws for each item may explain the difference.
@@ -118,8 +117,7 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields iterators whose items together are the items of the stream. Each sampled item has an iterator of its
-        own."""
+        """Yields iterators whose items together are the items of the stream. Each sampled item is one iterator."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:
@@ -148,8 +146,7 @@ class SampledStream:
             position += 1
 
     def _note_draws(self, before: dict[str, Any], is_second: bool = False) -> None:
-        """Records whether the states of the global random generators differ from `before`, because the stream has drawn
-        from them."""
+        """Records whether the stream has drawn from the global random generators, whose states were `before`."""
         after = save_generators()
         before.pop("awaited", None)
         if any(before[name] != after[name] for name in before.keys() & after.keys()):

@@ -57,8 +57,7 @@ __all__ = [
     "write_line",
 ]
 
-#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. The loader sets this
-#: variable.
+#: The number of this worker, "dispatch" in the dispatching process, or None in the main process; set by the loader.
 worker: int | str | None = None
 
 #: In a worker process: the number of the loader's current epoch, from 0.
@@ -67,8 +66,7 @@ epoch = 0
 #: In the main process: the number of the current epoch of each `on_error` pipe.
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-#: The number of items that a pipe must have read before a limit that is a fraction is checked. At the end of the pass,
-#: the limit is always checked.
+#: A limit that is a fraction is checked after this many items of a pipe, and at the end of the pass.
 FEWEST = 100
 
 
@@ -90,8 +88,7 @@ class TooManySkipped(RuntimeError):
 
 
 def claim(owner: Any) -> None:
-    """Makes the `on_error` pipe `owner` skip exceptions of its sources, up to the previous `on_error`, in the pass that
-    begins now."""
+    """Makes `owner`, an `on_error`, skip the exceptions of the pipes before it (up to the previous `on_error`)."""
     owner_record = record_of(owner)
     release(owner)
     mine = weakref.ref(owner)
@@ -134,8 +131,8 @@ def _alive(references: list[Any]) -> list[Any]:
 
 
 def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
-    """Returns the number of items that `owner` has skipped in the running pass, by the name of the exception's class
-    and the name of the pipe."""
+    """Returns the number of items that `owner` has skipped in the running pass, by class of exception and name of
+    pipe."""
     found: dict[tuple[str, str], int] = {}
     for pipe in _alive(record_of(owner).claimed):
         for kind, count in record_of(pipe).skipped.items():
@@ -145,8 +142,7 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns a copy of the counts with one more for `kind`. The dict `kinds` stays unchanged, because a state may
-    contain it."""
+    """Returns a copy of `kinds` with one more for `kind`. A state may contain `kinds`, which stays unchanged."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 
@@ -194,8 +190,7 @@ def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_
 
 
 def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | None:
-    """Returns the error to raise if the `on_error` pipe `owner` has skipped more items than its limit permits, or
-    None."""
+    """Returns the error to raise if `owner`, an `on_error`, has skipped more items than permitted; otherwise None."""
     claimed = _alive(record_of(owner).claimed)
     counts = ((sum(record_of(pipe).skipped.values()), token_of(pipe).yielded) for pipe in claimed)
     if not is_over(((skipped, skipped + given) for skipped, given in counts), owner.limit, at_the_end=at_the_end):
@@ -251,8 +246,7 @@ def is_of_an_item(error: BaseException) -> bool:
 
 
 def _goes_on(datapipe: Any, iterator: Any) -> bool:
-    """Returns whether a pipe's iterator can continue after an exception. If it can, makes the pipe drop the item that
-    caused the exception."""
+    """Returns whether a pipe's iterator can continue after an exception, and if so, drops the failed item."""
     base = iter_base()
     if any(is_iter_pipe(source) and base not in type(source).__mro__ for source in sources_of(datapipe)):
         return False  # a source without a guard may have ended because of the exception
@@ -302,8 +296,7 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """Returns the part and row that an `ArrowReader` has read last, if only `map` and `filter` lie between it and
-    `datapipe`; otherwise None."""
+    """Returns the part and row that an `ArrowReader` last read, if only `map` and `filter` follow it."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):

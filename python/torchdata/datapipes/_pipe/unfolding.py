@@ -79,13 +79,11 @@ class Unfolding:
                 try:
                     parts = parts_of(item)
                     members: Any = parts if type(parts) in sliced else listed(parts)
-                    # The item is copied before its parts are generated, because generating a part may read a stream in
-                    # the item.
+                    # The item is copied first, because generating its parts may read a stream in the item.
                     kept = with_detached_streams(item) if members is None else None
                     left = _iterator_over(parts if members is None else members, self)
                 except Exception as error:
-                    # The error is raised by another iterator, because this generator would end if it raised the error
-                    # itself.
+                    # Another iterator raises the error, because this generator would end if it raised the error.
                     yield _Raising(not_the_end(name_of(self), error))
                     continue
                 if members is None:
@@ -102,8 +100,7 @@ class Unfolding:
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:
-        """Called when the iteration is abandoned: keeps only what `state_dict` needs, without open files and
-        generators."""
+        """Called when the iteration is abandoned: keeps only what `state_dict` needs, without open files."""
         if self._in_memory is None:
             self._left = iter(())
         elif self._left is not None:

@@ -3,8 +3,7 @@
 Role: if the source is read by index, the pipes before the filter can yield indices instead of items. A pipe supports
 this if it does not inspect items, or only in a function of one item, as `map` does. For each index of its share, the
 filter loads the item and then calls the functions of these pipes. The indices have the order of the items, so
-positions, seeds and states do not differ from an iteration over items. This module's code runs in the process that
-iterates the pipeline.
+positions, seeds and states are those of an iteration over items. This module's code runs in the iterating process.
 
 Each iteration of a filter decides whether the pipes before it yield indices. The graph stays unchanged.
 """
@@ -74,11 +73,9 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
-    """Begins an iteration for a `sharding_filter`. If possible, the iterator can skip the items of other shares without
-    creating them.
+    """Begins an iteration for a `sharding_filter`, whose iterator skips items without creating them if possible.
 
-    This is possible if the class of the pipe itself, not a base class, defines `_iter_by_index`, which then replaces
-    `__iter__`.
+    It is possible if the pipe's class itself, not a base class, defines `_iter_by_index`, which replaces `__iter__`.
     """
     record, kind = existing_record(datapipe), type(datapipe)
     is_claimed = record is not None and record.claim is not None
@@ -88,8 +85,7 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
 
 
 def getter_of(datapipe: Any) -> Load:
-    """Returns the function that loads an item of a map-style pipe: `__getitem__`, which is timed if the loader measures
-    times."""
+    """Returns the function that loads an item of a map-style pipe: `__getitem__`, timed if the loader asks for it."""
     token = token_of(datapipe) if hasattr(datapipe, "__dict__") else None
     if token is None or not token.is_timed:
         return datapipe.__getitem__  # type: ignore[no-any-return]
@@ -102,8 +98,7 @@ class PipeStep:
 
     Args:
         function: the function of the pipe.
-        before: the `PipeStep` of the pipe's source, whose result `function` receives; None if `function` receives the
-            index.
+        before: a function that loads the item of the pipe's source; without it, `function` receives the index.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")

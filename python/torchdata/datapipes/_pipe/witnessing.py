@@ -48,8 +48,7 @@ class Note(NamedTuple):
         start: the position in the source at which the filter began to read.
         samples: pairs of the position and the checksum of an item.
         length: the number of items of the source; None before the end of the source.
-        splits_itself: whether the source is assumed to split its items among workers, so that no two workers may read
-            one item.
+        splits_itself: whether the source is assumed to split its items, so that no two workers may read one item.
     """
 
     number: int
@@ -164,8 +163,7 @@ class SampleDigest:
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether the upper halves of two checksums are equal, so that only floating-point numbers or arrays
-        differ."""
+        """Returns whether two checksums have equal upper halves, so that only float numbers or arrays differ."""
         return one >> 32 == other >> 32
 
 

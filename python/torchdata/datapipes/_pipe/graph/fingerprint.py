@@ -1,5 +1,4 @@
-"""Describes a pipeline by text that does not depend on the process, so that a state is loaded only into an equal
-pipeline.
+"""Describes a pipeline by text that is equal in every process, so that a state recognizes another pipeline.
 
 Role: pure functions over graphs. A fingerprint has an entry for each pipe, sources first, with the pipe's class,
 sources and arguments. Numbers and texts are stored unchanged, functions by qualified name, and data by type and shape.
@@ -81,8 +80,8 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether a parameter may change between epochs: a setting of an adapter, whose name contains a dot, or the
-    batch size."""
+    """Returns whether a parameter may change between epochs: an adapter's setting (with a dot in its name) or the batch
+    size."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
@@ -208,8 +207,7 @@ def _shape(value: Any) -> str:
 
 
 def _name_of(value: Any) -> str:
-    """Returns the qualified name of an object. The program's main module is always called `__main__`, also in spawned
-    workers."""
+    """Returns the qualified name of an object. The main module is `__main__`, also in spawned workers."""
     module = getattr(value, "__module__", None) or "builtins"
     if module == "__mp_main__":
         module = "__main__"

@@ -41,8 +41,7 @@ _MISSING = object()
 
 
 class Counterpart:
-    """The connection of one base class of this package with PyTorch's base class of the name `name`, once torch is
-    imported."""
+    """Connects a base class of this package with PyTorch's base class of the same name, once torch is imported."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,8 +49,7 @@ class Counterpart:
         self._module: Any = None
 
     def meet(self, ours: Any, module: Any) -> None:
-        """Registers `ours` and PyTorch's base class with each other, and gives PyTorch's base class the functional
-        forms that it lacks."""
+        """Registers `ours` and PyTorch's base class with each other, and adds missing functional forms to PyTorch's."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return
@@ -64,8 +62,7 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Gives PyTorch's base class a form or method, unless it already has one of this name. An existing form is
-        replaced if it is `before`."""
+        """Gives PyTorch's base class a form or method, unless the name exists and is not the form `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
@@ -97,16 +94,14 @@ class Counterpart:
         return torchs.ChainDataset if self.name == "IterDataPipe" else torchs.ConcatDataset
 
     def hook(self, name: str) -> Callable[..., Any] | None:
-        """Returns the pickling hook of PyTorch's base class with the given name; None if no graph tool has installed
-        it."""
+        """Returns the pickling hook of PyTorch's base class with the given name; None if there is no hook."""
         return None if self.base is None else getattr(self.base, name, None)
 
 
 #: The functions to call when torch is imported.
 _waiting: list[Callable[[Any], object]] = []
 
-#: Maps each pipe class that exists in this package and in PyTorch, including base classes, to the class of the other
-#: package.
+#: Maps each pipe class that exists in this package and in PyTorch to the class of the other package.
 _twins: dict[Any, Any] = {}
 
 
@@ -134,8 +129,7 @@ def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
 def pair_streams_with_torch(ours: Any) -> None:
     """Makes PyTorch's stream wrapper and this package's stream wrapper compatible with each other.
 
-    PyTorch's wrapper is not an ABC, so it becomes a real base class of this package's wrapper, which overrides all its
-    methods.
+    PyTorch's wrapper is not an ABC, so it becomes a real base class of this package's wrapper.
     """
 
     def pair(_torchs: Any) -> None:

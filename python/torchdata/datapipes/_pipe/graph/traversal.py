@@ -26,8 +26,7 @@ _pipes: tuple[type, ...] = ()
 #: Whether a class was registered as a virtual subclass of a pipe class.
 _has_virtual = False
 
-#: The result of `abc.get_cache_token` when the cache was last cleared. It changes when a virtual subclass is
-#: registered.
+#: The result of `abc.get_cache_token`, which changes when a virtual subclass is registered.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -129,8 +128,7 @@ def pipes_in(value: Any) -> list[Any]:
 
 
 def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
-    """Returns the pipes in `value`, from left to right and depth first. `opened` contains the searched containers by
-    id."""
+    """Returns the pipes in `value`, from left to right and depth first. `opened`: the searched containers by id."""
     found = []
     stack = [value]
     while stack:

@@ -31,8 +31,7 @@ def state(
     Args:
         begins: the value when an iteration begins; for a mutable value, a function without arguments that returns it,
             such as `list`.
-        items: whether the value contains items of the pipeline. If an item is itself a pipe, it does not count as a
-            source of this pipe.
+        items: whether the value contains items of the pipeline. A pipe among these items is not a source of this pipe.
         copied: whether copies and pickles of the pipe include the attribute.
         lasts: whether the value is kept from one iteration to the next. If True, the pipe must replace a mutable value
             other than a dict, and not modify it, because saved states contain the value itself.
@@ -133,8 +132,7 @@ class DeclaredState:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Checks that a value from a loaded state has the type of the attribute's initial value, and that an integer is
-        in the range of numbers of items.
+        """Checks the type of a value from a loaded state, and that an integer is a possible number of items.
 
         Raises TypeError for another type, and LookupError for an integer out of range. If the initial value is None, a
         tuple, or the result of a function, the value is not checked.
@@ -164,8 +162,7 @@ class RandomState(DeclaredState):
 
 
 def declare(cls: Any) -> tuple[DeclaredState, ...]:
-    """Returns the declarations of a pipe class and its base classes. If both declare an attribute, the declaration of
-    the class is used.
+    """Returns the declarations of a pipe class and its base classes. Those of the class take precedence.
 
     Also replaces each declaration in the class by the initial value of the attribute.
     """

@@ -58,8 +58,7 @@ def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
     A library with a saved generator is imported if necessary; if it is not installed, a warning is issued. The saved
-    seed of a library that was not imported is set now if the library is imported in this process; otherwise, it is set
-    right after the import.
+    seed of a library that was not imported is set now, or right after the import of the library.
 
     Example:
         >>> import random
@@ -115,8 +114,8 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
     "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
 }
 
-#: The seeds of modules that are not imported yet, by the full names of the modules. A process has one such dict for
-#: each shard that it runs.
+#: The seeds of modules that are not imported yet, by the full names of the modules. Each shard of a process has such a
+#: dict.
 awaited: dict[str, int] = {}
 
 
@@ -141,8 +140,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Sets `awaited` to the dict of the shard that runs next. A module that another shard has imported in the meantime
-    is seeded at once."""
+    """Sets `awaited` to the dict of the shard that runs next. A module that another shard has imported is seeded
+    now."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

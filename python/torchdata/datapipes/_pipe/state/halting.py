@@ -75,8 +75,7 @@ class Halt:
         # If the thread had reached the end of the source, it also makes the request that detects this end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
-        #: The queue of the pass; None before the pass begins. `_capacity` is the queue's capacity before `begin`
-        #: increases it.
+        #: The queue of the pass; None before the pass begins. `_capacity`: its capacity before `begin`.
         self._queue: ReadAheadQueue | None = None
         self._capacity = 0
 
@@ -95,8 +94,7 @@ class Halt:
     def stand(self) -> None:
         """Pauses the calling thread if it has read as many items as `ahead` specifies.
 
-        If the consumer waits for an item, the thread continues, because the replay may need more items than the
-        original pass.
+        If the consumer waits for an item (because a replay yields other items), the thread continues.
         """
         if self._taken >= self._items:
             self._reached.set()
@@ -114,8 +112,7 @@ class Halt:
         self._reached.set()
 
     def wait(self) -> None:
-        """Waits until the thread has read as many items as `ahead` specifies. Returns immediately if the pass has not
-        begun."""
+        """Waits until the thread has read as many items as `ahead` specifies, if the pass has begun."""
         if self._queue is not None:
             self._reached.wait()
 

@@ -52,16 +52,14 @@ class PipeHooks:
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether a running pass of this pipe can continue although not all pipes that read it have begun to
-        read."""
+        """Returns whether a running pass of this pipe can continue before all pipes that read it have begun."""
         return False
 
     #: Whether a call of `__iter__` after a skipped exception resumes from the pipe's declared state.
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
-        """Returns the number of workers if this pipe yields the items of worker processes, and 1 for every other
-        pipe."""
+        """Returns the number of workers if this pipe yields the items of worker processes, otherwise 1."""
         return 1
 
     # -- threads -----------------------------------------------------------------------------------
@@ -79,8 +77,8 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read ahead; None if the pipe has no thread, or if no pass has begun
-        after the first `passes` passes."""
+        """Returns how far the pipe's thread has read ahead; None if `passes` is the number of passes, or without a
+        thread."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
@@ -94,8 +92,7 @@ _DEFAULTS = PipeHooks()
 
 
 def hooks_of(pipe: Any) -> PipeHooks:
-    """Returns the object that answers the queries of `PipeHooks` for a pipe: the pipe itself, or the defaults for a
-    PyTorch pipe."""
+    """Returns the object that answers the queries for a pipe: the pipe itself, or the defaults for PyTorch's."""
     return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS
 
 

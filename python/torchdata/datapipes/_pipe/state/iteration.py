@@ -71,8 +71,7 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the entry of a pipe that has no running pass. If the second member of the result is not None, it becomes
-    the entry's state."""
+    """Returns the entry of a pipe without a running pass, and its state if the entry does not contain it yet."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
@@ -94,8 +93,7 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
 
 
 def _keeps_state_between(pipe: Any) -> bool:
-    """Returns whether a pipe without a declared state can save a state between two passes, from which a copy starts its
-    next pass.
+    """Returns whether the state of a user-defined pipe between two passes can be loaded into a copy.
 
     A pipe that does not define `reset` would resume a pass from such a state instead.
     """
@@ -111,7 +109,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
     """Returns an iterator over the last pipe of a graph, so that the state of the graph can be saved.
 
     Use this function if the graph ends with a PyTorch pipe. This package learns of an iteration of a PyTorch pipe only
-    at the first item, and never of its end. Without `iterate`, `save_state` therefore raises an error once the
+    at the first item, and never of its end. Therefore, `save_state` raises an error without `iterate` once the
     iteration may have ended.
 
     Example:
@@ -146,8 +144,7 @@ def _note_pass(datapipe: Any) -> None:
 
 
 def _record_pass(datapipe: Any) -> None:
-    """Called by PyTorch when the first item of a pass is requested: records the pass, unless `iterate` has already
-    recorded it."""
+    """Called by PyTorch at the first item of a pass: records the pass, unless `iterate` has recorded it."""
     record = record_of(datapipe)
     if record.asked == datapipe._valid_iterator_id:
         return  # the pass is already recorded
@@ -169,8 +166,7 @@ def awaits_iteration(datapipe: Any) -> bool:
 
 
 def beginning_of(datapipe: Any) -> Beginning | None:
-    """Returns the states of a pipe and its sources at the beginning of the pipe's running pass; None if they were not
-    recorded."""
+    """Returns the recorded states of a pipe and its sources at the beginning of the running pass, or None."""
     beginning = record_of(datapipe).beginning
     if beginning is None or not is_torchs(datapipe):
         return beginning
@@ -241,8 +237,7 @@ def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
 
 
 def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
-    """Makes the next iteration of a PyTorch pipe yield the items of `begin()`. If `begin` is None, the next iteration
-    is an ordinary one."""
+    """Makes the next iteration of a PyTorch pipe yield the items of `begin()`. None restores ordinary iterations."""
 
     def once_asked() -> Iterator[Any]:  # starts with the first request, after the sources were restored
         if begin is not None:
@@ -252,8 +247,7 @@ def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> N
 
 
 def _repeated_pass(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
-    """Repeats the saved pass of a PyTorch pipe up to the saved position, and returns an iterator over the remaining
-    items."""
+    """Repeats the pass of a PyTorch pipe up to the saved position, and returns its iterator."""
     moved = None if entry.generators is None else save_generators()
     beginning = record_of(datapipe).beginning
     halts = Halts([] if beginning is None else beginning.entries())
@@ -284,8 +278,7 @@ def can_reset(kind: type) -> bool:
 
 
 def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
-    """Returns the entry with the seeds that the pipe's record contains, in addition to the seeds in the pipe's own
-    state."""
+    """Returns the entry with the seeds that the pipe's record contains."""
     if record.seed is None and not record.seeded:
         return entry
     seed = entry.seed if record.seed is None else record.seed
@@ -293,8 +286,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns the entry `loaded`, updated by seeds and other settings that were made after loading and apply to the
-    next pass."""
+    """Returns the entry `loaded`, updated by seeds and other settings that were made after loading."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -344,8 +336,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
 
 
 def pending_seed(datapipe: Any) -> Any:
-    """Returns the seed that was set for the next pass of a pipe; for a pipe of a user-defined class, the last seed that
-    was set."""
+    """Returns the seed that was set for a pipe's next pass; for a user-defined pipe, the last seed."""
     if any(state.name == "_seed" for state in type(datapipe)._declared):
         return datapipe._seed
     return record_of(datapipe).seed
@@ -379,8 +370,7 @@ def _note_growth(record: PassRecord, beginning: Beginning) -> None:
 
 
 def _find_replayed(graph: Graph) -> None:
-    """Sets `watches` in the record of each pipe of a graph: whether the pipe or one of its direct or indirect sources
-    must be replayed."""
+    """Sets `watches` for each pipe of a graph: whether the pipe or one of its sources must be replayed."""
     found: dict[int, bool | None] = {}
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
@@ -442,8 +432,7 @@ def name_of(datapipe: Any) -> str:
 
 
 def forget_state(*datapipes: Any) -> None:
-    """Drops loaded states, so that the next iterations of the given pipes and of all their sources start from the
-    beginning.
+    """Makes the next iterations of pipes and all their sources start from the beginning, without loaded states.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -53,8 +53,7 @@ class PipeEntry(NamedTuple):
         seed: the argument for `set_seed` of a pipe of a user-defined class.
         follows: whether the pipe derives each seed from its previous seed, as in a graph that `set_graph_random_seed`
             has seeded. If False, the pipe draws its seeds from the global random generators.
-        skipped: the number of items that `on_error` has skipped in the pass because this pipe raised an exception, by
-            kind of exception.
+        skipped: the number of items that `on_error` has skipped after exceptions of this pipe, by class of exception.
         later: the seed for the next pass, which is set when the replay is complete.
         drop: the number of items to drop at the beginning of the pass, if the pipe is *replayed* because it has no
             declared state. In a replay, the pipe and its sources begin with the states that they had at the beginning
@@ -64,8 +63,7 @@ class PipeEntry(NamedTuple):
             back to the states that they had before.
         ahead: how far the pipe's thread must read ahead in the replay (see `Lead`).
         left: the entry for the pass that follows if the resumed pass is abandoned.
-        given: a 1-tuple with the seed for the next pass at the time of loading. If the pipe's seed differs later, it
-            was set after loading.
+        given: a 1-tuple with the seed for the next pass at the time of loading. Any other seed was set after loading.
     """
 
     type: str
@@ -223,8 +221,7 @@ def checksum(value: Any) -> int:
 
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
-    """Context in which a pipe loads its state. Converts an error such as a missing key to a ValueError that the state
-    is damaged."""
+    """Context that converts an error in loading the state of a pipe to a ValueError: the state is damaged."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:

@@ -1,5 +1,4 @@
-"""Stores two objects for each pipe in its `__dict__`, outside its declared state: a token, which distinguishes
-iterations, and a *record*.
+"""Stores two objects in the `__dict__` of each pipe: a token, which distinguishes iterations, and a *record*.
 
 Role: the modules `iteration` and `state` store data about the current pass of each pipe in these objects. This module's
 code runs in the process and thread that iterates the pipe. A *pass* is one iteration of one pipe.
@@ -31,8 +30,7 @@ class Beginning:
 
     #: The states of the global random generators when the pass began.
     moved: dict[str, Any]
-    #: The states of the global random generators with which a replay starts. They differ from `moved` if the pass
-    #: itself began with a replay.
+    #: The states of the global random generators for a replay: not `moved` if the pass began with a replay.
     generators: dict[str, Any]
     #: The number of items that the pass drops at its beginning, because it resumes from a loaded state.
     dropped: int = 0
@@ -66,15 +64,13 @@ class PassRecord:
     tells_end: bool = False
     #: The `PipeEntry` of a loaded state; None once a pass has resumed from it.
     loaded: PipeEntry | None = None
-    #: Whether the running pass resumes from a state that was saved after the last item of a pass, so that it yields no
-    #: items.
+    #: Whether the running pass yields no items, because the loaded state was saved after the last item.
     ended: bool = False
     #: Whether a state was loaded into the graph of this pipe since the last pass that started from the beginning.
     fed: bool = False
     #: The last seed that was set for a pipe of a user-defined class.
     seed: Any = None
-    #: Whether a loader sets the pipe's seed in each epoch. If True, the seeds of further passes in this epoch are
-    #: derived from it.
+    #: Whether a loader sets the pipe's seed in each epoch. If True, further passes derive seeds from this seed.
     seeded: bool = False
     #: The seed for the next pass from a loaded state.
     given: Any = None
@@ -90,13 +86,11 @@ class PassRecord:
     grown: list[str] = field(default_factory=list)
     #: Whether the running pass resumes from a loaded state.
     goes_on: bool = False
-    #: A weak reference to the `on_error` pipe that skips the exceptions of this pipe; None if exceptions are not
-    #: skipped.
+    #: A weak reference to the `on_error` pipe that skips the exceptions of this pipe, or None.
     claim: Any = None
     #: Weak references to the pipes whose exceptions this pipe (an `on_error`) skips.
     claimed: list[Any] = field(default_factory=list)
-    #: A weak reference to the `Renewal` of the running pass. `read_by` is a weak reference to the `Renewal` of the pass
-    #: of the pipe that reads this pipe.
+    #: A weak reference to the `Renewal` of the running pass. `read_by`: the reader's.
     renewal: Any = None
     read_by: Any = None
     #: The number of items that `on_error` has skipped in the running pass, by kind of exception. The dict must be
@@ -108,8 +102,7 @@ class PassRecord:
 
 
 def token_of(datapipe: Any) -> IterationToken:
-    """Returns the token of a pipe. The token is created on first use, because pipes need not call
-    `super().__init__()`."""
+    """Returns the token of a pipe, which is created here because pipes need not call `super().__init__()`."""
     token: IterationToken | None = datapipe.__dict__.get(_TOKEN)
     if token is None:
         token = datapipe.__dict__[_TOKEN] = IterationToken()

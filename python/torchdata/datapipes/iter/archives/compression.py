@@ -2,8 +2,8 @@
 
 Role: each pipe converts pairs of path and compressed stream to pairs of path and decompressed stream. The pipes of this
 module run in the process that iterates them. Data is decompressed only when a stream is read. The decompressed stream
-owns and closes the compressed stream. An unpickled stream reopens the compressed stream and decompresses everything up
-to the saved position.
+owns and closes the compressed stream. An unpickled stream reopens the compressed stream and decompresses it up to its
+position.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ def _kind_of_name(path: str) -> CompressionType | None:
 
 
 def _kind_by_suffix(path: str) -> CompressionType | None:
-    """Returns the format of a path, or of a URL that may have a query or a fragment after the suffix; None if the
-    suffix is unknown."""
+    """Returns the format of a path, or of a URL with a query or fragment after the suffix; None if unknown."""
     names = [path, re.split("[?#]", path, maxsplit=1)[0]]
     if path.lower().startswith(("http://", "https://")):  # other names may contain a question mark
         names.reverse()

@@ -39,8 +39,7 @@ def bzip2_reader(file_obj: Any) -> Any:
 def lzma_reader(file_obj: Any) -> Any:
     """Returns a file object over the decompressed contents of `file_obj`, in the xz format or the older lzma format.
 
-    Unlike Python's `lzma` module, this file object also reads the streams that follow padding, and raises an error for
-    invalid padding.
+    Unlike Python's `lzma` module, this file object also reads streams after padding, and refuses invalid padding.
     """
     import lzma
 

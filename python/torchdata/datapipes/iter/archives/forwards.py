@@ -25,8 +25,8 @@ class Forwards:
 
     Args:
         next_piece: a function that returns the stream's next bytes.
-        rewind: a function that moves the stream to its start and returns a new `next_piece`. If `rewind` is None, only
-            the last piece can be read again.
+        rewind: a function that moves the stream to its start and returns a new `next_piece`. If None, only the last
+            piece can be reread.
         start: the current offset of the stream.
     """
 

@@ -58,8 +58,7 @@ LARGEST_HEADERS = (1 << 20) + (8 << 10)
 #: Maximum number of additional headers of one member.
 MOST_HEADERS = 100
 
-#: Maximum number of records in the global headers of an archive. The number is limited because `tarfile` copies these
-#: records for each member.
+#: Maximum number of records in the global headers of an archive, which `tarfile` copies for each member.
 MOST_GLOBAL_RECORDS = 1000
 
 #: The largest offset that a file can have.
@@ -69,8 +68,7 @@ _LAST_OFFSET = (1 << 63) - 1
 #: member to check whether the archive is long enough.
 BEFORE = 1
 
-#: Maximum number of characters to quote from an error of `tarfile`, because some of these errors contain a whole
-#: header.
+#: Maximum number of characters to quote from an error of `tarfile`, which may contain a whole header.
 _LONGEST_EXCERPT = 200
 
 
@@ -151,8 +149,7 @@ _HEADER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, 
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header. A damaged header raises an error, whereas `tarfile` would treat a damaged header as the end of
-    the archive.
+    """A member's header. If it is damaged, an error is raised; `tarfile` would treat it as the archive's end.
 
     Because a member may have several headers (for a long name, for extended attributes, for the holes of a sparse
     file), their number and their total size are limited.
@@ -235,16 +232,14 @@ class OpenTar(tarfile.TarFile):
 def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, header: int | None = None) -> OpenTar:
     """Opens a tar archive, plain or compressed, on a seekable or forward-only stream.
 
-    Reading a compressed archive raises Refused once its decompressed bytes exceed `max_ratio` times the compressed
-    bytes that were read.
+    Reading a compressed archive raises Refused once its decompressed size exceeds `max_ratio` times the bytes read.
 
     Args:
         file_obj: the stream.
         mode: the mode, as for `tarfile.open`.
         max_ratio: the largest allowed ratio of decompressed to compressed size; None for no limit.
         header: the offset of a header in an uncompressed archive; the stream is positioned `BEFORE` bytes before this
-            header. Bytes before the stream's position are not read. If `header` is 0, the stream is positioned at its
-            start.
+            header. Bytes before the stream's position are not read. If `header` is 0, the stream is at its start.
     """
     tar: Any
     source: Any
@@ -287,8 +282,7 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 
 def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
-    """Decompresses `source`, and raises an error for a decompression bomb. The decompressed size includes members that
-    the reader skips."""
+    """Decompresses `source`, and raises an error for a decompression bomb. Skipped members count as decompressed."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -346,15 +340,13 @@ class _TarArchive(Archive):
 
     @property
     def place(self) -> int | None:
-        """The offset in the stream of the header that follows the last read member; None before the first member, and
-        for a compressed archive."""
+        """The offset in the stream of the header that follows the last read member; None if the offset is unknown."""
         offset = self.tar.offset
         return offset + self._base if offset and self._base is not None else None
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Returns whether seeking back is cheap. Seeking back in a compressed archive decompresses the archive from its
-        start."""
+        """Returns whether seeking back is cheap, because nothing must be decompressed from the start."""
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
@@ -561,8 +553,7 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # The reopened stream starts shortly before the next member, so a store does not send the bytes of earlier
-            # members.
+            # The reopened stream starts before the next member, so a store does not send earlier members.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 

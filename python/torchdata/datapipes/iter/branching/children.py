@@ -1,12 +1,11 @@
 """The parts of a split pipe: a main pipe, which reads the source, and its children, which the user reads.
 
 Role: `fork`, `unzip`, `demux` and `round_robin_demux` share this code. The children of a split share one *main* pipe,
-which reads the source once and owns the items that are buffered for a child. The main pipe and its children run in one
-thread of the iterating process.
+which reads the source once and owns the items that are buffered for a child. All of them run in one thread of a
+process.
 
 The children of one main pipe are iterated in *rounds*. When `iter` is called on a child, the child joins the current
-round. If it has already joined this round, the call begins a new round, which restarts the source and invalidates the
-iterators of all other children.
+round. If it has already joined, the call begins a new round, which restarts the source and invalidates other iterators.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ class Main(IterDataPipe[Any]):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, child: Child) -> None:
-        """Adds a child to the current round, or begins a new round if the child has already joined the current
-        round."""
+        """Adds a child to the current round, or begins a new round if the child has already joined."""
         if not self._joined or child.instance_id in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -116,9 +114,7 @@ class Main(IterDataPipe[Any]):
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Called before a new round drops the buffered items. Subclasses close the streams in these items if no item is
-        in two queues.
-        """
+        """Called before a new round drops the buffered items, whose streams subclasses may close."""
 
     def length(self, instance: int) -> int:
         """Returns the length of one child."""
@@ -173,8 +169,7 @@ class DealMain(Main):
                     self._exhausted = True
                     return
         except BaseException:
-            # If the iteration was abandoned or failed, the buffered items remain part of the state, but their files are
-            # closed.
+            # After an abandoned or failed iteration, the state still contains the buffered items, without open files.
             if self._buffers[instance] is own:
                 self._park()
             raise

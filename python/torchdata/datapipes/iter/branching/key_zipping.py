@@ -46,8 +46,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
         TypeError: `ref_datapipe` is not an IterDataPipe, a function cannot be called, or `buffer_size` is not an
             integer.
         ValueError: `buffer_size` is not positive; or, while iterating, two buffered reference items have the same key.
-        BufferError: while iterating, `ref_datapipe` has no item with the key, or this item was dropped from the full
-            buffer.
+        BufferError: while iterating, `ref_datapipe` has no item with the key, or it was dropped from the full buffer.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -98,8 +97,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
                 result = (item, match) if merge is None else merge(item, match)
                 yield (key, result) if self.keep_key else result
         except BaseException:
-            # If the iteration was abandoned or failed, the buffered items remain part of the state, but their files are
-            # closed.
+            # After an abandoned or failed iteration, the state still contains the buffered items, without open files.
             for key, match in waiting.items():
                 waiting[key] = with_detached_streams(match)
             raise

@@ -62,8 +62,7 @@ class _SplitMain(IterDataPipe[Any]):
         self._seed = draw_seed() if seed is None else seed
 
     def restart(self, reader: int) -> None:
-        """Begins a new pass over the source for the child `reader`, and invalidates the iterators of all other
-        children."""
+        """Begins a new pass for the child `reader`, and invalidates the iterators of all other children."""
         for instance, token in enumerate(self._child_tokens):
             if instance != reader:
                 token.invalidate()

@@ -1,8 +1,7 @@
 """Pipes that split a pipe: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
 The constructor of each of these pipes returns *children*, which are pipes that read one main pipe (see `children`). The
-main pipe and its children run in one thread of the process that iterates them. The main pipe owns the items that are
-buffered for a child.
+main pipe and its children run in one thread of a process. The main pipe owns the items that are buffered for a child.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ _COPIES: dict[str | None, Callable[[Any], Any] | None] = {
 
 
 class _ForkMain(Main):
-    """The main pipe of `fork` and `unzip`. It has a queue for each child, with the items that another child has read
-    before."""
+    """The main pipe of `fork` and `unzip`, with a queue per child for items that another child has read."""
 
     drawn_as = "Forker"
     _waiting: list[deque[Any]] = queues()
@@ -49,8 +47,7 @@ class _ForkMain(Main):
         super().__init__(datapipe, num_instances, buffer_size)
 
     def _deliver(self, instance: int) -> Callable[[Any], Any] | None:
-        """Returns a function that converts an item to what the child `instance` yields; None if this is the item
-        itself."""
+        """Returns a function from an item to what the child `instance` yields; None if it yields the item."""
         return self.copy_fn
 
     def read(self, instance: int) -> Iterator[Any]:
@@ -95,8 +92,8 @@ class Forker(IterDataPipe[Any]):
         num_instances: number of children. If `num_instances` is 1, the pipe itself is returned.
         buffer_size: maximum number of items that a child may be ahead of the slowest child, 1,000 by default; -1 for no
             limit.
-        copy: whether the children yield the source's items themselves (None, the default), or each child its own copies
-            of them ("shallow" or "deep").
+        copy: whether all children yield the source's own items (None, the default), or "shallow" or "deep" copies of
+            them.
 
     Raises:
         ValueError: `num_instances` is not positive, or `copy` is unknown.
@@ -261,8 +258,7 @@ class _RoundRobinMain(DealMain):
         return turn
 
     def length(self, instance: int) -> int:
-        """Returns the number of items of the child `instance`: an even share, and one item more for the first children
-        if a rest remains."""
+        """Returns the number of items of one child: an even share, of which the rest goes to the first children."""
         return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
 
 

@@ -2,8 +2,7 @@
 
 Role: this module writes, reads and checks these lists. Checks are necessary because archives and servers determine the
 file names, and because other users may be able to write into the folder. A list must be a regular file, is read through
-its descriptor, and may contain only regular files under the section's folder. The module's code runs in the process of
-the cache section.
+its descriptor, and may contain only regular files under the section's folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.
@@ -71,8 +70,7 @@ class FolderSearch:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)
-        #: For each folder that was checked, whether it is inside `folder`, because most files of a list share a few
-        #: folders.
+        #: For each folder that was checked, whether it is inside `folder`. Many files share few folders.
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:

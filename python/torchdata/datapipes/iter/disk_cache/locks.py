@@ -31,8 +31,7 @@ PAUSE = 1.0
 #: mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: For each section (by id) whose consumer is using a path: the time at which the path was returned, and the function
-#: that releases the section's locks.
+#: For each section (by id) whose consumer uses a path: the time since when, and a function that releases locks.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 
@@ -167,8 +166,7 @@ def _locked(file: str) -> int | None:
 
 
 def _opened(file: str) -> int | None:
-    """Opens or creates a lock file. Returns None if the path leads to a link, a folder or another user's file, which
-    cannot be locked."""
+    """Opens or creates a lock file. Returns None if another object or user's file is at the path."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.suppress(FileExistsError):
@@ -190,8 +188,7 @@ def _opened(file: str) -> int | None:
 
 
 def _leads_to(file: str, fd: int) -> bool:
-    """Returns whether the open file still exists at this path. A lock on a removed file would not exclude other
-    processes."""
+    """Returns whether the open file is still at this path. A lock on a removed file would exclude nobody."""
     try:
         return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:

@@ -59,8 +59,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             computed again. `extra_check_fn` is called for every cached file.
         folder: the folder that must contain the files whose paths `filepath_fn` does not return (such as members of an
             archive); None (the default) for the folder of the path that `filepath_fn` returns. Files outside this
-            folder are computed again in each epoch, because their paths would come from a list that another user may
-            have changed.
+            folder are computed again in each epoch, because another user may have changed the list of paths.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -205,13 +204,11 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
     Raises:
         RuntimeError: no `on_disk_cache` precedes this pipe, or another `end_caching` already follows it; while
-            iterating, the checksum of a file is wrong or not in `hash_dict`, or it is unclear for which item a file was
-            computed.
+            iterating, the checksum of a file is wrong or not in `hash_dict`, or the item of a file is unclear.
         ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; or,
             while iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
             `.torchdata-….part`, `.torchdata-….lock`), or a path is a URL with a part `..`.
-        TimeoutError: while iterating, another process did not complete a file within `timeout`; the message names the
-            file and its lock.
+        TimeoutError: while iterating, another process did not complete a file in time; the message names both.
         OSError: while iterating, a file cannot be written. The incomplete file is removed.
 
     Example:
@@ -252,8 +249,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # This attribute makes `on_disk_cache` a direct source of this pipe in the graph, because cached items skip the
-        # section.
+        # This attribute makes `on_disk_cache` a direct source of this pipe, because cached items skip the section.
         self.cache_holder = holder
         holder._end_caching_flag = True
 

@@ -1,7 +1,6 @@
 """The record of one item between `on_disk_cache` and `end_caching`: the item, and the paths that are yielded for it.
 
-Role: `section.Section` keeps a record for each item that was read and not yielded. The record owns the locks of the
-item's paths.
+Role: `section.Section` keeps a record for each item that was read and not yielded. The record owns the item's locks.
 """
 
 from __future__ import annotations

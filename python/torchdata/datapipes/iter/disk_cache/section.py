@@ -5,8 +5,7 @@ Role: each iteration of an `EndOnDiskCacheHolder` (the pipe `end_caching`) has o
 source and determines for each item whether its files exist (*ready*), must be created by this process (*missing*, with
 locks on the paths), or are being created by another process (*pending*). The section passes missing items to the pipes
 between `on_disk_cache` and `end_caching`, and determines which path is yielded next. The section runs in the thread
-that iterates `end_caching`. If a pipe between `on_disk_cache` and `end_caching` reads ahead in a thread, `items` runs
-in that thread.
+that iterates `end_caching`. If a pipe between them reads ahead in a thread, `items` runs in that thread.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ __all__ = ["Section"]
 #: Maximum number of items that are read and not yet yielded while another process creates a file.
 _AHEAD = 1000
 
-#: Maximum number of locked items between `on_disk_cache` and `end_caching`. The number is limited because each lock is
-#: an open file. Further items pass through these pipes without a lock.
+#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Each lock is an open file. Further items
+#: have no lock.
 _LOCKED = 100
 
 
@@ -42,10 +41,8 @@ class Section:
     Args:
         name: the name of the pipe, for error messages.
         paths_of: a function from an item to the paths of its files.
-        found: a function from the paths of an item to the paths to yield; the function returns None if a file is
-            missing.
-        folder_for: a function from the path of an item to the folder that must contain all files that were created for
-            the item.
+        found: a function from the paths of an item to the paths to yield, or to None if a file is missing.
+        folder_for: a function from the path of an item to the folder that must contain its files.
         timeout: a function that returns the seconds to wait for a file that another process creates.
 
     Attributes:
@@ -222,8 +219,7 @@ class Section:
         return since
 
     def owner_of(self, path: str) -> Record | None:
-        """Returns the record of the item for which the file at `path` was computed; None if the item is unknown but not
-        needed.
+        """Returns the record of the item for which a file was computed; None if the path has no item.
 
         Raises:
             RuntimeError: the item cannot be determined.
@@ -293,8 +289,7 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Writes the list of the files that were created for a record, so that every process finds these files in the
-        cache."""
+        """Writes the list of the files of a record, so that every process finds these files in the cache."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a file that has vanished is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
@@ -355,8 +350,7 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Loads a result of `dump`. For each record that no pipe has begun to process, the section will check again
-        whether the files exist."""
+        """Loads a result of `dump`. Files of items that no pipe has begun to process are checked again."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]

@@ -1,7 +1,6 @@
 """Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
 
-The pipes of this module run in the process that iterates the pipeline. FlatMapper owns the remaining results of the
-current item.
+The pipes of this module run in the process that iterates the pipeline. FlatMapper owns the current item's results.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items for which an earlier pipe raises an exception. A previous `on_error` handles the pipes before it.
+    """Skips items for which an earlier pipe, up to the previous `on_error`, raises an exception.
 
     An item that causes an exception is left out, and counted by exception type and pipe. Skipped are exceptions of
     functions that are passed to pipes such as `map` and `filter`, exceptions of pipes that read streams and archives

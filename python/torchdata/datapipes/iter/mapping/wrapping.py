@@ -132,8 +132,7 @@ class IterableWrapper(IterDataPipe[T_co]):
     data_attributes = frozenset({"iterable"})
     #: Reads an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: Reads an iterable if it or its iterators have `state_dict`. `_loaded` is the state from which the next iteration
-    #: resumes.
+    #: Reads an iterable if it or its iterators have `state_dict`. `_loaded`: the state to resume from.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
     #: `_was_read`: whether the current epoch reads the user's one-shot iterator itself, not a copy. `_is_used_up`:

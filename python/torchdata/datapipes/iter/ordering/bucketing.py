@@ -142,8 +142,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         min_len: minimum length; shorter items are dropped, and streams in them are closed. 0 by default.
         max_len: maximum length; longer items are dropped. `max_token_count` by default.
         buffer_size: maximum number of items in the buffer, 1,000 by default.
-        include_padding: whether each item counts with the length of the longest item of its batch, to which it would be
-            padded; False by default.
+        include_padding: whether each item counts with the length of the batch's longest item, as after padding; False
+            by default.
 
     Raises:
         TypeError: `len_fn` is not a function, a length is not a number, or `buffer_size` is not an integer.
@@ -223,8 +223,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                 rest, self._batch = self._batch, []
                 yield DataChunk(rest)
         except BaseException:
-            # If the iteration was abandoned or failed, the buffered items remain part of the state, but their files are
-            # closed.
+            # After an abandoned or failed iteration, the state still contains the buffered items, without open files.
             if self._heap is heap:
                 self._park()
             raise
@@ -235,8 +234,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
-        """Moves the shortest item of the buffer into the batch. If the batch has no room for the item, returns it and
-        begins a new one."""
+        """Moves the shortest item of the buffer into the batch, or into a new batch if it is full, which is
+        returned."""
         measured = heappop(self._heap)
         (length,) = measured
         if self.include_padding:

@@ -174,8 +174,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         """"""
         left = self._restored
         if left is None:
-            # The state also contains buffered results without remaining members, because each random index refers to
-            # the whole buffer.
+            # Results without remaining members are saved, too, because random indices refer to the whole buffer.
             left = [parts.state_dict() for parts in self._buffer]
         return {"parts": left, **self._declared_state()}
 

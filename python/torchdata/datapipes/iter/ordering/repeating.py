@@ -37,8 +37,7 @@ class Cycler(IterDataPipe[T_co]):
         [0, 1, 0, 1]
     """
 
-    #: The number of the current pass over the source, from 0. `_pass_begin` is the number of items of all earlier
-    #: passes.
+    #: The number of the current pass over the source, from 0. `_pass_begin`: the number of items of all earlier passes.
     _pass: int = state(0)
     _pass_begin: int = state(0)
 

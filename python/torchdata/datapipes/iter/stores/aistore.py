@@ -183,8 +183,7 @@ class _AISRecipe:
     """The recipe to open or reopen an object.
 
     Args:
-        version: the version and the size in bytes of the object when it was first opened; None if it was not opened
-            yet.
+        version: the version and the size in bytes of the object when it was first opened; None before.
     """
 
     url: str
@@ -228,8 +227,7 @@ class _AISObject(RemoteFile[_AISRecipe]):
             answer.close()
 
     def _ask(self, recipe: _AISRecipe, start: int) -> Any:
-        """Requests the object from `start` on, stores the response in `_answer`, and returns the headers of the
-        response."""
+        """Requests the object from `start` on, and returns the headers of the response (`_answer`)."""
         self.drop_answer()
         answer = recipe.get(start)
         known, found = recipe.version, answer.headers.get(_VERSION, "")

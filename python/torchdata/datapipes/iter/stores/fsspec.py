@@ -75,11 +75,9 @@ class FSSpecFileLister(ListsFolders):
 
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
-    """Returns a function that converts a name in the listing of the URL `root` to a URL with the protocol and the
-    chained links of `root`."""
+    """Returns a function from a name in the listing of `root` to a URL with the protocol and links of `root`."""
     links = root.split("::")
-    # The listed names are paths in the first link that has a path. A caching protocol such as `simplecache` is a link
-    # without a path.
+    # Names are listed in the first link with a path. A caching protocol such as `simplecache` has no path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -100,8 +98,7 @@ _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified
 
 
 class _FSSpecRecipe:
-    """The recipe to open a file with fsspec. `version` contains the metadata in `_TAGS` that the file had when it was
-    first opened."""
+    """The recipe to open a file with fsspec. `version`: metadata of the file when it was first opened."""
 
     def __init__(
         self,
@@ -115,8 +112,7 @@ class _FSSpecRecipe:
     ) -> None:
         self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
         self.for_open, self.for_connection = for_open, for_connection
-        #: A function that is called before opening the file is retried; None in a pickled copy, whose retries are not
-        #: counted.
+        #: A function that is called before each retry of opening; None in a pickled copy.
         self.count: Callable[[], object] | None = count
         self.version: dict[str, str] | None = None
 
@@ -137,8 +133,7 @@ class _FSSpecRecipe:
         except BaseException:
             file.close()
             raise
-        # The file refers to its file system, because some file systems, such as archives, are closed when no reference
-        # remains.
+        # The file refers to its file system, because some (such as archives) close when no reference remains.
         with suppress(AttributeError):
             file.opened_by = fs
         return file

@@ -57,8 +57,7 @@ class ListsRoots(IterDataPipe[str]):
         return sources_of(self)[0]
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        """Yields the entries of a root, each as a pair of a position and a name to yield. If `after` is not None,
-        begins after this position."""
+        """Yields pairs of position and name for the entries of a root, beginning after the position `after`."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
@@ -80,11 +79,9 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """Yields the entries for the names after `last`, which is a pair of an index and a name; if `last` is None, for all
-    names.
+    """Yields the entries after `last`, a pair of an index and a name; if `last` is None, all entries.
 
-    If the index of the name in `last` has changed, because names were added or removed, the name determines the
-    position.
+    If other names were added or removed since, the name in `last` determines the position.
 
     Raises:
         RuntimeError: the name in `last` no longer exists.

@@ -62,8 +62,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         self._recipe: R = recipe if recipe.version is not None else self._opened(recipe)
 
     def _opened(self, recipe: R) -> R:
-        """Sends the first request for the object, and returns a copy of the recipe that contains the object's current
-        version."""
+        """Sends the first request for the object, and returns a recipe with the object's current version."""
         raise NotImplementedError
 
     @property

@@ -152,8 +152,7 @@ def _just_before(text: str) -> str:
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """Returns whether a listed key of an empty object ends with a slash in the store. obstore removes this slash from
-    the listed key."""
+    """Returns whether the key of an empty object ends with a slash, which obstore leaves out of listed keys."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:

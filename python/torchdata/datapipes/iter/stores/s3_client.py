@@ -38,16 +38,14 @@ DEFAULT_RETRIES = 3
 LONGEST_REQUEST_S = 600
 MOST_STORES = 64
 
-#: For each URL scheme: obstore's class of stores, the option of this class that contains the server, and the default
-#: server's name.
+#: For each URL scheme: obstore's store class, the class's option for the server, and the default server.
 _STORES = {
     "s3": ("S3Store", "endpoint", "Amazon S3"),
     "gs": ("GCSStore", "base_url", "Google Cloud Storage"),
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: Environment variables that provide credentials. If one of these variables is set, the credentials are not read from a
-#: profile.
+#: Environment variables that provide credentials. If one of them is set, no profile is read.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",
@@ -80,8 +78,7 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The arguments of a pipe that are needed to create stores. These settings can be pickled, whereas obstore's stores
-    cannot.
+    """The arguments of a pipe for creating stores. They can be pickled, whereas obstore's stores cannot.
 
     Args:
         pipe: the pipe's name, for messages.
@@ -209,8 +206,7 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects that were created by a parent process. They are never freed, because freeing them needs threads that exist
-#: only in the parent process.
+#: Objects that were created by a parent process. Freeing them would need threads that this process lacks.
 _kept: list[Any] = []
 
 
@@ -231,9 +227,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 def _own_copy() -> Any:
     """Returns a second copy of obstore's extension, with its own globals.
 
-    The extension is copied to an anonymous file, because the dynamic loader does not load the same file a second time.
-    The path of this file contains the process id, because the loader also compares paths. Raises RuntimeError if the
-    copy cannot be loaded.
+    The extension is copied to an anonymous file, because the dynamic loader loads no file twice. The path of this file
+    contains the process id, because the loader also compares paths. Raises RuntimeError if the copy cannot be loaded.
     """
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location

@@ -24,8 +24,7 @@ from torchdata.datapipes.iter.stores.s3_client import (
 __all__ = ["DEFAULT_BUFFER_SIZE", "S3Object", "S3Recipe"]
 
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Number of bytes per request if several concurrent requests fetch a piece, and the maximum size in bytes of the
-#: request that opens an object.
+#: Bytes per request if several requests fetch a piece, and maximum bytes of the first request for an object.
 PART_SIZE = 4 << 20
 #: Number of bytes of the first request after a seek. Each following request for consecutive bytes asks for twice as
 #: many bytes as the previous request.
@@ -85,8 +84,7 @@ class S3Recipe:
 
 
 class S3Object(RemoteFile[S3Recipe]):
-    """A file object that reads an object of a store piece by piece. A read beyond the current piece requests the next
-    piece.
+    """A file object that reads an object of a store. A read beyond the current piece requests a new piece.
 
     Args:
         recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
@@ -165,8 +163,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """Returns the data of the response to the request that opened the object; empty if the response was dropped or
-        its connection is broken."""
+        """Returns the data of the response to the first request; empty if it was dropped or its connection broke."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer
