@@ -6,8 +6,7 @@ iterates the graph, between two items.
 A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
 pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
 readers. The key `checksums` contains checksums of the values of `graph` and `pipes`. In a pipe's own state, values that
-require pickle are stored as bytes under `"__pickled__"`. Nested containers of plain data are stored under
-`"__nested__"`.
+require pickle are stored as bytes under `"__pickled__"`. Nested containers are stored under `"__nested__"`.
 
 A pipe without a declared state is *replayed*: it starts from the beginning and drops the items that it had yielded. Its
 sources begin with the states that they had at the beginning of the pass. The whole graph is replayed if user functions
@@ -92,8 +91,7 @@ def standing_still(pipes: list[Any]) -> Iterator[None]:
         (0, [1, 2])
     """
     with ExitStack() as stack:
-        # A pipe is paused before its sources, because its thread cannot pause while it waits for an item of a paused
-        # source.
+        # A pipe is paused before its sources, because its thread cannot pause while it waits for a source.
         for pipe in reversed(pipes):
             hooks = hooks_of(pipe)
             if type(hooks).standing_still is not PipeHooks.standing_still:
@@ -151,8 +149,8 @@ def save_entries(datapipe: Any) -> list[PipeEntry]:
 def fingerprint(datapipe: Any) -> Fingerprint:
     """Describes the class, sources and arguments of each pipe of a graph, sources first.
 
-    `save_state` stores this fingerprint in the state under `"graph"`. `load_state` raises an error if the graph has
-    another fingerprint.
+    `save_state` stores this fingerprint in the state under `"graph"`. `load_state` raises an error for another
+    fingerprint.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -243,9 +241,8 @@ class _Saving:
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Returns whether the last pipe of the graph must be replayed.
 
-        The last pipe must be replayed if a replayed pipe and a pipe that is not replayed read one source (as the
-        children of a `fork` do), or if user functions have drawn random numbers, because it is unknown which pipes
-        called these functions.
+        It must be replayed if a replayed and another pipe read one source (as children of a `fork` do), or if user
+        functions have drawn random numbers, because it is unknown which pipes called these functions.
         """
         if is_torchs(self.end):
             return False
@@ -362,8 +359,7 @@ def _entry_anew(pipe: Any) -> PipeEntry:
 
 
 def is_one_to_one(datapipe: Any) -> bool:
-    """Returns whether the class of a pipe declares by `one_to_one` that the pipe computes each item from one item of
-    its source.
+    """Returns whether a pipe's class declares by `one_to_one` that each item is computed from one source item.
 
     A subclass that overrides `__iter__` must declare `one_to_one` again.
 
@@ -432,8 +428,7 @@ def _require_same_pipes(graph: Graph, entries: Sequence[PipeEntry]) -> None:
 
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
-    """Sets whether the items that a source of the graph rereads in order to resume are compared with the original
-    items.
+    """Sets whether items that sources of the graph reread in order to resume are compared with the originals.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

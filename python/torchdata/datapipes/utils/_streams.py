@@ -1,10 +1,8 @@
-"""The streams that pipes yield: `StreamWrapper`, a file object that closes itself after its last use and can be
-reopened.
+"""The streams that pipes yield: `StreamWrapper`, a file object that closes itself and can be reopened.
 
 Role: every pipe that yields streams yields wrappers, each of which owns a file object. A wrapper has a *recipe* to
 reopen its stream, such as a path, or an archive and a position in it. A pickled or deep-copied wrapper consists of the
-recipe and the current offset, and opens its file on first use. A saved state can therefore contain streams, for example
-in a shuffle buffer.
+recipe and the current offset, and opens its file on first use. A saved state can therefore contain streams.
 """
 
 from __future__ import annotations
@@ -201,8 +199,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object. Also closes the parent stream if it waits for this last child. Further calls do
-        nothing."""
+        """Closes the file object, and a parent stream that waits for its last child. Further calls do nothing."""
         if self.closed:
             return
         self.closed = True
@@ -222,8 +219,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
             self.close()
 
     def detach_from_parent(self, file_obj: Any) -> None:
-        """Replaces the file object by a file object with the contents of the stream that does not read from the parent
-        stream."""
+        """Replaces the file object by one with the contents of the stream, so that the parent is not needed."""
         self.file_obj, self._recipe = file_obj, None
         self._leave_parent()
 

@@ -50,8 +50,8 @@ class ArrowReader(IterDataPipe[Any]):
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
         dtype: as for `load_parquet_as_df`.
-        writable: whether arrays are writable. If False (the default), numeric arrays without nulls are views of the
-            memory of pyarrow's table.
+        writable: whether arrays are writable. If False (the default), numeric arrays without nulls share pyarrow's
+            memory.
         use_threads: whether columns are decoded by several threads.
 
     Raises:
@@ -74,8 +74,7 @@ class ArrowReader(IterDataPipe[Any]):
     #: A state contains the number of a row, not of a frame, so a resumed run may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
-    #: The number of the part, or the list of numbers, that is being read. `_row` is the number of yielded rows of this
-    #: part.
+    #: The number of the part, or the list of numbers, that is being read. `_row`: its number of yielded rows.
     _part: int | list[int] | None = state()
     _row: int = state(0)
     #: The name of the part. If the table has another part at this number when a state is loaded, an error is raised.
@@ -130,8 +129,7 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _checked(self, item: Any) -> int | list[int]:
-        """Returns the source's item as an integer, or as a list of integers; raises an error if it does not number
-        existing parts."""
+        """Returns the source's item as an integer or a list of integers, after a check that these parts exist."""
         many = isinstance(item, list)
         numbers = [index(each) if hasattr(each, "__index__") else each for each in (item if many else [item])]
         if not all(type(number) is int for number in numbers):
@@ -216,8 +214,7 @@ class LanceReader(ArrowReader):
     built. Loading a state that was saved with another version raises an error.
 
     Args:
-        source_datapipe: yields indices of rows, or lists of indices (for example after `batch`), whose rows are read
-            together.
+        source_datapipe: yields indices of rows, or lists of indices (as after `batch`) to read together.
         dataset: a `lance.LanceDataset`, or its path or URI.
         columns: as for `ArrowReader`.
         rows: as for `ArrowReader`.

@@ -2,8 +2,7 @@
 
 Role: pipes that save files use `appearing`. The caller writes a temporary file in the final folder, and `appearing`
 renames this file. The pipe `end_caching` uses `write_file`, which also verifies a checksum and calls `fsync`. The name
-of a temporary file is derived from the final name, so that the next writer of the same file removes the remains of a
-killed writer.
+of a temporary file is derived from the final name, so that the next writer removes the remains of a killed writer.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ _CHUNK = 1 << 20
 
 @contextlib.contextmanager
 def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[str]:
-    """Context manager that yields a temporary path for a local file, and then renames the written file to `path` in one
-    step.
+    """Context manager that yields a temporary path for a local file, and then renames this file to `path`.
 
     After an error, nothing remains. A file that is not regular, such as a named pipe, is written directly.
 

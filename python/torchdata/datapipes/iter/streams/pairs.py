@@ -26,8 +26,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def source_pipe(datapipe: Any, pipe: object, argument: str = "datapipe") -> Any:
-    """Returns the source of `pipe`: `datapipe` itself if it is a pipe; otherwise, a pipe with a state that yields the
-    items of `datapipe`.
+    """Returns the source of `pipe`: `datapipe` if it is a pipe; otherwise, a pipe over the items of `datapipe`.
 
     Raises:
         TypeError: `datapipe` is a str or bytes, or cannot be iterated over.
@@ -80,8 +79,7 @@ class HoldsStream(IterDataPipe[T_co]):
     _held: Any = state(saved=False)
     #: The position in the current stream where `_read` begins.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair. If True, the position is that of the open stream; if False, `_place`
-    #: contains it.
+    #: Whether an iterator is reading the pair. If False, `_place` is the position.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
@@ -95,13 +93,11 @@ class HoldsStream(IterDataPipe[T_co]):
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
-        """Returns a placeholder that can reopen `stream`, and the position in the stream after the last yielded
-        item."""
+        """Returns a placeholder that can reopen `stream`, and the position after the last yielded item."""
         return detached(stream), None
 
     def _explained(self, error: Exception, path: str) -> Exception:
-        """Returns the error to raise if reading the stream of `path` raised `error`: `error` itself, or an error that
-        contains the line."""
+        """Returns the error to raise if reading the stream raised `error`: `error`, or an error with the line."""
         return error
 
     def _release(self, stream: Any) -> None:
@@ -120,8 +116,7 @@ class HoldsStream(IterDataPipe[T_co]):
         """Yields the items of one pair of path and stream, from the position `place` on."""
         path, stream = path_and_stream(pair, self)
         del pair
-        # The tuple is new, because an older iterator compares it by identity to detect that the pipe has moved to
-        # another pair.
+        # An older iterator compares this new tuple by identity, to detect that the pipe reads another pair.
         held = self._held = (path, stream)
         self._reading = True
         try:
@@ -159,8 +154,7 @@ class HoldsStream(IterDataPipe[T_co]):
         return (pair[0], stand_in), place
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the current path, a placeholder that can reopen the current stream, and the position in the
-        stream."""
+        """Returns the current path, a placeholder that can reopen its stream, and the position in the stream."""
         pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
         return {"pair": pair, "place": place}
 

@@ -58,9 +58,7 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Returns whether bytes in this encoding can be split into lines before decoding. The result is False for encodings
-    such as UTF-16.
-    """
+    """Returns whether bytes in this encoding can be split into lines before decoding, unlike those of UTF-16."""
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
     except (LookupError, ValueError, TypeError):  # not a text encoding; decoding raises the error
@@ -89,15 +87,12 @@ class _Text(HoldsStream[Any]):
 
     source_datapipe: Any
 
-    #: The stream's position when the pipe received the stream. `_lines_before` is the number of lines to skip from
-    #: there.
+    #: The stream's position when the pipe received the stream. `_lines_before`: the lines to skip there.
     _start: int | None = state(saved=False)
     _lines_before: int = state(0, saved=False)
-    #: The decoder of a binary stream in an encoding such as UTF-16; None if the bytes are split into lines before
-    #: decoding.
+    #: The decoder of a binary stream in an encoding such as UTF-16, which is split after decoding; or None.
     _decoder: io.TextIOWrapper | None = state(saved=False)
-    #: Whether more bytes than the current line were read from the stream, so that `tell` of the stream is not the
-    #: position.
+    #: Whether bytes after the current line were read, so that the stream's `tell` is not the position.
     _is_ahead: bool = state(False, saved=False)
 
     def _set_options(
@@ -169,8 +164,7 @@ class _Text(HoldsStream[Any]):
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name in ("utf-8", "utf-8-sig") else b""
 
     def _lines_read(self) -> int:
-        """Returns the number of lines that were read for the items yielded so far, without the `_lines_before` skipped
-        lines."""
+        """Returns the number of lines of the items yielded so far, without the `_lines_before` skipped lines."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -239,8 +233,7 @@ class LineReader(_Text):
 
 
 class _CSV(_Text):
-    """The base class of CSVParser and CSVDictParser, which create a reader of Python's `csv` for each stream, and
-    errors that name the line."""
+    """The base class of CSVParser and CSVDictParser, which read each stream by a reader of Python's `csv`."""
 
     _reader: Any = state(saved=False)
     fmtparams: dict[str, Any]
@@ -369,8 +362,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # `reader.fieldnames` is requested only after the first row was read, because the request itself would read this
-        # row.
+        # `reader.fieldnames` is requested only after the first row was read, because it would read this row.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

@@ -32,8 +32,7 @@ TFRecordExample: TypeAlias = dict[str, Any]
 #: The argument `spec` of the loader: a dict from the name of a feature to a pair of shape and dtype.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
-#: Default limit for the size of a record in bytes. A record of small values takes about sixty times as much memory when
-#: its values become Python objects.
+#: Default limit for the size of a record in bytes. As Python objects, small values take sixty times as much memory.
 MAX_LENGTH = 128 << 20
 
 #: Maximum size of a protocol buffer in bytes.
@@ -130,8 +129,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             return detached(stream), self._place
         reader = self._open[1]
         stand_in = detached(stream, reader.offset if self._tells else None)
-        # If the stream cannot be reopened, the state contains the bytes that the reader has read beyond the last
-        # yielded record.
+        # If the stream cannot be reopened, the state contains the bytes after the last yielded record.
         unread = reader.unread if stand_in is stream else b""
         return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
 
@@ -171,8 +169,7 @@ def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
 
 
 def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
-    """Converts `dtype` to a dtype of torch or, if torch is not loaded, of NumPy. Returns None if `dtype` is None or
-    `bytes`."""
+    """Converts `dtype` to a dtype of torch or, if torch is not loaded, of NumPy; None and `bytes` to None."""
     if dtype is None or dtype is bytes or (torch is not None and isinstance(dtype, torch.dtype)):
         return None if dtype is bytes else dtype
     import numpy as np

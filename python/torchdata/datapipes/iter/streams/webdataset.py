@@ -57,8 +57,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: A list with the incomplete sample. Each iteration has its own list, so that an older iterator cannot modify a
-    #: newer list.
+    #: A list with the incomplete sample. Each iteration has its own list.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
     #: Two dicts, for recent and for older samples of this iteration, from the key of a sample to its fields.
@@ -97,8 +96,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             raise
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Returns the complete sample. If other files of this sample were yielded earlier, closes the streams and
-        raises ValueError."""
+        """Returns the complete sample. If files of it were yielded earlier, closes its streams and raises
+        ValueError."""
         try:
             self._refuse_scattered(sample)
         except ValueError:
@@ -115,8 +114,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
-        """Raises ValueError if `strict` is set and an earlier sample of this iteration has the same key and other
-        fields."""
+        """Raises ValueError if `strict` is set and an earlier sample has the key of `sample` and other fields."""
         if not self.strict:
             return
         key, fields = sample["__key__"], frozenset(sample)

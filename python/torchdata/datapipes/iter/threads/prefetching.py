@@ -4,8 +4,7 @@ The source's iteration begins in the thread that iterates the pipe. A daemon thr
 bounded native queue, until the source ends or fails, or the pipe's iterator is closed. The pipe owns the queue and the
 thread. The thread does not refer to the pipe's iterator, so that dropping the iterator ends the thread.
 
-A forked child has no such thread, and does not use the queue that it inherited. The child can iterate the pipe, which
-starts a new thread.
+A forked child has no such thread, and does not use the inherited queue. It can iterate the pipe in a new thread.
 """
 
 from __future__ import annotations
@@ -159,8 +158,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items of a loaded state, and the error to raise after these items, or None.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of passes that have begun. `_halt` is the position at which the thread of a later pass must pause, or
-    #: None.
+    #: The number of passes that have begun. `_halt`: where the thread of a later pass pauses.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
@@ -306,8 +304,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Context that pauses the thread, so that the states of the source and of this pipe belong to the same
-        position."""
+        """Context that pauses the thread, so that the states of the source and of this pipe match."""
         data = self._data
         if data is None or data.is_inherited:
             yield

@@ -46,8 +46,7 @@ __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: The possible votes of a rank: it has an item, has no more items, or has left its loop in order to begin the next
-#: epoch.
+#: The possible votes of a rank: it has an item, has no more items, or has left its loop for the next epoch.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
 #: Maximum number of seconds for counting the items that a rank does not yield because another rank has ended.
@@ -69,8 +68,7 @@ class _StepData(_PrefetchData):
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: This lock is held while an item moves from `voted_on` to the queue, or while code reads `voted_on` and the
-        #: queue.
+        #: This lock is held while an item moves from `voted_on` to the queue, and while code reads both.
         self.lock = threading.Lock()
         #: The queue slot for the item of the current vote, if any.
         self.slot: int | None = None
@@ -81,14 +79,12 @@ class _StepData(_PrefetchData):
         self.failure: BaseException | None = None
         #: The error of a failed vote, such as a lost rank, which the consumer has not received yet.
         self.untold: BaseException | None = None
-        #: Whether to count the items that this rank does not yield. `rest` contains their number, and whether the
-        #: number is exact.
+        #: Whether to count the items that this rank does not yield. `rest`: their number, and whether it is exact.
         self.counts_rest = False
         self.rest = (0, True)
 
     def read(self, source: Iterator[Any]) -> bool:
-        """Reads the next item of the source, unless the queue is closed; returns True if the ranks have already voted
-        on this item."""
+        """Reads the next item, unless the queue is closed; returns whether the ranks have already voted on it."""
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
@@ -147,8 +143,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be in the middle of an item
             data.released.set()
         failure = data.failure
-        # A rank that ends its run reports this even if its source has ended, because stopping the workers also ends the
-        # source.
+        # A rank that ends its run reports this even if its source has ended, because the workers were stopped.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
@@ -226,8 +221,7 @@ class _StepReader(Iterator[Any]):
 
 
 def _meaning_of_vote(number: int, group: RankGroup) -> str:
-    """Returns the text of an error for a vote that ends all ranks, given the number of the rank (plus `world_size` for
-    an exception)."""
+    """Returns an error message for the vote of a rank, given its number (plus `world_size` for an exception)."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
@@ -267,8 +261,7 @@ class FullSync(_PrefetchBase[T_co]):
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
             object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. If
             `process_group` is None (the default), all ranks of `torch.distributed` end together. Ranks of
-            `torch.distributed` vote over separate connections, which are opened when all ranks begin their first
-            iteration.
+            `torch.distributed` open separate connections when all ranks begin their first iteration.
 
     Raises:
         ValueError: `timeout` is zero, negative or over three years, the mesh has several dimensions, or this rank does
@@ -343,8 +336,7 @@ class FullSync(_PrefetchBase[T_co]):
         return _StepReader(data, hold, self._warn_of_rest)
 
     def _warn_of_rest(self, left: int, is_all: bool) -> None:
-        """Warns once if this rank has more remaining items than an even split among the ranks and workers would
-        explain."""
+        """Warns once if this rank has more remaining items than an even split among ranks and workers explains."""
         graph = Graph(self.source_datapipe)
         shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
         if left <= shares:
@@ -435,8 +427,8 @@ class FullSync(_PrefetchBase[T_co]):
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: if True, this rank ends its run, so that all other ranks raise an error. If False, only the
-                current epoch ends, on all ranks.
+            for_good: if True, this rank ends its run, so that all other ranks raise an error. If False, only the epoch
+                ends.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)

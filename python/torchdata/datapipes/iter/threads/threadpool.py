@@ -108,8 +108,8 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     position of its result; the later results can still be read. The thread that iterates this pipe reads the source.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
-    because a call may modify its item. For an item that is a number, a string or bytes, saving does not wait, and a
-    resumed run repeats the call.
+    because a call may modify its item. Calls for numbers, strings and bytes are not waited for, but repeated by a
+    resumed run.
 
     Args:
         source_datapipe: the pipe to read.

@@ -142,8 +142,7 @@ class Connections:
         session.mount("https://", self._adapter)
 
     def close(self) -> None:
-        """Closes idle connections. The connection of a response that is still being read is closed when the response
-        ends."""
+        """Closes idle connections. A response that is being read closes its connection itself."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable

@@ -20,8 +20,7 @@ __all__ = ["HttpRecipe", "HttpStream", "open_url"]
 
 #: Size in bytes of the buffer of a stream, so that most lines are read without a network call.
 _BUFFER = 1 << 16
-#: Number of bytes per read of the connection if a stream is read to its end, or if the first bytes of a response are
-#: dropped.
+#: Bytes per read of the connection if a stream is read to its end, or the first bytes are dropped.
 _PIECE = 1 << 20
 
 
@@ -66,13 +65,11 @@ class _Version(NamedTuple):
 
     @property
     def condition(self) -> str | None:
-        """Returns the value of the request header `If-Range`; None if the file has only a weak tag, which this header
-        does not allow."""
+        """Returns the value of the request header `If-Range`; None for a weak tag, which it does not allow."""
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """Describes a header that shows that the file has changed; None if no header that both versions contain
-        differs."""
+        """Describes a header, contained in both versions, that shows that the file has changed; None otherwise."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -97,13 +94,11 @@ class HttpRecipe:
         self.client, self.url, self.version = client, url, version
 
     def open(self) -> HttpStream:
-        """Returns a stream that sends its request at the first read, for the bytes from the position that `seek` has
-        set."""
+        """Returns a stream that requests the bytes from its position on when it is first read."""
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
-        """Requests the file from `offset` on. Returns a response, and how many bytes at the start of its body precede
-        `offset`.
+        """Requests the file from `offset` on. Returns a response, and how many bytes of it precede `offset`.
 
         Returns None instead of a response if the file ends at this offset.
 
@@ -156,8 +151,7 @@ class HttpRecipe:
                 raise
             # The server answers 416 if the file has no bytes at the offset, because the file was read to its end or has
             # become shorter. If the request contained `If-Range`, this answer also proves that the file has not
-            # changed. Without `If-Range`, the whole file is requested, so that the headers show whether the file has
-            # changed.
+            # changed. Without `If-Range`, the headers of the whole file show whether it has changed.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -224,8 +218,7 @@ class _Body(io.RawIOBase):
         return data
 
     def _may_retry(self, error: Exception) -> bool:
-        """Decides whether to request the remaining bytes after a response was interrupted. If so, waits for the delay
-        before the retry."""
+        """Returns whether to request the remaining bytes of an interrupted response, after the delay for a retry."""
         from urllib3.exceptions import MaxRetryError
 
         retry = self.recipe.client.retrying.policy() if self._retry is None else self._retry
