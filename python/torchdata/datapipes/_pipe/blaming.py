@@ -1,4 +1,4 @@
-"""Names pipes in error messages. If a pipe only reads a dataset, messages name the dataset's code instead of the pipe.
+"""Names pipes in error messages. If a pipe only reads a dataset, the name is that of the dataset's class or function.
 
 The functions of this module are pure and run in the process that raises the exception.
 """
@@ -17,13 +17,14 @@ __all__ = ["blamed_name", "codes_read_by", "counted_at"]
 
 
 def codes_read_by(datapipe: Any) -> list[UsersCode]:
-    """Returns the user code that produces the items of the map-style pipes read by `datapipe`."""
+    """Returns the user code of the datasets that the map-style sources of `datapipe` read."""
     read = [source for source in sources_of(datapipe) if not is_iter_pipe(source)]
     return [code for source in read for code in codes_of_dataset(source, INDEXED)]
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the token that counts a pipe's skipped items, which may belong to its timed map-style source."""
+    """Returns the token that counts a pipe's skipped items: that of a map-style source if the loader times it, or the
+    pipe's."""
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
             return token
@@ -31,8 +32,8 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
-    """Returns the name of a failed pipe for messages. For a pipe that only reads a user's dataset, this is the name of
-    the dataset's code. `error` is the raised exception, or None if the exception is unavailable."""
+    """Returns the name of a pipe for messages. For a pipe that reads a dataset, this is the name of the dataset's code,
+    if it has raised `error` or no error is given."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

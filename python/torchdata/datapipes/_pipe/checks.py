@@ -67,13 +67,13 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
         ) from error
 
 
-#: Module and class name of each pipe that wraps plain data, by the base class of the pipe. Names are stored instead of
-#: classes, because importing the classes' modules would be circular.
+#: For IterDataPipe and MapDataPipe, the module and the name of the class that wraps plain data. Names are stored
+#: because importing the classes here would be circular.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 
 def wrap_data_by(kind: type, module: str, name: str) -> None:
-    """Registers the class that wraps plain data as a pipe of the given kind."""
+    """"""
     _wrappers[kind] = module, name
 
 
@@ -86,8 +86,8 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
     """Returns the pipe to read: `value` itself, or an IterableWrapper over a dataset or another iterable.
 
-    A plain list is wrapped, so that the state of its reader includes the position in the list. Raises TypeError if
-    `value` cannot be iterated over, or is a pipe that is read by index.
+    Because a list is wrapped, too, states contain the position in it. Raises TypeError if `value` cannot be iterated
+    over, or is a map-style pipe.
     """
     if isinstance(value, MapDataPipe):
         raise TypeError(
@@ -104,8 +104,8 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
-    """Returns a pipe of `kind` (IterDataPipe or MapDataPipe): `value` itself, or a pipe that reads the dataset `value`.
-    Raises TypeError if `value` is neither a pipe of `kind` nor a dataset. Plain data must be wrapped, as it may be a
+    """Returns `value` if it is a pipe of `kind` (IterDataPipe or MapDataPipe), and a pipe that reads it if it is a
+    dataset. Raises TypeError for all other values. Plain data is not wrapped automatically, because passing it may be a
     mistake.
     """
     found = _as_pipe(value, kind)
@@ -120,8 +120,8 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
     """Returns the pipes to read: each pipe in `values` unchanged, and for each dataset a pipe that reads it.
 
-    Raises ValueError if `values` is empty, and TypeError for plain data, which must be wrapped because it may be a
-    mistake. `words` is the error message of torchdata 0.9 for wrong values; an empty text selects the usual message.
+    Raises ValueError if `values` is empty, and TypeError for a value that is neither a pipe nor a dataset. `words` is
+    the error message of torchdata 0.9, if it differs from the usual message.
     """
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
@@ -137,8 +137,8 @@ def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe,
 
 
 def _as_pipe(value: Any, kind: type) -> Any:
-    """Returns `value` if it is a pipe of `kind`, or of a class with the same name in another package. For a dataset,
-    returns a pipe that reads it. For other values, returns None.
+    """Returns `value` if it is a pipe of `kind`, or of PyTorch's class with the name of `kind`; a pipe that reads it if
+    it is a dataset; otherwise None.
     """
     if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
         return value
@@ -170,10 +170,10 @@ def is_dataset(value: Any) -> bool:
     return hasattr(type(value), "__iter__") and not hasattr(type(value), "__next__")
 
 
-#: The message of torchdata 0.9 for numbers that must be positive; the placeholder is the argument's name.
+#: torchdata 0.9's error message for a number that is not positive; the placeholder is the argument's name.
 POSITIVE = "'{}' is required to be a positive integer."
 
-#: The message of torchdata 0.9 for a wrong batch size.
+#: torchdata 0.9's error message for a batch size that is not positive.
 BATCH_SIZE = "Batch size is required to be larger than 0!"
 
 
@@ -186,8 +186,8 @@ def check_int(
     error: type[Exception] = ValueError,
     words: str = "",
 ) -> int:
-    """Returns the integer `value`. Raises TypeError if the value is a bool or no integer, and `error` if the value is
-    below `least`. The error message ends with `words`, the message of torchdata 0.9, which old code may compare."""
+    """Returns the integer `value`. Raises TypeError for a bool or another type, and `error` for an integer below
+    `least`. The message ends with `words`, the message of torchdata 0.9, which old code may compare."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}")
     if least is not None and value < least:
@@ -196,14 +196,13 @@ def check_int(
 
 
 def check_size(pipe: str, argument: str, value: Any, words: str = "") -> int:
-    """Returns the positive integer `value`, or raises AssertionError, as torchdata 0.9 does for such arguments."""
+    """Returns the positive integer `value`; raises AssertionError, as torchdata 0.9 does, if it is not positive."""
     return check_int(pipe, argument, value, least=1, error=AssertionError, words=words)
 
 
 def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> list[float]:
-    """Returns the values of a dict of weights. Weights must be finite and not negative. At least one weight (with
-    `positive`, every weight) must be above 0. Raises TypeError if `value` is not a dict, or it contains values that are
-    not numbers, and ValueError if the dict is empty or contains invalid weights."""
+    """Returns the values of a dict of weights. Raises TypeError if `value` is not a dict of numbers, and ValueError if
+    a weight is negative (with `positive`, or 0), or if the sum of the weights is 0 or infinite."""
     if not isinstance(value, dict):
         raise TypeError(
             f"{pipe}: {argument} must be a dict of weights, but got {value!r} of type {type(value).__name__}"
@@ -237,9 +236,9 @@ def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
 
 
 def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) -> Any:
-    """Returns the single column that receives a function's result; None means the first of `input_col`. Raises
-    ValueError if `output_col` is given without `input_col` or names several columns, or `input_col` is empty or does
-    not match the number of arguments of `function`."""
+    """Returns the column in which the result of a function is stored, or None for the first of `input_col`. Raises
+    ValueError if `output_col` is given without `input_col` or has several members, `input_col` is empty, or `function`
+    does not accept this number of arguments."""
     if input_col is None and output_col is not None:
         raise ValueError(f"{pipe}: `output_col` must be None when `input_col` is None, but got {output_col!r}")
     if isinstance(output_col, (list, tuple)):
@@ -291,7 +290,7 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Returns the error for a pipe of unknown length. Old user code compares the end of the error's message."""
+    """Returns the error for a pipe of unknown length. Old user code compares the end of its message."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 
@@ -314,8 +313,8 @@ def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
 
 @contextmanager
 def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterator[None]:
-    """Context that adds a note to exceptions that a library raises. The note names the pipe, its file, and the
-    operation that failed."""
+    """Context that adds a note to an exception: the pipe, the action that failed (such as "cannot open"), and the
+    path."""
     try:
         yield
     except Exception as error:
@@ -327,7 +326,7 @@ def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterat
 
 
 class _Asking(threading.local):
-    #: Whether code in this thread accepts only lengths that are exact and cheap to determine.
+    #: Whether this thread is in the context `certain_lengths`.
     certain = False
 
 
@@ -336,7 +335,7 @@ _asking = _Asking()
 
 @contextmanager
 def certain_lengths() -> Iterator[None]:
-    """Turns warnings about lengths into a TypeError within this context.
+    """Context in which `warn_of_length` raises a TypeError instead of a warning.
 
     Unlike a filter of the `warnings` module, this context does not affect other threads.
     """

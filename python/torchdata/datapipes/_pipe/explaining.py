@@ -1,8 +1,7 @@
-"""Adds a note to an exception in a pipeline, which names the pipe that raised the exception, and the failed item.
+"""Adds a note to an exception in a pipeline, with the pipe that raised the exception and the number of the failed item.
 
 Role: pipe iterators call `explain` for every exception that passes through them. This module's code runs in the process
-and thread that raised the exception. The module keeps no state, because the exception itself stores the position in the
-graph.
+and thread that raised the exception. The note is updated with data that the exception itself stores.
 """
 
 from __future__ import annotations
@@ -20,27 +19,28 @@ __all__ = ["explain", "no_fault_of_an_item", "not_the_end", "note_index"]
 
 E = TypeVar("E", bound=BaseException)
 
-#: The attribute of an exception that stores the failing index of a dataset until the next item is requested.
+#: The attribute of an exception with the index at which a dataset raised it; `explain` moves the index to the note.
 _INDEX = "_torchdata_index"
-#: The attribute of an exception that stores the pipe which raised the exception.
+#: The attribute of an exception with a dict that describes the pipe that raised it.
 _ORIGIN = "_torchdata_origin"
 
 
 def explain(
     error: BaseException, frames: TracebackType | None, datapipe: Any, yielded: int | None, iterator: Any = None
 ) -> Any:
-    """Shortens the traceback of an exception that passes through `datapipe`, and notes which pipe raised it.
+    """Shortens the traceback of an exception that the iterator of `datapipe` raises, and adds a note with its origin.
 
-    KeyboardInterrupt and other non-`Exception` types keep their frames, which show where a program hangs.
+    The traceback of a KeyboardInterrupt and of other non-`Exception` types stays, because it shows where a program
+    hangs.
 
     Args:
-        datapipe: the pipe with the iterator that the exception passes through.
+        datapipe: the pipe whose iterator raises the exception, itself or because an earlier pipe has raised it.
         yielded: the number of items that the pipe had yielded; None if the pipe's iteration had not begun.
-        iterator: the pipe's own iterator; None if no further item may be requested from the iterator.
+        iterator: the iterator that the pipe's `__iter__` returned; None if the exception must not be skipped.
 
     Returns:
-        True if the failed item is skipped and the next item is to be requested; False to raise `error`; or an exception
-        to raise in place of `error`.
+        True if the item was skipped, so that the caller must request the next item; False to raise `error`; or the
+            exception to raise instead.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):
@@ -61,12 +61,12 @@ def explain(
 
 
 def note_index(error: BaseException, index: Any) -> None:
-    """Stores the dataset index that failed, so that the note of the first pipe can name this index."""
+    """Stores the index at which a dataset raised `error`, for the note."""
     attributes_of(error).setdefault(_INDEX, repr(index)[:80])
 
 
 def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict[str, Any]:
-    """Describes the first pipe that an exception passed through, with values that can be pickled with the exception."""
+    """Describes the pipe that raised an exception, as a dict that can be pickled with the exception."""
     sources = [represented(source) for source in sources_of(datapipe)]
     did = "began to iterate"
     if yielded is not None:
@@ -86,8 +86,8 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
 
 
 def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
-    """Adds a note with the position of the error in the graph that ends in `last`. The new note replaces an earlier
-    pipe's note, because the earlier note describes a smaller part of the graph.
+    """Adds a note with the position of the origin in the graph that ends in `last`. Replaces the note of an earlier
+    pipe, which counted only the pipes before it.
     """
     numbers = list(map(id, walk(last)))
     if origin["pipe"] not in numbers:
@@ -111,13 +111,13 @@ def _ordinal(number: int) -> str:
 
 
 def no_fault_of_an_item(error: E) -> E:
-    """Marks an error that `on_error` must not skip, because the error would recur or items would be lost."""
+    """Marks an error that `on_error` must not skip, because it would be raised again or items would be lost."""
     attributes_of(error)["never_skipped"] = True
     return error
 
 
 def not_the_end(name: str, error: BaseException) -> BaseException:
-    """Returns a function's error. StopIteration is replaced, because it would end the iteration (see PEP 479)."""
+    """Returns `error`, or a RuntimeError for a StopIteration, which would end the iteration (see PEP 479)."""
     if not isinstance(error, StopIteration):
         return error
     raised = RuntimeError(

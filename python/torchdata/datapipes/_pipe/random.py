@@ -1,7 +1,6 @@
-"""Seeds for random pipes without an explicit seed, and private states of the global random generators.
+"""Draws seeds for random pipes without an explicit seed, and gives code private states of the global random generators.
 
-Role: chooses the global random generator that provides the seeds. This module's code runs in the process that iterates
-the pipe, at the start of an iteration.
+This module's code runs in the process that iterates the pipe, at the start of an iteration.
 """
 
 from __future__ import annotations
@@ -12,23 +11,21 @@ from typing import Any
 
 from torchdata._importing import loaded
 
-#: Whether this process runs a replica of a graph, as a worker does. The worker's runtime sets this flag.
+#: Whether this process runs one of several replicas of a graph. The runtime of a worker sets this flag.
 is_replica = False
 
 
 def draw_seed(last: int | None = None, follows: bool = False) -> int:
     """Returns a new 63-bit seed from the global random generator of torch, or of Python if torch is not loaded.
 
-    Because of the global generator, `torch.manual_seed` (or, without torch, `random.seed`) makes a run reproducible. A
-    loader seeds the replicas of its pipes, because replicas that drew different seeds before a `sharding_filter` would
-    lose or duplicate items. If a pipe is read more than once per epoch (`cycle`), each further seed is derived from the
-    pipe's previous seed. The order of the items is thus the same for any number of workers, including none, and for any
-    number of ranks.
+    Therefore, `torch.manual_seed` (or, without torch, `random.seed`) makes a run reproducible. In loaders, a pipe
+    receives its seed for each epoch from the loader, because replicas with different seeds before a `sharding_filter`
+    would lose or duplicate items. If the pipe is read again in an epoch (`cycle`), its next seed is derived from
+    `last`, so that the order of the items does not depend on the number of workers or ranks.
 
     Args:
         last: the seed of the pipe's previous iteration.
-        follows: whether to derive the seed from `last`, because a loader seeds the pipe. In a replica of the pipeline,
-            the second seed and all later seeds are always derived from `last`.
+        follows: whether to derive the seed from `last`, as replicas always do.
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)
@@ -39,14 +36,15 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
 
 class PrivateRandomness:
-    """Gives code a private sequence of random numbers from the global generators of Python, NumPy and torch.
+    """Context manager in which the global random generators of Python, NumPy and torch produce a private sequence of
+    numbers.
 
-    Inside the `with` block, the random generators start from the seed, or resume where the previous block ended. After
-    the block, the random generators have the same state as before the block. The random generators of libraries that
-    are not loaded are not affected.
+    In the first `with` block, the generators start from the seed, and in each later block, where the previous block
+    ended. After a block, they continue as if there had been no block. Generators of libraries that are not imported are
+    not affected.
 
     Args:
-        seed: the seed of the random generators, at most 63 bits.
+        seed: the seed of the private sequence, an integer of at most 63 bits.
     """
 
     def __init__(self, seed: int) -> None:

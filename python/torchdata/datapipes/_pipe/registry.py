@@ -1,7 +1,7 @@
 """Functional forms: the method names under which pipes are available on other pipes.
 
-Role: keeps one registry per kind of pipe (iter, map). `functional_datapipe` adds the pipes of imported modules, and
-`register_late` adds pipes without importing their modules.
+Role: IterDataPipe and MapDataPipe each have a registry of forms. `functional_datapipe` adds a pipe when its module is
+imported, and `register_late` adds a pipe before its module is imported.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class FunctionalForms:
 
     @classmethod
     def register_function(cls, function_name: str, function: Callable[..., Any]) -> None:
-        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`. Raises ValueError if the name already
-        belongs to another class. A newer version of the same class replaces the older version."""
+        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`. Raises ValueError if the name exists,
+        unless the form belongs to an older version of one class (see `_may_replace`)."""
         before = cls.functions.get(function_name)
         if before is not None and not _may_replace(before, function):
             raise ValueError(
@@ -81,14 +81,14 @@ class FunctionalForms:
 
     @classmethod
     def register_all_late(cls, package: str, modules: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Makes several pipes available by their forms, as `register_late` does. The form of a pipe may be None."""
+        """Calls `register_late` for each class in `modules` that has a form."""
         for module, forms in modules.items():
             for class_name, form in forms.items():
                 if form is not None:
                     cls.register_late(form, f"{package}.{module}", class_name)
 
 
-#: Method names of other libraries' datasets and streams, each with the equivalent code for pipes.
+#: Names of methods in other libraries for datasets, each with the equivalent code for pipes.
 _ELSEWHERE = {
     "apply": "write .map(function)",
     "concatenate": "write .concat(other)",
@@ -105,19 +105,19 @@ _ELSEWHERE = {
 
 
 def _no_attribute(pipe: Any, name: str) -> AttributeError:
-    """Returns the error for an unknown name. Python's traceback also shows the most similar name."""
+    """Returns the error for an unknown attribute. Python adds the most similar name to its message."""
     instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     return AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=pipe)
 
 
 class LateForm:
-    """The functional form of a pipe that imports the pipe's module when the form is first used or inspected."""
+    """A functional form that imports the module of its pipe when it is first used or inspected."""
 
     def __init__(self, base: type[FunctionalForms], name: str, module: str, class_name: str) -> None:
         self._base, self._name, self.module, self._class_name = base, name, module, class_name
 
     def form(self) -> Callable[..., Any]:
-        """Imports the pipe's module and returns the functional form, which creates the pipe."""
+        """Imports the pipe's module, and returns the form that the import has registered."""
         pipe = getattr(import_whole(self.module), self._class_name)
         form = self._base.functions.get(self._name, self)  # the import of the module has registered the form
         return _constructor(self._base, self._name, pipe) if form is self else form
@@ -145,7 +145,7 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
     # `help` shows this name, and pickle finds the bound method by this name.
     construct.__name__, construct.__qualname__ = name, f"{base.__name__}.{name}"
     with contextlib.suppress(ValueError):  # the class has a constructor that is written in C
-        # The signature of the constructor declares the result None, but the functional form returns the new pipe.
+        # The result of the constructor is declared as None, but the functional form returns the new pipe.
         signature = signature_of(pipe)
         construct.__signature__ = signature.replace(return_annotation=pipe.__name__)  # type: ignore[attr-defined]
         construct.__doc__ = _without(next(iter(signature.parameters), None), construct.__doc__)
@@ -153,7 +153,7 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
 
 
 def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any]) -> None:
-    """Adds a note with the accepted arguments if a form was called with an unknown keyword."""
+    """Adds a note with the accepted arguments if a form was called with an unknown keyword argument."""
     try:
         _, *parameters = signature_of(pipe).parameters.values()
     except ValueError:  # the constructor is written in C
@@ -164,8 +164,8 @@ def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any
 
 
 def _without(parameter: str | None, docstring: str | None) -> str | None:
-    """Returns the docstring of a functional form. The first parameter of the class is left out, because this parameter
-    is the pipe that the method is called on.
+    """Returns `docstring` without the description of `parameter`, which is the pipe on which the functional form is
+    called.
     """
     if parameter is None or docstring is None:
         return docstring
@@ -193,8 +193,8 @@ def _may_replace(before: Any, now: Any) -> bool:
 class functional_datapipe:
     """Class decorator that registers a pipe under a functional form.
 
-    Type checkers cannot see forms that are registered at run time, and report them as unknown attributes. Typed code
-    calls the class, `Doubler(pipe)`, or marks the line: `pipe.doubled()  # type: ignore[attr-defined]`.
+    Type checkers report a form that is registered at run time as an unknown attribute. Typed code calls the class,
+    `Doubler(pipe)`, or marks the line: `pipe.doubled() # type: ignore[attr-defined]`.
 
     A class replaces an earlier class with the same module and qualified name, so that a notebook cell can be rerun.
     Existing pipes keep their class.
@@ -225,7 +225,7 @@ class functional_datapipe:
 
     def __call__(self, cls: C) -> C:
         kinds = FunctionalForms.__subclasses__() if isinstance(cls, type) else []
-        # This check also accepts classes that derive from PyTorch's pipe classes.
+        # `issubclass` is also True for classes that derive from PyTorch's pipe classes.
         base = next((kind for kind in kinds if issubclass(cls, kind)), None)  # type: ignore[arg-type]
         if base is None:
             raise TypeError(f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}")

@@ -1,4 +1,5 @@
-"""Pure functions that iterate over plain data from a given position, in constant time if the iterator can seek."""
+"""Pure functions that iterate over sequences and other iterables from a given position, in constant time if
+possible."""
 
 from __future__ import annotations
 
@@ -44,15 +45,15 @@ _SAMPLES: tuple[Any, ...] = (
     array("I"),
 )
 
-#: Types that give the same items by iterating and by indexing with 0, 1, ….
+#: Types whose iterators yield the items at the indices 0, 1, ….
 _PLAIN = frozenset({array, list, range, tuple})
 
-#: Iterators that continue at item n after `__setstate__(n)`.
+#: Types of iterators that can seek: after `__setstate__(n)`, the next item is item n.
 _SEEKABLE = frozenset(type(iter(sample)) for sample in _SAMPLES)
 
 
 def is_read_by_index(iterable: Any) -> bool:
-    """Returns whether to iterate over the value by indexing 0, 1, … up to its length."""
+    """Returns whether the items of a value are read as `value[0]`, `value[1]`, … up to its length."""
     if isinstance(iterable, Sequence) and type(iterable).__iter__ is Sequence.__iter__:
         return True
     return is_indexed_only(iterable)
@@ -69,7 +70,7 @@ def can_seek(iterable: Any) -> bool:
 def is_stream(iterable: Any) -> bool:
     """Returns whether a user's iterable may yield different items each time it is read, and cannot seek.
 
-    Pipes are not streams, because their own states determine their order.
+    Pipes do not count as streams, because they have their own states.
     """
     if isinstance(iterable, Iterator) or is_generator_function(iterable):
         return True
@@ -90,7 +91,7 @@ def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
 
 
 def seek(iterator: Any, count: int) -> bool:
-    """Skips items of an iterator in constant time; returns False if the iterator cannot seek, or has fewer items."""
+    """Skips `count` items of an iterator in constant time; returns False if it cannot seek or has fewer items."""
     if type(iterator) not in _SEEKABLE or operator.length_hint(iterator, -1) < count:
         return False
     _, _, *index = iterator.__reduce__()
@@ -104,10 +105,10 @@ def can_pass_over(iterable: Any) -> bool:
 
 
 def iterate_by_index(iterable: Any, position: int) -> Iterator[Any]:
-    """Does the same as `iterate_from`, for a reader that skips items. If possible, skipped items are not created."""
+    """Does the same as `iterate_from`, but if possible by an iterator that can skip items without creating them."""
     return SequenceIterator(iterable, position) if can_pass_over(iterable) else iterate_from(iterable, position)
 
 
 def passes_over(iterator: Any) -> bool:
-    """Returns whether the value is the iterator of a pipe that uses `iterate_by_index` and can skip items."""
+    """Returns whether the value is the iterator of a pipe, and can skip items without creating them."""
     return type(iterator) is IteratorGuard and type(iterator.iterator) is SequenceIterator

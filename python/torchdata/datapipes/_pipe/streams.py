@@ -1,4 +1,4 @@
-"""Closes the streams in items that a pipe drops or keeps.
+"""Closes the streams in items that a pipe drops, or keeps after its iteration.
 
 Role: pipes call `close_dropped` for each item that they drop, and `with_detached_streams` for items that they keep
 after their iteration. `close_dropped` and `with_detached_streams` cost almost nothing for plain items, or if no stream
@@ -14,15 +14,15 @@ from typing import Any
 
 from torchdata.datapipes.datapipe import DataChunk
 
-#: Types of items that hold no streams. Callers may check for these types first to avoid a call.
+#: Types of items without streams. Callers may check these types to save a call.
 PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(None)})
 
 
 def close_dropped(item: Any) -> None:
-    """Closes every wrapped stream in an item that is no longer used."""
+    """Closes every `StreamWrapper` in an item that a pipe drops."""
     if type(item) in PLAIN_TYPES:
         return
-    # if the module is not loaded, no stream was wrapped
+    # unless this module is loaded, no `StreamWrapper` exists
     streams = sys.modules.get("torchdata.datapipes.utils._streams")
     if streams is not None:
         streams.StreamWrapper.close_streams(item)
@@ -31,8 +31,7 @@ def close_dropped(item: Any) -> None:
 def with_detached_streams(item: Any) -> Any:
     """Returns `item`, or a copy with wrapped streams that reopen their files when they are read.
 
-    Pipes call this function for items that they keep after an iteration. The file of a replaced stream is closed once
-    no other code refers to the stream. Streams that cannot be reopened are not replaced.
+    The file of a replaced stream is closed once nothing refers to the stream. A stream that cannot be reopened stays.
     """
     return _exchanged(item, _detached)
 
@@ -44,7 +43,8 @@ def _detached(stream: Any) -> Any:
 
 
 def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
-    """Returns `item` with each wrapped stream replaced. Containers that hold no streams are not copied."""
+    """Returns `item` with each `StreamWrapper` replaced by the result of `exchange`. Containers without streams are not
+    copied."""
     kind = type(item)
     if kind in PLAIN_TYPES:
         return item
@@ -53,7 +53,7 @@ def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
         return item
     if isinstance(item, streams.StreamWrapper):
         return exchange(item)
-    # Subclasses are left out, because the constructor of a subclass may have other arguments.
+    # Subclasses of dict, tuple and list are not searched, because their constructors may have other arguments.
     if kind is dict:
         values = [_exchanged(value, exchange) for value in item.values()]
         changed = any(map(is_not, values, item.values()))

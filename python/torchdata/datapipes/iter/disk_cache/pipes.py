@@ -208,7 +208,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; or,
             while iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
             `.torchdata-….part`, `.torchdata-….lock`), or a path is a URL with a part `..`.
-        TimeoutError: while iterating, another process did not complete a file in time; the message names both.
+        TimeoutError: while iterating, another process did not complete a file in time; the message names this file.
         OSError: while iterating, a file cannot be written. The incomplete file is removed.
 
     Example:
