@@ -566,7 +566,7 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Applies a function to each item when the item is requested."""
 
     def sample_by(self, sampler: Iterable[Any]) -> torchdata.datapipes.map.IndexSampler[T_co]:
-        """Yields the items of a map pipe in the order of a sampler, which is reread in each epoch."""
+        """Yields the items of a map pipe in the order of a sampler, which is iterated again in each epoch."""
 
     def shuffle(self, *, indices: Iterable[Any] | None = None) -> torchdata.datapipes.map.Shuffler[T_co]:
         """Yields the items of a map pipe in random order."""

@@ -2,8 +2,8 @@
 
 Role: `ArrowParts` lists the parts of a table, and `ArrowReader` reads them. A part is a row group of a Parquet file, a
 file of another format, a chunk of an in-memory table, a data file of an Iceberg table, or a range of rows of a Lance
-dataset (`lance_rows.py`). Listing the parts reads only the metadata of the files. Sources can be pickled and used in
-any process, because they hold no open file. pyarrow is imported when a source is created (`arrow_opening.py`).
+dataset (`lance_rows.py`). Listing the parts reads only the metadata of the files. An `ArrowSource` can be pickled and
+used in any process, because it has no open file. pyarrow is imported when a source is created (`arrow_opening.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ArrowSource:
         return self  # a source never changes and may be large, so it is not copied
 
     def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
-        """Returns the filtered table of one part, with `columns` in the given order. If `columns` is None, all columns
-        are read."""
+        """Returns the rows of one part that pass the filter, as a table with the given columns in their order; None
+        means all columns."""
         raise NotImplementedError
 
     def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
@@ -44,10 +44,11 @@ class ArrowSource:
 
 
 class ArrowFragments(ArrowSource):
-    """The row groups or files of a pyarrow dataset that the filter does not exclude.
+    """The row groups or files of a pyarrow dataset, without those whose statistics show that the filter excludes all
+    their rows.
 
     Args:
-        lacks: whether a file may lack a column. A column that a file lacks is filled with nulls.
+        lacks: whether a column that a file lacks is filled with nulls, instead of an error.
     """
 
     def __init__(self, dataset: Any, filter: Any, lacks: bool = False) -> None:
@@ -88,7 +89,8 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the name of a group of types. Conversions between types of one group keep a value's meaning."""
+    """Returns the name of the group of a type, such as "integer". A file may store a column by another type of the
+    group."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)

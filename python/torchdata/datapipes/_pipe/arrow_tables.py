@@ -1,8 +1,7 @@
-"""Cuts tables of a fixed number of rows out of the parts of a larger table.
+"""Combines and divides the parts of a table to tables with a fixed number of rows: `tables_of`.
 
-Role: `ArrowReader` and `ParquetDataFrameLoader` use this module to split parts into items and to determine positions.
-This module's code runs in the process that iterates the pipe, and holds one part in memory. pyarrow is imported once a
-table is available.
+Role: `ArrowReader` and `ParquetDataFrameLoader` use this module. Its code runs in the process that iterates the pipe,
+with one part in memory.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ def tables_of(
 ) -> Iterator[tuple[Any, tuple[int, int]]]:
     """Yields tables of consecutive rows.
 
-    With each table, yields the position after this table: the number of a part, and a row in this part.
+    Each table is yielded with the position after it: the number of a part, and a row in this part.
 
     Args:
         row: the first row to read in the first part.
         size: the number of rows per table, except for the last table. A table may span several parts. If `size` is
             None, each part becomes one table.
-        copy: whether each table owns its memory. Without a copy, a table keeps the memory of its whole part alive, and
+        copy: whether each table has its own memory. Otherwise, a table keeps the memory of its whole part alive, and
             its pickle contains the whole part.
     """
     if size is None:
@@ -64,5 +63,5 @@ def _rows(table: Any, start: int, count: int | None, copy: bool) -> Any:
 
 
 def is_of_arrow(error: Exception) -> bool:
-    """Returns whether Arrow raised an error because of damaged data or unsuitable values."""
+    """Returns whether an error is one that pyarrow raises for damaged data or unsuitable values."""
     return isinstance(error, _arrow().ArrowException) or (type(error) is OSError and error.errno is None)

@@ -1,7 +1,7 @@
 """Describes a pipeline in text, with one line per pipe and its parameters.
 
-Role: implements `str(pipe)`. The functions only read attributes of pipes, and neither copy data nor import a library.
-Secrets, and values that may be large or slow to print, are left out.
+Role: implements `str(pipe)`. The functions only read attributes of pipes. Secrets are hidden, and for values that may
+be large, only their type and size are shown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def short_name(datapipe: Any) -> str:
 
 
 def parameters(datapipe: Any) -> list[tuple[str, str]]:
-    """Returns the names and values of a pipe's parameters, except for pipes and default values."""
+    """Returns the names and values (as text) of the constructor's arguments, except for pipes and default values."""
     try:
         signature = signature_of(type(datapipe).__init__)
     except (TypeError, ValueError):
@@ -79,14 +79,14 @@ def _hidden_in(value: str | bytes) -> Any:
 
 
 def _is_plain_container(value: Any) -> bool:
-    """Returns whether a container holds only numbers. A container of texts may be data and is not shown."""
+    """Returns whether a container has only numbers as members, so that its beginning is shown."""
     if type(value) not in (list, tuple, set, frozenset):
         return False
     return len(value) < 100_000 and all(isinstance(one, _NUMBERS) for one in value)
 
 
 def chain(datapipe: Any) -> str:
-    """Describes the graph that ends in a pipe, sources first. Exception notes use the same numbers for the pipes."""
+    """Describes the graph that ends in a pipe, sources first, with the numbers that exception notes contain."""
     graph = Graph(datapipe)
     pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}

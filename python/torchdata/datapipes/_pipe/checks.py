@@ -84,7 +84,7 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 
 
 def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
-    """Returns the pipe to read: `value` itself, or an IterableWrapper over a dataset or another iterable.
+    """Returns `value` if it is an iterable-style pipe, and otherwise an IterableWrapper over it.
 
     Because a list is wrapped, too, states contain the position in it. Raises TypeError if `value` cannot be iterated
     over, or is a map-style pipe.
@@ -118,7 +118,7 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 
 
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
-    """Returns the pipes to read: each pipe in `values` unchanged, and for each dataset a pipe that reads it.
+    """Converts each of `values` to a pipe, as `check_pipe` does.
 
     Raises ValueError if `values` is empty, and TypeError for a value that is neither a pipe nor a dataset. `words` is
     the error message of torchdata 0.9, if it differs from the usual message.

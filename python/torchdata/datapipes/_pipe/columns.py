@@ -1,7 +1,6 @@
 """Applies a function to columns of an item, for `map`, `filter` and `flatmap`.
 
-Role: builds, once per iteration, the fastest function that computes a result from the given columns of an item. This
-module's code runs in the process that iterates the pipe.
+This module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torchdata._reporting import add_note
 
 
 def chosen(*columns: Any) -> Any:
-    """Returns columns of an item in the form that pipes pass on: a single value unchanged, or several as a tuple."""
+    """Returns the only argument unchanged, or several arguments as a tuple."""
     return columns[0] if len(columns) == 1 else columns
 
 
@@ -49,7 +48,7 @@ def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], 
 
 
 def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
-    """Adds a note with the columns of an item that lacks one of the columns in `input_col`."""
+    """Adds a note to an error for an item that lacks a column of `input_col`: which columns the item has."""
     if isinstance(item, Mapping):
         has = f"a {type(item).__name__} with the keys {', '.join(map(repr, islice(item, 20))) or 'none'}"
     elif isinstance(item, Sized) and not isinstance(item, (str, bytes)):

@@ -1,7 +1,7 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-The functions of this module are pure and run in the process that builds the pipe. The functions import no library, and
-recognize PyTorch's classes only if other code has loaded PyTorch.
+The functions of this module are pure and run in the process that builds the pipe. They import no library: an object can
+be of PyTorch's classes only if PyTorch is already imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ __all__ = [
     "splits_itself",
 ]
 
-#: Module and name of dataset classes that split their items among PyTorch's workers if they are `IterableDataset`s.
+#: Module and name of the dataset classes that split their items among PyTorch's workers, provided that they derive from
+#: PyTorch's `IterableDataset`.
 _SPLITTING = (
     ("datasets.iterable_dataset", "IterableDataset"),
     ("litdata.streaming.combined", "CombinedStreamingDataset"),
@@ -44,10 +45,10 @@ _SPLITTING = (
 #: Names of functions that produce a random order.
 _SHUFFLING = frozenset({"shuffle", "permutation", "permuted", "randperm", "sample"})
 
-#: Stages of webdataset pipelines that split the shards among workers or draw different shards in each worker.
+#: Names of stages of webdataset pipelines that give each worker different shards.
 _SPLITTING_STAGES = frozenset({"split_by_worker", "ResampledShards", "ResampledShardList"})
 
-#: Types with the same `repr` in every process.
+#: Types of values whose `repr` does not differ between processes.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 
@@ -57,10 +58,10 @@ def _instance_of(value: Any, module: str, name: str) -> bool:
 
 
 def is_indexed(value: Any) -> bool:
-    """Returns whether the value is a sized dataset with integer indices, such as a sequence or PyTorch's `Dataset`.
+    """Returns whether the value has a length and integer indices, such as a sequence or PyTorch's `Dataset`.
 
-    Mappings do not count as datasets because their keys are arbitrary, and PyTorch's `IterableDataset` does not count
-    because its inherited `__getitem__` only raises.
+    The result is False for a mapping, whose keys are arbitrary, and for PyTorch's `IterableDataset`, whose inherited
+    `__getitem__` only raises an error.
     """
     kind = type(value)
     return (
@@ -72,12 +73,12 @@ def is_indexed(value: Any) -> bool:
 
 
 def is_indexed_only(value: Any) -> bool:
-    """Returns whether the value is an indexable dataset that does not define its own iteration."""
+    """Returns whether the value has a length and integer indices, but no `__iter__`."""
     return is_indexed(value) and not hasattr(type(value), "__iter__")
 
 
 def is_iterable_dataset(value: Any) -> bool:
-    """Returns whether the value is a PyTorch `IterableDataset`, which may be its own iterator."""
+    """"""
     return _instance_of(value, "torch.utils.data", "IterableDataset")
 
 
@@ -92,10 +93,10 @@ def is_generator_function(value: Any) -> bool:
 def splits_itself(iterable: Any) -> bool:
     """Returns whether an iterable seems to yield only the current worker's share of the data.
 
-    Known examples are Hugging Face's `IterableDataset` if torch is loaded, the streaming datasets of litdata and
-    mosaicml-streaming, and webdataset pipelines with a stage that splits the shards. An iterable of unknown type counts
-    as splitting if the code of its class or generator function uses both names `get_worker_info` and `num_workers`.
-    Code that uses only `get_worker_info` cannot split the items, because it does not use the number of workers.
+    Known classes are Hugging Face's `IterableDataset` if torch is imported, the streaming datasets of litdata and
+    mosaicml-streaming, and webdataset pipelines with a stage that splits the shards. For another class or a generator
+    function, the result is True if its code uses both names `get_worker_info` and `num_workers`, because code needs the
+    number of workers in order to split items.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)
@@ -106,7 +107,7 @@ def splits_itself(iterable: Any) -> bool:
 
 
 def is_known_to_split(iterable: Any) -> bool:
-    """Returns whether an iterable that splits its items was recognized by its class, rather than by its code."""
+    """Returns whether the class of an iterable is one of those for which `splits_itself` does not inspect the code."""
     known = (*_SPLITTING, ("webdataset.pipeline", "DataPipeline"))
     return any(_instance_of(iterable, module, name) for module, name in known)
 
@@ -117,7 +118,7 @@ def shuffles_itself(iterable: Any) -> bool:
 
 
 def _uses(iterable: Any, names: frozenset[str]) -> bool:
-    """Returns whether the class of an iterable, or a generator function, uses one of the given names."""
+    """Returns whether the code of an iterable's class, or of a generator function, contains one of the given names."""
     functions = [iterable] if is_generator_function(iterable) else []
     for cls in type(iterable).__mro__:
         if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in ("torch", "typing", "abc"):
@@ -126,7 +127,7 @@ def _uses(iterable: Any, names: frozenset[str]) -> bool:
 
 
 def splits_among_ranks(iterable: Any) -> bool:
-    """Returns whether a self-splitting iterable is known to split its items among ranks as well as among workers."""
+    """Returns whether an iterable that splits its items among workers is known to split them among ranks, too."""
     if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
         return any(getattr(stage, "__name__", "") == "split_by_node" for stage in getattr(iterable, "pipeline", ()))
     libraries = ("litdata", "streaming")
@@ -134,14 +135,12 @@ def splits_among_ranks(iterable: Any) -> bool:
 
 
 def is_coordinated(iterable: Any) -> bool:
-    """Returns whether the workers of a self-splitting dataset coordinate over shared memory, as in mosaicml-streaming.
-    A single worker cannot read a coordinated dataset completely.
-    """
+    """Returns whether the workers of a dataset coordinate over shared memory (mosaicml-streaming)."""
     return _instance_of(iterable, "streaming.base.dataset", "StreamingDataset")
 
 
 def epoch_of(dataset: Any) -> int | None:
-    """Returns the current epoch of a dataset or sampler; None if it lacks `set_epoch` or does not expose its epoch."""
+    """Returns the current epoch of a dataset or sampler with `set_epoch`; None if it has no readable epoch."""
     if not callable(getattr(type(dataset), "set_epoch", None)):
         return None
     for name in ("epoch", "_epoch"):
@@ -153,8 +152,8 @@ def epoch_of(dataset: Any) -> int | None:
 
 
 def in_fixed_order(iterable: Any) -> Any:
-    """Returns an iterable that has the same order in every process: the sorted members of a set, or `iterable` itself.
-    Raises UnorderedSet if a member of the set cannot be sorted by a process-independent name."""
+    """Returns `iterable`, or for a set a sorted list, because the order of a set differs between processes. Raises
+    UnorderedSet if a member of the set cannot be sorted."""
     if not isinstance(iterable, (set, frozenset)):
         return iterable
     kinds = set(map(type, iterable))
@@ -164,7 +163,7 @@ def in_fixed_order(iterable: Any) -> Any:
 
 
 def has_fixed_order(iterable: Any) -> bool:
-    """Returns whether an iterable has the same order in every process. The result is False only for some sets."""
+    """Returns False for a set that `in_fixed_order` cannot sort, and True for all other iterables."""
     try:
         in_fixed_order(iterable)
     except UnorderedSet:
@@ -177,8 +176,8 @@ class UnorderedSet(TypeError):
 
 
 def _name_of_member(member: Any) -> str:
-    """Returns a name for a member of a set. Equal members have equal names in every process, and different members have
-    different names. Raises UnorderedSet if the member has no name that is equal in every process."""
+    """Returns a name by which a member of a set is sorted: different for different members, and equal in every process.
+    Raises UnorderedSet if there is no such name."""
     kind = type(member)
     if kind in _PLAIN:
         return repr(member)
@@ -199,7 +198,7 @@ def _name_of_member(member: Any) -> str:
 
 
 def _mentions(function: Any, names: frozenset[str]) -> bool:
-    """Returns whether a function, or a function defined inside it, uses one of the given names."""
+    """Returns whether the code of a function, or of a function inside it, contains one of the given names."""
     while not isinstance(function, FunctionType):
         inner = getattr(function, "func", None)  # the function of a functools.partial
         function = function.__func__ if isinstance(function, (MethodType, classmethod, staticmethod)) else inner

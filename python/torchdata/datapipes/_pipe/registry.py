@@ -181,7 +181,7 @@ def _without(parameter: str | None, docstring: str | None) -> str | None:
 def _may_replace(before: Any, now: Any) -> bool:
     """Returns whether `now` is a newer version of the class that the form `before` creates.
 
-    A class is redefined when a notebook cell is rerun, and when the module of a late form is imported.
+    This is the case when a notebook cell is rerun, or when the module of a `LateForm` is imported.
     """
     if isinstance(before, LateForm):
         return getattr(getattr(now, "__wrapped__", now), "__module__", None) == before.module

@@ -29,7 +29,7 @@ def close_dropped(item: Any) -> None:
 
 
 def with_detached_streams(item: Any) -> Any:
-    """Returns `item`, or a copy with wrapped streams that reopen their files when they are read.
+    """Returns `item`, or a copy in which placeholders, which reopen a file when they are read, replace its streams.
 
     The file of a replaced stream is closed once nothing refers to the stream. A stream that cannot be reopened stays.
     """

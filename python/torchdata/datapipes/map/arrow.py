@@ -1,8 +1,8 @@
 """The map pipe over the parts of a table: ArrowParts.
 
-Role: `ArrowParts` provides the numbers of a table's parts. The part numbers are shuffled and sharded before the table
-is read. The pipe owns the list of parts, which is created when the pipe is built. This module's code runs in any
-process that requests an item.
+Role: the items of `ArrowParts` are the numbers of a table's parts. Later pipes shuffle and shard these numbers before
+the table is read. The pipe owns the list of parts, which is created when the pipe is built. This module's code runs in
+any process that requests an item.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class ArrowParts(MapDataPipe[int]):
             `deltalake.DeltaTable`, a `pyiceberg.table.Table` or a `lance.LanceDataset`; or a path, or a list of paths,
             of files of one format.
         filter: the rows to read: a `pyarrow.compute.Expression`; for an Iceberg table the `row_filter` of its `scan`;
-            for a Lance dataset also SQL. Parts are left out if their statistics exclude all rows. For a Lance dataset,
-            the filter is applied when the pipe is built. If `filter` is None (the default), all rows are read.
+            for a Lance dataset also SQL. Parts are left out if their statistics show that no row passes the filter. For
+            a Lance dataset, the filter is evaluated when the pipe is built. If `filter` is None (the default), all rows
+            are read.
         format: the format of files that are given by their paths: `"parquet"` (the default), `"feather"`, `"csv"` or
             another format that `pyarrow.dataset.dataset` accepts; `"delta"`, `"lance"` or `"iceberg"` (with the path of
             the metadata) for tables.
@@ -62,7 +63,8 @@ class ArrowParts(MapDataPipe[int]):
         self.source: ArrowSource = arrow_source(source, filter, format, part_rows)
 
     def name(self, index: int) -> str:
-        """Returns the name of a part for messages: its file, and the row group if the part is a row group."""
+        """Returns the name of a part for messages: its file and, if the part is a row group, the number of the row
+        group."""
         return self.source.names[index]
 
     def __getitem__(self, index: int) -> int:

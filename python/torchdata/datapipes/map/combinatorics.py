@@ -1,7 +1,7 @@
 """Pipes that read a map-style pipe in another order: Shuffler, IndexSampler.
 
-`Shuffler` and `IndexSampler` are iterable-style pipes, because they only determine an order. These pipes run in the
-process that iterates the pipeline, and own the order of the current iteration.
+`Shuffler` and `IndexSampler` read a map-style pipe, but are themselves read by iterating. They run in the process that
+iterates the pipeline, and own the order of the current iteration.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
     """
 
     data_attributes = frozenset({"indices"})
-    #: The attribute that the adapter `Shuffle` sets.
+    #: The attribute that the setting `enable` of the adapter `Shuffle` changes.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
 
     _shuffling: bool = state(True)
-    #: The indices in the order of this iteration.
+    #: The indices in the order in which the running iteration reads them.
     _order: Any = state(saved=False)
 
     def __init__(self, datapipe: MapDataPipe[T_co], *, indices: Iterable[Any] | None = None) -> None:
@@ -69,7 +69,7 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
         return self
 
     def reset(self) -> None:
-        """Draws the order with the seed from `set_seed`, or with a new seed."""
+        """Takes the seed from `set_seed`, or a new seed, for the next order."""
         super().reset()
         self._shuffling = self._enabled
         if self._shuffling:
@@ -84,7 +84,7 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
         return len(self.indices)
 
 
-#: The shuffled orders that are in use, by seed and length. Several shards in one process share one array.
+#: The shuffled orders that are in use, by seed and length, so that several shards in one process share one array.
 _orders: weakref.WeakValueDictionary[tuple[int, int], array[int]] = weakref.WeakValueDictionary()
 
 
@@ -107,15 +107,14 @@ def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
 
 
 class IndexSampler(Seeded, ReadsByIndex[T_co]):
-    """Yields the items of a map pipe in the order of a sampler, which is reread in each epoch.
+    """Yields the items of a map pipe in the order of a sampler, which is iterated again in each epoch.
 
     Functional form of MapDataPipe: `sample_by`.
 
-    If a sampler draws numbers from the global generators of Python, NumPy or torch, these numbers depend on the pipe's
-    seed, and the generators' states do not change. Before a `sharding_filter`, the sampler therefore yields the same
-    order in all workers and ranks. A random generator that belongs to the sampler is used as usual. A sampler with
-    `set_epoch`, such as torch's `DistributedSampler`, receives the number of the epoch, starting with the value of its
-    `epoch`.
+    If a sampler draws numbers from the global generators of Python, NumPy or torch, these numbers depend only on the
+    pipe's seed, so that all workers and ranks read one order before a `sharding_filter`. The states of the global
+    generators do not change. A sampler may also have its own random generator. A sampler with `set_epoch`, such as
+    torch's `DistributedSampler`, receives the number of each epoch, beginning with its attribute `epoch`.
 
     Args:
         datapipe: the map pipe to read.
@@ -133,7 +132,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     """
 
     data_attributes = frozenset({"sampler"})
-    #: The order of the running iteration, if the sampler has a length.
+    #: The indices of the running iteration, if the sampler has a length.
     _order: Any = state(items=True)
     _epoch: int = state(0, lasts=True, copied=True)
     _stream: SampledStream | None = state(None, saved=False)
@@ -154,7 +153,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         self._first_epoch = getattr(sampler, "epoch", 0)
 
     def reset(self) -> None:
-        """Makes the sampler draw a new order with the seed from `set_seed`, or with a new seed."""
+        """Takes the seed from `set_seed`, or a new seed, for the random numbers that the sampler draws."""
         super().reset()
         self._take_seed()
         self._epoch += 1
@@ -175,7 +174,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return f"the sampler {type(self.sampler).__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the epoch and the sampler's order, or a checksum of the order if the sampler has no length."""
+        """Returns the epoch and the order of the sampler. If the sampler has no length, a digest of samples replaces
+        the order."""
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -193,7 +193,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         self._is_strict = is_strict
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
-        """Yields the indices of the sampler, which draws from a private sequence of the random generators."""
+        """Yields the indices of the sampler. While it runs, the global generators produce a private sequence of
+        numbers."""
         with randomness:
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):

@@ -1,7 +1,7 @@
 """Map pipes that begin a pipeline: SequenceWrapper over a sequence, IterToMapConverter over an iterable pipe.
 
-Role: these pipes own the data that all other map-style pipes read by index. The pipes run in any process that requests
-an item.
+Role: the pipes of this module own the data that all other map-style pipes read by index. They run in any process that
+requests an item.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class SequenceWrapper(MapDataPipe[T_co]):
 class IterToMapConverter(MapDataPipe[Any]):
     """Reads an iterable pipe into a dict when the first item is requested, and provides its items by their keys.
 
-    The functional form is `to_map_datapipe` of iterable pipes. If several items have the same key, the last item is
-    used, and a warning names the key. The dict is part of the pipe's state.
+    Functional form of IterDataPipe: `to_map_datapipe`. If several items have one key, the last item is used, and a
+    warning names the key. The dict is part of the pipe's state.
 
     Args:
         datapipe: the iterable pipe to read.
@@ -97,7 +97,8 @@ class IterToMapConverter(MapDataPipe[Any]):
         self.key_value_fn = key_value_fn
 
     def _load_map(self) -> None:
-        """Reads the iterable-style pipe into the dict. Old code overrides or calls this method."""
+        """Reads the iterable-style pipe into the dict. This method keeps its name, because old code overrides or calls
+        it."""
         # The dict is assigned to the attribute only when it is complete, because reading may raise an error.
         loaded: dict[Any, Any] = {}
         for item in self.datapipe:

@@ -1,8 +1,8 @@
 """Collating: converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
 Role: implements the default function of `collate`, and its argument `conversion`. This module's code runs in the
-process that iterates the pipe. Stacked arrays are allocated by `torchdata.empty`. A worker thus builds batches in
-memory that it can send without a copy.
+process that iterates the pipe. Stacked arrays are allocated by `torchdata.empty`, so that a worker can send them
+without a copy.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ __all__ = [
     "stacked_tensors",
 ]
 
-#: Kinds of NumPy types that have a corresponding tensor type.
+#: The `kind` of each NumPy dtype that has a corresponding tensor type.
 _TENSOR_KINDS = "biufc"
 
 
 def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> Any:
-    """Stacks the members of a batch, field by field.
+    """Converts a batch of items to one item, in which arrays contain the values of all items.
 
     Arrays are stacked along a new first dimension. Numbers become a one-dimensional array (of float64 for Python
-    floats, and int64 for integers). Strings and bytes stay unchanged; if the items are tuples or lists, each column of
-    strings is a tuple. Dicts, named tuples, tuples and lists are collated member by member, and tuples become lists. If
-    PyTorch is imported, the results are tensors, as from `torch.utils.data.default_collate`. If PyTorch is not
-    imported, the results are NumPy arrays. A library such as `datasets` may import PyTorch, so use `to` to choose the
+    floats, and int64 for integers). Strings and bytes become a list, or a tuple if they are members of tuples or lists.
+    Dicts, named tuples, tuples and lists are collated member by member, and tuples become lists. If PyTorch is
+    imported, the results are tensors, as from `torch.utils.data.default_collate`. If PyTorch is not imported, the
+    results are NumPy arrays. Because a library such as `datasets` may import PyTorch, pass `to` if you need a certain
     type.
 
     Args:
-        batch: a non-empty sequence of items of the same structure.
+        batch: a non-empty sequence of items that have equal structure, such as dicts with equal keys.
         to: "numpy" for arrays, "torch" for tensors. None (the default) means tensors if PyTorch is imported, and arrays
             otherwise.
 
@@ -65,7 +65,8 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
 
 
 def note_remedy(error: Exception, batch: Any) -> None:
-    """Adds a note with a remedy to an error from collating a batch, if the cause of the error is recognized."""
+    """Adds a note with a remedy to an error from collating, if items of the batch have different keys or contain
+    None."""
     remedy = _remedy(batch)
     if remedy is not None:
         add_note(error, remedy)
@@ -95,7 +96,7 @@ def _keys(item: Any) -> str:
 
 
 def _nones(item: Any, where: str) -> Iterator[str]:
-    """Yields the positions in an item, including nested members, that contain None."""
+    """Describes each position in an item (also in nested members) that contains None."""
     if item is None:
         yield where
     elif isinstance(item, Mapping):
@@ -156,7 +157,7 @@ def _numbers(torch: Any, batch: Any, first: Any) -> Any:
     numbers = np.array(batch)
     if numbers.ndim == 1 and numbers.dtype.kind in "bif":
         return numbers
-    # NumPy raises a clear error for a number that is too large, or a value that is not a number
+    # with this dtype, NumPy raises a clear error for a number that is too large, or a value that is not a number
     return np.array(batch, dtype=np.int64)
 
 
@@ -194,9 +195,9 @@ def _stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def is_stackable(torch: Any, batch: Any) -> bool:
-    """Returns whether the tensors of a batch are plain elements in memory with a common type.
+    """Returns whether the members of a batch are ordinary tensors in the memory of the CPU with a common dtype.
 
-    Other reasons for `torch.stack` to fail are not checked, such as different shapes or a required gradient.
+    Even then, `torch.stack` may fail, because shapes differ or a gradient is required.
     """
     first = batch[0]
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:
@@ -218,8 +219,8 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
     """Stacks the arrays of a batch to a tensor, in memory that a worker can send without a copy.
 
-    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. If
-    the result is None, the caller converts each member, which reports the error.
+    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. The
+    caller then converts each member, which raises a clear error.
     """
     import numpy as np
 
@@ -284,7 +285,7 @@ def rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
 
 
 def collate_columns(conversion: Mapping[Any, Callable[..., Any]] | Sequence[Callable[..., Any]], batch: Any) -> Any:
-    """Collates a batch column by column. `conversion` contains the function for each column.
+    """Collates each column of a batch by its function in `conversion`.
 
     Columns without a function are collated by `default_collate`.
 
@@ -296,7 +297,7 @@ def collate_columns(conversion: Mapping[Any, Callable[..., Any]] | Sequence[Call
 
     Raises:
         RuntimeError: a column of `conversion` is missing, or the batch contains several data frames.
-        TypeError: the item is not a batch.
+        TypeError: `batch` is not a batch of mappings, tuples, lists or one data frame.
     """
     if isinstance(batch, Mapping) or not hasattr(batch, "__getitem__"):
         raise TypeError(f"collate: conversions need batches, but got {type(batch).__name__}; put `.batch` before it")

@@ -1,7 +1,7 @@
 """Decodes the contents of files by their extension: the handlers of `routed_decode`.
 
-A handler is a function of an extension and the file's contents that returns None for unsupported extensions. Handlers
-for torch's pipes can be used unchanged, including the handlers in `torch.utils.data.datapipes.utils.decoder`.
+A handler is a function of an extension and the file's contents that returns None for unsupported extensions. The
+handlers in `torch.utils.data.datapipes.utils.decoder` also work.
 
 Role: defines the built-in handlers. This module's code runs in the process that iterates the pipe, and keeps no state.
 """
@@ -47,13 +47,13 @@ def extension_extract_fn(pathname: str) -> str:
     return os.path.splitext(pathname)[1][1:]
 
 
-#: Errors that decoders raise for malicious contents, in addition to their documented errors.
+#: Errors that libraries raise for malicious contents, although their documentation does not name these errors.
 _LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError, SyntaxError, TypeError)
 
 
 @contextlib.contextmanager
 def _decoding(extension: str) -> Iterator[None]:
-    """Converts all errors that a library raises for invalid contents to ValueError."""
+    """Context that converts an undocumented error of a library for invalid contents to a ValueError."""
     try:
         yield
     except _LIES as error:
@@ -62,7 +62,7 @@ def _decoding(extension: str) -> Iterator[None]:
 
 
 def _pickles_are_allowed(allow_pickle: bool | None) -> bool:
-    """Returns whether pickles may be read. Either the argument or the environment can forbid reading pickles."""
+    """Returns whether pickles may be read: neither the argument nor the environment forbids it."""
     environment = os.environ.get("TORCHDATA_ALLOW_PICKLE", "1") != "0" and os.environ.get("WDS_SECURE", "0") in (
         "",
         "0",
@@ -88,11 +88,11 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
-        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. If `allow_pickle` is None (the default) or True,
-            these files are read unless the environment forbids reading pickles.
+        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. With None (the default) or True, they are read
+            unless the environment forbids it.
 
     Returns:
-        The decoded content; None for other extensions.
+        The decoded content; None if the table does not contain the extension.
 
     Raises:
         ModuleNotFoundError: the file is a `pt` file, and torch is not installed.
@@ -132,7 +132,7 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     return pickle.loads(data)
 
 
-#: For each `imagespec`: the kind of result, whether its numbers are floats from 0 to 1, and Pillow's mode.
+#: For each `imagespec`: the library of the result, whether its numbers are floats from 0 to 1, and Pillow's mode.
 _SPECIFICATIONS: dict[str, tuple[str, bool, str]] = {
     "l8": ("numpy", False, "L"),
     "rgb8": ("numpy", False, "RGB"),
@@ -158,11 +158,11 @@ class ImageHandler:
     """Decodes images (`jpg`, `jpeg`, `png`, `ppm`, `pgm`, `pbm`, `pnm`) with Pillow.
 
     Args:
-        imagespec: the form of the result. The name consists of a prefix, the channels (`l`, `rgb` or `rgba`; `torch`
-            and `pil` alone mean `rgb`), and for arrays and tensors either `8` (integers from 0 to 255) or nothing
-            (32-bit floats from 0 to 1). The prefix `torch` means a tensor of channels, height and width, `pil` means a
-            Pillow image, and no prefix means a NumPy array of height, width and channels. If PyTorch is not imported, a
-            NumPy array of the same shape replaces the tensor.
+        imagespec: the form of the result. It consists of a prefix, the channels, and a suffix. The prefix is `torch`
+            for a tensor with the dimensions channels, height and width (if PyTorch is not imported, an array with these
+            dimensions), `pil` for a Pillow image, or empty for a NumPy array with the dimensions height, width and
+            channels. The channels are `l`, `rgb` or `rgba`; `torch` and `pil` alone mean `rgb`. The suffix, for arrays
+            and tensors, is `8` for integers from 0 to 255, or empty for 32-bit floats from 0 to 1.
 
     Raises:
         AssertionError: the specification is unknown.
@@ -230,8 +230,8 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
     """Returns a handler that decodes files with some extensions by a function.
 
     Args:
-        extensions: the extensions, separated by spaces. An extension with dots (`"seg.png"`) is compared with the same
-            number of parts of the key. Case is ignored.
+        extensions: the extensions, separated by spaces. An extension may contain dots (`"seg.png"`), if the key
+            contains the whole extension of the file. Case is ignored.
         f: a function of the contents of the file.
 
     Example:
@@ -249,7 +249,7 @@ class Decoder:
     Args:
         *handler: functions of a key and contents, which return None for unsupported keys.
         key_fn: a function from a path to its key.
-        allow_pickle: the argument of `basichandlers`, if `basichandlers` is one of the handlers.
+        allow_pickle: the argument `allow_pickle` for `basichandlers`, if it is one of the handlers.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import Decoder, basichandlers
@@ -268,7 +268,7 @@ class Decoder:
         self.key_fn = key_fn
 
     def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
-        """Returns the handlers. `basichandlers` is replaced by a variant with the constructor's `allow_pickle`."""
+        """Returns `handlers`, in which `basichandlers` receives the `allow_pickle` of the constructor."""
         if self.allow_pickle is None:
             return list(handlers)
         told = partial(basichandlers, allow_pickle=self.allow_pickle)
@@ -279,8 +279,8 @@ class Decoder:
         self.handlers = [*self._told(handler), *self.handlers]
 
     def decode1(self, key: str, data: Any) -> Any:
-        """Decodes the contents of one file, given as bytes or as a stream. The stream is read and closed. If no handler
-        supports the key, the contents are returned.
+        """Decodes the contents of one file, given as bytes or as a stream, which is read and closed. If no handler
+        supports the key, returns the contents.
         """
         if data is None or (hasattr(data, "__len__") and len(data) == 0):
             return data
@@ -293,9 +293,10 @@ class Decoder:
         return data
 
     def decode(self, data: Any) -> dict[str, Any]:
-        """Decodes one pair of path and contents (a tuple), or an iterable of pairs, into a dict by path.
+        """Decodes one pair of path and contents (a tuple), or an iterable of such pairs. Returns a dict from path to
+        result.
 
-        Bytes under a path that begins with an underscore are decoded as text.
+        If a path begins with an underscore, its bytes are decoded as text.
         """
         pairs = [data] if isinstance(data, tuple) else data or ()
         return {path: self._decode_pair(path, content) for path, content in pairs}

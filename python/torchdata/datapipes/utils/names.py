@@ -1,9 +1,9 @@
 """Converts foreign names to safe file paths: `file_name`, `path_inside`, `check_target`.
 
-Archives, servers and object stores contain arbitrary names. Code that uses a name from an archive, server or object
-store as a file name, or joins the name to a folder, should use the functions of this module.
+Names in archives, on servers and in object stores may be arbitrary. Code that uses such a name as a file name, or joins
+it to a folder, should use the functions of this module.
 
-Role: pure functions on text, for the pipes and for user functions. No function accesses files.
+Role: pure functions on text, for the pipes and for user functions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def file_name(name: str) -> str:
 
 
 def path_inside(name: str) -> str:
-    """Returns the relative path of a name within a folder.
+    """Returns the name as a relative path, which is safe to join to any folder.
 
     Leading slashes are dropped, as `tar` and `unzip` do.
 

@@ -7,10 +7,10 @@ of this package's pipes. This module's code runs in every process that imports b
 
 This module patches four parts of PyTorch:
 
-- `ABC.register` makes the classes of this package virtual subclasses of PyTorch's classes; - the registries of
-PyTorch's functional forms receive the forms of this package; - PyTorch's decorator `functional_datapipe` accepts
-classes of this package, although they have another metaclass; - PyTorch's function that begins a pass of a pipe first
-calls this package, which records the state of the graph.
+- `ABC.register` makes the classes of this package virtual subclasses of PyTorch's classes;
+- the registries of PyTorch's functional forms receive the forms of this package;
+- PyTorch's decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
+- PyTorch's function that begins a pass of a pipe first calls this package, which records the state of the graph.
 """
 
 from __future__ import annotations

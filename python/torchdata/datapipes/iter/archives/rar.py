@@ -1,10 +1,10 @@
 """The pipe that reads RAR archives: RarArchiveLoader.
 
 Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, using the optional library
-`rarfile`. The pipe runs in the iterating process. Uncompressed members are read from the archive's stream. Compressed
-members are decompressed by a program (`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read
-and ends with the member's stream. `rarfile` creates a temporary copy of the member, or of a whole solid archive, for
-the program to read.
+`rarfile`. The pipe runs in the process that iterates it. Uncompressed members are read from the archive's stream.
+Compressed members are decompressed by a program (`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is
+first read and ends with the member's stream. `rarfile` creates a temporary copy of the member, or of a whole solid
+archive, for the program to read.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _RarArchive(IndexedArchive):
         return list(self.rar.infolist())
 
     def open_entry(self, index: int) -> Any:
-        """Returns the entry `index` of the archive. The entry is opened when it is first read."""
+        """Returns a file object for the entry `index` of the archive, which opens the entry when it is first read."""
         rarfile, rar = _rarfile(), self.rar
         info = rar.infolist()[index]
         stored = info.compress_type == rarfile.RAR_M0
@@ -104,7 +104,7 @@ def _mend_bsdtar(rarfile: Any) -> None:
 
 
 def _opened(file_obj: Any) -> Any:
-    """Returns a `RarFile` over a complete archive. `rarfile` does not notice if an archive is truncated."""
+    """Returns a `RarFile`, after checks that the archive is complete, which `rarfile` does not make."""
     rarfile = _rarfile()
     size = file_obj.seek(0, os.SEEK_END)
     last: Any = None
@@ -128,7 +128,7 @@ def _opened(file_obj: Any) -> Any:
         raise rarfile.BadRarFile(f"damaged header: {error or type(error).__name__}") from error
     if rar.needs_password() and not rar.infolist():
         raise rarfile.PasswordRequired("the names in the archive are encrypted")
-    # Archives of version 2 do not have an end marker.
+    # Only version 5 is checked for an end marker, because archives of version 2 do not have one.
     if isinstance(last, rarfile.Rar5Info) and last.type != rarfile.RAR_BLOCK_ENDARC:
         raise rarfile.BadRarFile("unexpected end of the archive")
     return rar
@@ -182,8 +182,8 @@ class RarArchiveLoader(IndexedLoader):
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest allowed ratio of decompressed to compressed size, for sizes over 1 GiB, of an opened
-            member and of all members up to this member. 100 by default; None for no limit.
+        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
+            limit applies to each member, and to the sum of all members up to it, if they have more than 1 GiB.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.

@@ -25,7 +25,7 @@ from torchdata.datapipes.iter.archives.archive import (
 
 __all__ = ["ZipArchiveLoader", "open_zip"]
 
-#: Size of a member's header in a zip archive, without the name.
+#: Size in bytes of a member's header in a zip archive, without the name of the member.
 _ZIP_HEADER = 30
 
 
@@ -84,13 +84,13 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 
 def _check_places(archive: zipfile.ZipFile) -> None:
-    """Checks that members do not share bytes. If members shared bytes, a small archive could contain many large files.
-    Raises zipfile.BadZipFile if a member begins before the archive, or overlaps the next member or the directory."""
+    """Raises zipfile.BadZipFile if a member begins before the archive, or overlaps the next member or the directory. If
+    members shared bytes, a small archive could contain many large files."""
     end: int = archive.start_dir
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):
         if info.header_offset < 0:
             raise zipfile.BadZipFile("its directory points to before its start")
-        # The sum is the earliest possible end of the member, because its header may contain further data.
+        # The member ends at this sum or later, because its header may contain additional fields.
         if info.header_offset + _ZIP_HEADER + len(info.orig_filename) + info.compress_size > end:
             raise zipfile.BadZipFile(f"its member {shown(info.filename)} overlaps with the data after it")
         end = info.header_offset
@@ -106,8 +106,8 @@ class ZipArchiveLoader(IndexedLoader):
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest allowed ratio of decompressed to compressed size, for sizes over 1 GiB, of an opened
-            member and of all members up to this member. 100 by default; None for no limit.
+        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
+            limit applies to each member, and to the sum of all members up to it, if they have more than 1 GiB.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

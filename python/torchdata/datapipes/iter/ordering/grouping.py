@@ -1,7 +1,7 @@
 """Pipes that make batches or unfold them: Batcher, UnBatcher, Grouper.
 
-These pipes run in the process that iterates the pipeline. Grouper owns a buffer of items of incomplete groups, and
-UnBatcher the batch that it is unfolding.
+The pipes of this module run in the process that iterates the pipeline. Grouper owns the items of incomplete groups, and
+UnBatcher the remaining members of the current batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Largest size of batches that are collected in a tuple. Python allocates the whole tuple, even for fewer items.
+#: Largest batch size for which `zip_longest` collects the batches, because it allocates a tuple of this size even for
+#: fewer items.
 _ZIPPED = 1024
 
 _NOTHING = object()
@@ -106,8 +107,8 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # zip_longest collects a batch in C. `chunk` holds a reference to the result tuple of zip_longest, because
-        # zip_longest would otherwise reuse the tuple and keep the last batch alive.
+        # zip_longest collects a batch without Python code. `chunk` refers to the tuple that zip_longest would otherwise
+        # reuse for all results, because this tuple would keep the last batch alive.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)
@@ -174,19 +175,20 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
 class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
-    When the buffer of ungrouped items is full, the largest group is yielded if it has at least `guaranteed_group_size`
-    items. If the largest group has fewer items, this group is dropped or an error is raised, depending on
-    `drop_remaining`. At the end, the remaining groups are yielded, regardless of their size.
+    When `buffer_size` items are in incomplete groups, the largest group is yielded if it has at least
+    `guaranteed_group_size` items. If it has fewer, it is dropped or an error is raised, depending on `drop_remaining`.
+    At the end of the source, all remaining groups are yielded, even if they are smaller.
 
     Args:
         datapipe: the pipe to read.
         group_key_fn: a function from an item to its (hashable) key.
         keep_key: whether to yield `(key, group)` instead of the group; False by default.
-        buffer_size: maximum number of ungrouped items, 10,000 by default; None for no limit.
+        buffer_size: maximum number of items in incomplete groups, 10,000 by default; None for no limit.
         group_size: number of items after which a group is yielded; None (the default) for no limit.
-        guaranteed_group_size: minimum size of a group that is yielded because the buffer is full; `group_size` by
-            default.
-        drop_remaining: whether a group that is too small is dropped when the buffer is full; False by default.
+        guaranteed_group_size: minimum number of items of a group that is yielded because the buffer is full;
+            `group_size` by default.
+        drop_remaining: whether the largest group is dropped, instead of an error, if it is too small when the buffer is
+            full; False by default.
 
     Raises:
         TypeError: `group_key_fn` is not a function or a size is not an integer.

@@ -1,7 +1,7 @@
 """Pipes that find files, open them and read them whole or in chunks.
 
-Role: most pipelines begin with these pipes. The pipes run in the process that iterates them. `FileOpener` does not own
-streams: a stream closes itself when its last reader drops it.
+The pipes of this module run in the process that iterates them. A stream that `FileOpener` yields closes itself when the
+last reference to it is dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODES = {"b": "rb", "t": "rt", "r": "r", "rb": "rb", "rt": "rt"}
 
 
 def check_masks(pipe: str, masks: Any) -> str | list[str]:
-    """Returns the shell patterns in `masks`.
+    """Returns `masks`, a shell pattern or a list of shell patterns.
 
     Raises:
         TypeError: `masks` is neither a str nor a list of str.

@@ -1,8 +1,8 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
-Role: the pipes yield frames of pandas, polars or pyarrow, as the user chooses. ParquetDataFrameLoader also yields dicts
-of arrays. These pipes run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads, and
-holds one row group at a time.
+Role: the pipes of this module yield frames of pandas, polars or pyarrow, and run in the process that iterates them.
+ParquetDataFrameLoader can also yield dicts of arrays. It owns the file that it reads, with one row group in memory at a
+time.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows.
 
     One row group is in memory at a time, so write large files with row groups of ten to a few hundred megabytes. A
-    saved state contains the row group and the row in it. A resumed run reads the end of the file, where the directory
-    is, and then starts at the saved row group.
+    saved state contains the number of the row group and of the row in it. A resumed run does not read earlier row
+    groups.
 
     With `library="numpy"`, items are dicts from column to array:
 
-    - Numbers and booleans become arrays of their dtype. A null becomes NaN in floats, and an error in integers and
-      booleans; `dtype={"column": "float64"}` converts it to NaN.
+    - Numbers and booleans become arrays of their dtype. A null becomes NaN in floats, and raises an error in integers
+      and booleans unless `dtype={"column": "float64"}` converts the column to floats.
     - Dates, timestamps (in UTC, if they have a zone) and durations become datetime64 and timedelta64. A null becomes
       NaT.
     - Lists become arrays of objects with one converted array per row. A null becomes None.
@@ -133,7 +133,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
             or, while iterating, the source yields neither paths nor pairs.
         ValueError: the library is unknown or does not support the dtype, the device is unknown, or `dataframe_size` is
             not positive; or, while iterating, a file is not a Parquet file or is truncated (pyarrow.ArrowInvalid),
-            lacks a column, or has nulls that arrays cannot represent.
+            lacks a column, or has nulls that the type of an array cannot represent.
         OSError: while iterating, a file cannot be opened or is damaged.
         ModuleNotFoundError: pyarrow or the library is not installed; the message says how to install it.
 
@@ -148,12 +148,13 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         [{'a': array([1, 2, 3])}, {'a': array([4, 5])}]
     """
 
-    #: A state refers to a row of the file, so a resumed run may use another frame size.
+    #: A state contains the number of a row, not of a frame, so a resumed run may use another `dataframe_size`.
     tuning: ClassVar[frozenset[str]] = frozenset({"dataframe_size"})
 
-    #: The position after the last yielded item: the row group, and the row in this group.
+    #: The position after the last yielded item: the number of a row group, and of a row in this group.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: Number of items to drop. A row group that contains only items to drop is not read.
+    #: Number of items that the reader of this pipe will drop. If each row group is one item, these row groups are not
+    #: read.
     _unwanted: int = state(0, saved=False)
 
     def __init__(
@@ -228,7 +229,7 @@ def _parquet() -> Any:
 
 
 def _opened(item: Any) -> Any:
-    """Returns a pair of path and stream unchanged, or a path with its opened file."""
+    """Returns a pair of path and stream unchanged; for a path, returns the path and its opened file."""
     if not isinstance(item, (str, os.PathLike)):
         if isinstance(item, (tuple, list)):
             return item

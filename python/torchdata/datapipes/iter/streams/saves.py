@@ -1,7 +1,7 @@
 """The base class of pipes that save items as files of a file system.
 
-Role: a saving pipe reads pairs of metadata and data, writes the data, and yields the path. The pipe runs in the process
-that iterates it.
+Role: such a pipe reads pairs of metadata and data, writes the data, and yields the path, in the process that iterates
+the pipe.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SavesItems(ItemByItem[str]):
         self.filepath_fn = filepath_fn
 
     def _save(self, path: str, data: Any) -> None:
-        """Writes the data, which has a type that fits the mode."""
+        """Writes the data, whose type was checked, to a file."""
         raise NotImplementedError
 
     def _result(self, item: Any) -> str:

@@ -1,6 +1,6 @@
 """Pipes that write files or verify them: Saver, HashChecker.
 
-Role: each pipe yields one item for each item that it reads. The pipes run in the process that iterates the pipeline.
+The pipes of this module run in the process that iterates the pipeline, and yield one item for each item that they read.
 `Saver` owns the file that it writes until the file is complete. `HashChecker` leaves the streams that it reads open for
 the next reader, and closes only streams that it refuses.
 """

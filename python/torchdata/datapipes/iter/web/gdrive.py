@@ -1,7 +1,7 @@
-"""Finds the download of a link to Google Drive, even if a confirmation page precedes the download.
+"""Requests the file of a link to Google Drive, also if the link leads to a confirmation page before the download.
 
 Role: GDriveReader uses this client for all links, and OnlineReader uses it for links to Google Drive. The client runs
-in the iterating process. At most the first 128 KiB of a page are read, and the page is closed before the next request.
+in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["HOSTS", "DriveClient", "download_url"]
 #: The hosts in links to files of Google Drive.
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
-#: Maximum number of bytes of a page to read: forty times the usual size.
+#: Maximum number of bytes of a page that are read: forty times the usual size of a page.
 _LARGEST_PAGE = 1 << 17
 
 _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
@@ -100,7 +100,7 @@ class DriveClient(Client):
         )
 
     def _confirmed_url(self, response: Any, asked: str, url: Any) -> str | None:
-        """Returns the download URL on a confirmation page, or None for another page."""
+        """Returns the download URL that a confirmation page contains; None if the page is not a confirmation page."""
         for name, value in response.cookies.items():
             if name.startswith("download_warning"):
                 return f"{asked}&{urlencode({'confirm': value})}"

@@ -1,8 +1,8 @@
 """Pipes that read files from the network by their URLs: HttpReader, GDriveReader, OnlineReader.
 
-Role: each pipe converts URLs to pairs of title and stream. These pipes run in the process that iterates them. An
-iteration owns its connections and closes them when it ends or is abandoned. A yielded stream belongs to its reader, and
-is closed when the reader drops the stream. `requests` is imported when a pipe is built.
+Role: each pipe converts URLs to pairs of title and stream. The pipes of this module run in the process that iterates
+them. An iteration owns its connections, and closes them when it ends or is abandoned. A stream closes itself when the
+last reference to it is dropped. `requests` is imported when a pipe is built.
 """
 
 from __future__ import annotations
