@@ -446,7 +446,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Gives a pipeline a length without changing its items."""
 
     def shard_expand(self) -> IterDataPipe[str]:
-        """Expands names like `imagenet-{000..123}.tar` to the names of the single files."""
+        """Expands names such as `imagenet-{000..123}.tar` to the names of all files that they represent."""
 
     def sharding_filter(self, sharding_group_filter: Any = None) -> IterDataPipe[T_co]:
         """Yields this process's share of the items: after `apply_sharding(n, i)`, every n-th item,
@@ -552,10 +552,12 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Groups items with consecutive indices: batch `i` contains the items from `i * batch_size` on."""
 
     def concat(self, *datapipes: MapDataPipe[Any]) -> MapDataPipe[Any]:
-        """Joins pipes end to end: the indices of each pipe continue the indices of the previous pipe."""
+        """Joins pipes: after the items of the first pipe, the indices continue with the items of the next
+        pipe, and so on.
+        """
 
     def in_memory_cache(self) -> torchdata.datapipes.map.InMemoryCacheHolder[T_co]:
-        """Stores every requested item, so that all earlier pipes run only once per item."""
+        """Stores every requested item in memory, so that all earlier pipes run only once for each item."""
 
     @overload
     def map(self) -> MapDataPipe[T_co]:

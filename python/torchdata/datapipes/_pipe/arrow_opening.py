@@ -1,4 +1,4 @@
-"""Determines how to read a given table part by part: `arrow_source`.
+"""Creates the `ArrowSource` that reads a given table part by part: `arrow_source`.
 
 Role: recognizes the library of a table, and opens tables that are given by a path. This module's code runs in the
 process that builds the pipe. A library is imported only if one of its tables was given.
@@ -26,8 +26,7 @@ def _arrow(module: str) -> Any:
 
 
 def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = None) -> ArrowSource:
-    """Returns the source that reads the given table part by part. `source` and `filter` are the arguments of
-    `ArrowParts`.
+    """Returns the `ArrowSource` for the arguments of `ArrowParts`.
 
     Raises TypeError if `source` is not a table, ValueError if `part_rows` is given for a source that is not a Lance
     dataset, and ModuleNotFoundError if pyarrow is not installed.

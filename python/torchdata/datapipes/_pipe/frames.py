@@ -1,8 +1,8 @@
-"""One interface to data frames of pandas, polars and pyarrow, and to dicts of arrays: `FrameFormat`.
+"""Creates data frames of pandas, polars and pyarrow, and dicts of arrays, by one interface: `FrameFormat`.
 
 Role: creates frames from rows and from Arrow tables, with the library and the dtypes that the user chose. This module's
-code runs in the process that iterates the pipe. A `FrameFormat` holds only its settings and can be pickled. The
-libraries are imported where a format is created or used.
+code runs in the process that iterates the pipe. A `FrameFormat` can be pickled. The libraries are imported where a
+format is created or used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchdata.datapipes._pipe.checks import check_callable
 
 __all__ = ["FrameFormat", "check_column_names", "check_device"]
 
-#: The supported libraries, and the extra that installs each library. Dicts of NumPy arrays require pyarrow.
+#: The supported libraries, each with the extra to install. Dicts of NumPy arrays ("numpy") require pyarrow.
 LIBRARIES = {"pandas": "parquet", "polars": "polars", "pyarrow": "parquet", "numpy": "parquet"}
 
 
@@ -46,7 +46,7 @@ def check_device(pipe: str, device: Any) -> None:
 
 
 class FrameFormat:
-    """The library that creates frames, and their dtypes.
+    """The settings for creating frames: the library and the dtypes.
 
     Args:
         library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
@@ -126,7 +126,7 @@ class FrameFormat:
         return list(self.dtype) if isinstance(self.dtype, Mapping) else None
 
     def _by_column(self, columns: Sequence[Any]) -> dict[Any, Any]:
-        """Returns the dtypes of the columns. Columns without a dtype are left out."""
+        """Returns a dict from column to dtype, without the columns that have no dtype."""
         if self.dtype is None:
             return {}
         names = self._names()
@@ -152,8 +152,8 @@ class FrameFormat:
     # -- frames of rows ----------------------------------------------------------------------------
 
     def of_rows(self, rows: list[Any], columns: list[str] | None) -> Any:
-        """Creates a frame from rows, which are tuples or lists, mappings, or single values. Raises ValueError if the
-        rows do not have the same columns, and TypeError if the rows mix sequences, mappings and single values."""
+        """Creates a frame from rows, which are tuples or lists, mappings, or single values. Raises ValueError if their
+        numbers of columns differ, and TypeError if they are of several of these kinds."""
         return self._of_columns(self._columns_of(rows, columns))
 
     def _columns_of(self, rows: list[Any], columns: list[str] | None) -> dict[Any, Sequence[Any]]:

@@ -15,8 +15,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SameLength:
-    """A pipe with the same number of items as its first source. This class must precede the pipe's other base
-    classes."""
+    """A pipe whose length is the length of its first source. This class must be the first base class of the pipe."""
 
     def __len__(self) -> int:
         return length_of(self, sources_of(self)[0])
@@ -28,7 +27,7 @@ class ItemByItem(SameLength, IterDataPipe[T_co]):
     one_to_one = True
 
     def _function(self) -> Callable[[Any], Any]:
-        """Returns the function that computes the result of an item. This method is called once per iteration."""
+        """Returns the function that computes the result of an item. Called when an iteration begins."""
         return self._result
 
     def _result(self, item: Any) -> Any:

@@ -1,9 +1,9 @@
 """Reads rows of a Lance dataset by index: `LanceRows`.
 
-Role: a source of `ArrowParts`; its parts are ranges of rows. The source stores the location and the version of the
-dataset. Each process opens the dataset itself, because a handle does not survive a fork. To list the parts, the source
-requests only the number of rows from Lance. With a filter, Lance must also read the columns that the filter uses. The
-source imports lance when it is created or read.
+Role: `LanceRows` is an `ArrowSource` whose parts are ranges of rows. It stores the location and the version of the
+dataset. Each process opens the dataset itself, because an open dataset of Lance does not work in a forked child. To
+list the parts, only the number of rows is requested from Lance. If there is a filter, Lance reads the columns that the
+filter uses. The source imports lance when it is created or read.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torchdata.datapipes._pipe.checks import explaining
 
 __all__ = ["LanceRows", "lance_dataset"]
 
-#: Default number of rows per part.
+#: The default number of rows in a part.
 PART_ROWS = 1024
 
-#: Handles that a parent process opened. This process never frees the inherited handles, because freeing needs threads
-#: that exist only in the parent process.
+#: Open datasets of a parent process. They are never freed, because freeing needs threads that exist only in the parent
+#: process.
 _inherited: list[Any] = []
 
 
 def lance_dataset(pipe: str, dataset: Any) -> Any:
-    """Returns the given dataset, or opens the latest version of the dataset at a path or URI. Raises TypeError if the
-    value is neither a Lance dataset nor a path, and OSError or ValueError if the path contains no dataset."""
+    """Returns `dataset` if it is a Lance dataset, or opens the latest version of the dataset at this path or URI.
+    Raises TypeError for another type, and OSError or ValueError if there is no dataset at the path."""
     if isinstance(dataset, (str, os.PathLike)):
         lance = optional_import("lance", extra="lance", needed_by=pipe)
         with explaining(pipe, "cannot open", dataset):
@@ -43,7 +43,7 @@ def lance_dataset(pipe: str, dataset: Any) -> Any:
 
 
 class _Ranges(Sequence[str]):
-    """The names of the parts, created on demand because there may be one per row."""
+    """A sequence of the names of the parts. Each name is created on demand, because there may be one for each row."""
 
     def __init__(self, dataset: str, rows: int, part_rows: int, kind: str) -> None:
         self._dataset, self._rows, self._part_rows, self._kind = dataset, rows, part_rows, kind
@@ -60,7 +60,7 @@ class _Ranges(Sequence[str]):
 
 
 class LanceRows(ArrowSource):
-    """Ranges of the rows of a Lance dataset that the filter does not exclude.
+    """The parts of a Lance dataset: ranges of those rows that pass the filter.
 
     Args:
         dataset: the dataset; its current version is read.
@@ -71,7 +71,7 @@ class LanceRows(ArrowSource):
     def __init__(self, dataset: Any, filter: Any, part_rows: int | None) -> None:
         self._opening = dataset.__reduce__()
         self._part_rows = PART_ROWS if part_rows is None else part_rows
-        #: The indices of the rows that pass the filter; None without a filter.
+        #: An array of the indices of the rows that pass the filter; None without a filter.
         self._chosen: Any = None
         if filter is not None:
             self._chosen = dataset.to_table(columns=["_rowoffset"], filter=filter)["_rowoffset"].to_numpy()

@@ -15,12 +15,13 @@ from torchdata._reporting import name_of
 
 __all__ = ["ranges"]
 
-#: Whether this is the main process; False in a forked child, where the parent's profiler does not record.
+#: False in a forked child, where the profiler of the parent does not record.
 _is_main = True
 
 
 def ranges() -> tuple[dict[str, Any], Callable[[Any], Callable[[None, None, None], object]]] | None:
-    """Returns the namespace of PyTorch's profiler module and the function that begins a range; None without PyTorch."""
+    """Returns the variables of PyTorch's profiler module, and the function that begins a range; None if PyTorch is not
+    imported."""
     profiler = sys.modules.get("torch.autograd.profiler")
     return (vars(profiler), _begin) if profiler is not None and _is_main else None
 

@@ -12,9 +12,9 @@ __all__ = ["retried"]
 
 R = TypeVar("R")
 
-#: The pause in seconds before the first repetition. The pause doubles for each further repetition.
+#: The pause in seconds before the first repetition of a call. Each further pause is twice as long.
 PAUSE = 0.5
-#: OSErrors that are permanent, so that a repetition would fail as well.
+#: Classes of permanent OSErrors, after which a call is not repeated.
 _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
@@ -22,8 +22,8 @@ def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[
     """Calls a function, and repeats the call after a pause if it raises an OSError that may be temporary.
 
     Args:
-        what: the name of the action, which is the beginning of a warning.
-        count: a function that is called before each repetition.
+        what: the action, such as "opening 'a.txt'", with which the warning begins.
+        count: a function that is called before each repetition of the call.
     """
     pause = PAUSE
     for _ in range(max_retries):

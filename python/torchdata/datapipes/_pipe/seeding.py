@@ -1,6 +1,6 @@
-"""Pipes that draw random numbers, and the seeds that a loader sets in these pipes.
+"""`Seeded`: the base class of pipes that draw random numbers from a generator that a loader can seed.
 
-Role: the base of pipes that shuffle or augment. This module's code runs in the process that iterates the pipe.
+This module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Seeded:
         return self
 
     def _take_seed(self) -> int:
-        """Returns the seed of an iteration that begins: the value passed to `set_seed`, or a new seed."""
+        """Returns the seed for an iteration that begins: the argument of the last `set_seed`, if it is not used yet, or
+        a new seed."""
         seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed
         self._epoch_seed, self._seed = seed, None
         return seed

@@ -1,7 +1,7 @@
 """Shared code of pipes that shuffle: the switch that turns shuffling off, the seeds, and a private random generator.
 
-Role: the base class of Shuffler and InBatchShuffler. This module's code runs in the process that iterates the pipe. The
-pipe owns its random generator, and seeds the generator when an iteration begins.
+Role: the base class of Shuffler, InBatchShuffler and ShuffledFlatMapper. This module's code runs in the process that
+iterates the pipe.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ __all__ = ["Shuffling"]
 
 
 class Shuffling(Seeded):
-    """The base class of pipes that shuffle, with their seeds and the switch that turns shuffling off. Subclasses extend
-    `reset` and `iteration_state`."""
+    """The base class of pipes that shuffle, with their seeds and the switch that turns shuffling off."""
 
-    #: The attribute that the adapter `Shuffle` sets.
+    #: The attribute that the setting `enable` of the adapter `Shuffle` changes.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
 
     _shuffling: bool = state(True, copied=True)  # whether the current iteration shuffles

@@ -1,6 +1,6 @@
 """Map pipes that apply a function or store items: Mapper, InMemoryCacheHolder.
 
-These pipes run in any process that requests an item. InMemoryCacheHolder owns the items of its process.
+The pipes of this module run in any process that requests an item. InMemoryCacheHolder owns the items of its process.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Mapper(SameLength, MapDataPipe[T_co]):
 
 @functional_datapipe("in_memory_cache")
 class InMemoryCacheHolder(SameLength, MapDataPipe[T_co]):
-    """Stores every requested item, so that all earlier pipes run only once per item.
+    """Stores every requested item in memory, so that all earlier pipes run only once for each item.
 
-    The cache exists as long as the pipe. The cache is pickled with the pipe, and is part of the pipe's state.
+    The items stay in memory as long as the pipe exists. They are pickled with the pipe, and are part of its state.
 
     Args:
         source_dp: the pipe to read.

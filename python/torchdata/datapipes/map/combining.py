@@ -1,6 +1,6 @@
 """Map pipes that join several pipes or split one: Concater, Zipper, UnZipper.
 
-These pipes run in any process that requests an item, and own no data.
+The pipes of this module run in any process that requests an item, and own no data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 @functional_datapipe("concat")
 class Concater(MapDataPipe[T_co]):
-    """Joins pipes end to end: the indices of each pipe continue the indices of the previous pipe.
+    """Joins pipes: after the items of the first pipe, the indices continue with the items of the next pipe, and so on.
 
     Args:
         *datapipes: pipes or datasets with a length and the indices 0, 1, …

@@ -1,7 +1,7 @@
 """Draws a pipe graph with graphviz.
 
-Role: `to_graph` converts the graph that ends in a pipe to a `graphviz.Digraph`. This module's code runs in the calling
-process, reads the pipes' attributes and changes nothing. The program `dot` is needed only for rendering the result.
+Role: `to_graph` converts the graph that ends in a pipe to a `graphviz.Digraph`. The code runs in the process that calls
+it. The program `dot` is needed only for rendering the result.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SOURCE_COLOR, _END_COLOR = "lightblue", "darkolivegreen1"
 def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
     """Draws the graph of pipes that ends in `dp`: an arrow leads from each pipe to its readers.
 
-    For a loader or its statistics, the drawing shows the pipes of each process. A hotter color means that the pipe
-    takes more of its process's time (with `stats="full"`), and the arrows show the number of items per second. The
-    method `picture()` of loaders and statistics draws the same graph without the program `dot`.
+    For a loader or its statistics, the drawing shows the pipes of each process, with the number of items per second at
+    the arrows. If the loader has `stats="full"`, pipes that take more of the time of their process have a hotter color.
+    The method `picture()` of loaders and statistics draws this graph without the program `dot`.
 
-    Pipes without sources are blue, and the last pipe is green. A pipe that was split by `fork`, `demux` and similar
-    pipes is one node, with arrows to the readers of all children.
+    Pipes without sources are blue, and the last pipe is green. A `fork`, `demux` or similar pipe is one node, with
+    arrows to the pipes that read its children.
 
     Args:
         dp: the last pipe of the graph, a `DataLoader2`, or the result of its `stats()`.
@@ -88,12 +88,13 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
 
 
 def _is_hidden(pipe: Any) -> bool:
-    """Returns whether the pipe is a child of a split pipe. A drawing shows a split pipe instead of its children."""
+    """Returns whether the pipe is a child of a split, instead of which a drawing shows the main pipe."""
     return bool(getattr(type(pipe), "_is_child_datapipe", False))
 
 
 def _drawn_sources(pipe: Any, debug: bool) -> list[Any]:
-    """Returns the sources of `pipe` without duplicates. Without `debug`, a split pipe replaces its children."""
+    """Returns the sources of `pipe` without duplicates. If `debug` is False, a child of a split is replaced by the main
+    pipe."""
     found: dict[int, Any] = {}
     for source in sources_of(pipe):
         drawn = sources_of(source) if _is_hidden(source) and not debug else [source]

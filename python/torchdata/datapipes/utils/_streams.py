@@ -313,15 +313,15 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 
 
 def detached(stream: Any, offset: int | None = None) -> Any:
-    """Returns a placeholder for `stream` without an open file, at `offset` (None for the stream's current position).
+    """Returns a placeholder without an open file, which reopens `stream` at `offset` (None: at its current position).
 
-    For an in-memory file, returns a copy of the file. Streams that cannot be reopened are returned unchanged.
+    For an in-memory file, returns a copy of the file. If a stream cannot be reopened, returns the stream itself.
     """
     wrapper = stream if isinstance(stream, StreamWrapper) else None
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
     if wrapper is not None and wrapper.closed:
         return stream
-    # torch's wrappers do not have a recipe
+    # torch's `StreamWrapper` does not have a recipe
     own_recipe: Recipe | None = None if wrapper is None else vars(wrapper).get("_recipe")
     if wrapper is not None and file_obj is None and own_recipe is not None:
         return StreamWrapper.reopening(own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name)
@@ -341,12 +341,13 @@ def detached(stream: Any, offset: int | None = None) -> Any:
 
 
 def copied(stream: StreamWrapper) -> Any:
-    """Returns a deep copy of a wrapped stream. Torch's wrappers, which cannot be copied, are returned unchanged."""
+    """Returns a deep copy of a stream, or the stream itself if it is torch's `StreamWrapper`, which cannot be
+    copied."""
     return copy.deepcopy(stream) if StreamWrapper in type(stream).__mro__ else stream
 
 
 def validate_pathname_binary_tuple(data: Any) -> None:
-    """Checks that an item is a pair of a path and a stream, as pipes that read archives require.
+    """Raises an error unless an item is a pair of a path and a binary stream, such as the pipes for archives read.
 
     Args:
         data: the value to check, which must be a pair of a path and an open binary stream.
@@ -381,7 +382,7 @@ def validate_pathname_binary_tuple(data: Any) -> None:
 
 
 def janitor(obj: Any) -> None:
-    """Closes the streams in an item that is dropped unread.
+    """Closes every `StreamWrapper` in an item.
 
     Example:
         >>> import io
@@ -398,8 +399,8 @@ pair_streams_with_torch(StreamWrapper)
 
 
 def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """Returns how to recreate a stream from plain data: a function and its arguments. Returns None for an open stream
-    that is neither a file with a path nor in memory.
+    """Returns a function and its arguments, plain data, that create an equal stream; None for an open stream that is
+    neither a file with a path nor in memory.
     """
     if stream.closed:
         return _closed_stream, (stream.name,)
@@ -418,8 +419,8 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Opens a regular file for reading. Raises ValueError for other files and modes, because a state may be
-    manipulated."""
+    """Returns a stream that opens a regular file for reading. Raises ValueError for other files and modes, because the
+    arguments may come from a manipulated state."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

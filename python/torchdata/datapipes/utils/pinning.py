@@ -1,7 +1,6 @@
 """`pin_memory_fn`: copies the tensors of an item to pinned memory, which a GPU can read directly.
 
-Role: called by the thread of `PinMemory`, or by users. The function needs PyTorch with CUDA if an item contains a
-tensor.
+Role: the thread of `PinMemory` calls this function, and users may call it.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ __all__ = ["pin_memory_fn"]
 
 
 def pin_memory_fn(data: Any, device: Any = None) -> Any:
-    """Copies `data` to pinned (page-locked) memory: tensors, also within mappings, sequences and named tuples.
+    """Copies the tensors in `data`, which may be in mappings, sequences and named tuples, to pinned (page-locked)
+    memory.
 
-    If an object has a method `pin_memory`, this method is called without arguments. Other objects, such as numbers and
+    If an object has a method `pin_memory`, its result replaces the object. All further objects, such as numbers and
     strings, are returned unchanged.
 
     Args:

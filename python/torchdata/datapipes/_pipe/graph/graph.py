@@ -1,9 +1,8 @@
 """`Graph`: a snapshot of the pipes of a graph and their sources.
 
-Role: an immutable value. Code that modifies or runs the pipes of a graph must create a new `Graph` afterwards, because
-the old `Graph` may be outdated. All other code reuses an existing `Graph`, because creating a `Graph` inspects all
-attributes of each pipe. A `Graph` holds only references to the pipes. This module's code runs in any process that has
-the pipes.
+Role: an immutable value. Creating a `Graph` inspects all attributes of each pipe, so code should reuse an existing
+`Graph`, unless pipes were modified or run since it was created, which may have changed their sources. This module's
+code runs in any process that has the pipes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["Graph", "graph_of"]
 
 
 class Graph:
-    """A snapshot, taken at creation, of all pipes of the graph that ends in a given pipe.
+    """The pipes of the graph that ends in `end`, and their sources, at the time of creation.
 
     Attributes:
         end: the last pipe.
@@ -74,7 +73,7 @@ class Graph:
         return {id(pipe) for root in pipes for pipe in walk(root, self._sources) if pipe is not root}
 
     def depth_first(self) -> list[Any]:
-        """Returns each pipe once, before its sources, and branch by branch."""
+        """Returns each pipe once, before its sources, in depth-first order from the last pipe."""
         found: dict[int, Any] = {}
         stack = [self.end]
         while stack:
@@ -85,8 +84,8 @@ class Graph:
         return list(found.values())
 
     def breadth_first(self, exclude: Iterable[Any] = ()) -> list[Any]:
-        """Returns all pipes, each once, in breadth-first order from the last pipe. The pipes in `exclude` are left out
-        together with all their sources."""
+        """Returns all pipes, each once, in breadth-first order from the last pipe. Leaves out the pipes in `exclude`
+        and all their direct and indirect sources."""
         seen = {id(pipe) for root in exclude for pipe in walk(root, self._sources)}
         found: list[Any] = []
         waiting = deque([self.end])
@@ -99,7 +98,7 @@ class Graph:
         return found
 
     def first(self, wanted: Callable[[Any], bool]) -> Any:
-        """Returns the first pipe that a function accepts, beginning with the sources; None if it accepts none."""
+        """Returns the first pipe, sources first, for which `wanted` returns True; None if there is none."""
         return next(filter(wanted, self.pipes), None)
 
 

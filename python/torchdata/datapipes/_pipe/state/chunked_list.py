@@ -1,4 +1,4 @@
-"""A list of items from which items at random positions are removed quickly.
+"""`ChunkedList`: a list from which items at random positions are removed quickly.
 
 Role: Shuffler uses the list for the items that remain in its buffer when the source has ended.
 """
@@ -11,15 +11,15 @@ from typing import Any
 
 __all__ = ["CHUNK_SIZE", "ChunkedList"]
 
-#: The number of items in a chunk. `list.pop` moves at most this number of items.
+#: The number of items in a chunk, and thereby the maximum number of items that `pop` moves.
 CHUNK_SIZE = 16_384
 
 
 class ChunkedList:
-    """The items of a list, in chunks.
+    """A list that is divided into chunks.
 
-    `pop` returns the same item as `list.pop`, but moves only the later items of one chunk. Removing a million items
-    from one list in random order takes minutes.
+    `pop` returns the item that `list.pop` would return, but moves only the later items of one chunk. By `list.pop`,
+    removing a million items in random order would take minutes.
     """
 
     def __init__(self, items: list[Any]) -> None:

@@ -1,7 +1,6 @@
-"""Reads a pipe in successive passes, and restores positions within them, for loaders that read any iterable.
+"""Reads a pipe in one pass after another, and restores a position in a pass, for loaders that read any iterable.
 
-Role: adapts a pipe to the interface of a `Stateful` iterable. Subclasses define the state. This module's code runs
-where the pipe is read.
+Role: adapts a pipe to the interface of `torchdata.nodes.Stateful`. This module's code runs where the pipe is read.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ __all__ = ["PipePasses"]
 
 
 class PipePasses:
-    """Iterates over a pipe. Each iteration is a new pass, except the first iteration after a position was loaded."""
+    """Each iteration of this object is a new pass over the pipe, except for the first iteration after a state was
+    loaded, which resumes a pass."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe

@@ -25,8 +25,8 @@ _LENGTHS = 256
 
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
-    """Returns whether one of `columns` is missing. Indices count from the start, so a column with a negative index is
-    always missing. Raises TypeError if the type of the item does not support the column."""
+    """Returns whether one of `columns` is missing. A negative index does not count from the end, so it is always
+    missing in a tuple or list. Raises TypeError if the item cannot have such a column."""
     for column in columns:
         try:
             item[column]
@@ -64,7 +64,7 @@ def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool])
 
     @lru_cache(maxsize=_LENGTHS)
     def selectors(kind: type, length: int) -> tuple[list[bool], bool]:
-        # The columns of a sequence depend only on its length, so they are determined once per length.
+        # Which columns of a sequence are kept depends only on its type and length, so it is determined once for each.
         return list(map(chosen, range(length))), _lacks(pipe, kind((None,) * length), columns)
 
     def selected(item: Any) -> Any:

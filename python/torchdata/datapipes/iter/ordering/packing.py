@@ -1,7 +1,7 @@
 """The pipe that packs sequences of different lengths into rows of one length: Packer.
 
-This pipe runs in the process that iterates the pipeline. The state consists of the incomplete rows, and the parts of a
-sequence that are not in a row yet.
+This pipe runs in the process that iterates the pipeline. The state contains the incomplete rows, and those parts of a
+long sequence that are not in a row yet.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Packer"]
 
-#: A part of an item, or a whole item: a sequence of tokens, or a dict from column to sequence, all of equal length.
+#: An item or a part of an item: a sequence of tokens, or a dict from column to sequences of equal length.
 Piece = Any
 
-#: The column for plain sequences.
+#: The name of the column of a row if the items are sequences.
 _TOKENS = "input_ids"
 
-#: The columns that can be added to a row.
+#: The columns that the pipe can add to a row.
 _ADDED = ("position_ids", "cu_seqlens")
 
-#: The default padding of known columns: a label that losses ignore, and a token without attention.
+#: The values that pad known columns by default: a label that loss functions ignore, and a token without attention.
 _PADDING = {"labels": -100, "attention_mask": 0}
 
 _METHODS = ("first_fit", "in_order", "cut")
@@ -47,16 +47,16 @@ class Packer(IterDataPipe[dict[str, Any]]):
     contains the sequences in order, as a list, an array or a tensor, like the items. Two columns are added:
 
     - `position_ids` counts from 0 within each sequence (int64).
-    - `cu_seqlens` contains the start of each sequence and the end of the last sequence (int32), as attention over
-        sequences of different lengths requires. Rows contain different numbers of sequences, so leave `cu_seqlens` out
-        of `add` if you stack rows into batches.
+    - `cu_seqlens` contains the start of each sequence in the row, and the end of the last sequence (int32), as
+      functions for attention over packed sequences require. Rows contain different numbers of sequences, so leave
+      `cu_seqlens` out of `add` if you stack rows into batches.
 
-    In both added columns, the padding at the end of a row counts as a further sequence.
+    In `position_ids` and `cu_seqlens`, the padding at the end of a row counts as one more sequence.
 
     The `method` determines the row that a sequence is placed in:
 
-    - `"first_fit"`: the first open row that has room for the sequence. If no row has room, a new row is begun. If more
-      than `buffer_size` rows are open, the row with the most tokens is yielded. `"first_fit"` changes the order of the
+    - `"first_fit"`: the first incomplete row that has room for the sequence, or a new row. If there are more than
+      `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes the order of the
       sequences, but rows need little padding.
     - `"in_order"`: the last row. If the sequence does not fit, the last row is yielded and a new row is begun.
     - `"cut"`: the last row until it is full, and the next rows for the remaining tokens. Sequences are cut at the end
@@ -66,12 +66,12 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     Args:
         datapipe: the pipe to read. Empty sequences are left out.
-        max_tokens: the length of a row.
+        max_tokens: the maximum number of tokens in a row.
         method: `"first_fit"` (the default), `"in_order"` or `"cut"`.
-        long: what happens to a sequence of more than `max_tokens`, except with `"cut"`: `"split"` (the default) divides
-            it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the first part;
-            `"drop"` leaves the sequence out; `"error"` raises.
-        buffer_size: number of rows that are open at a time with `"first_fit"`, 16 by default.
+        long: what happens to a sequence of more than `max_tokens` tokens, unless `method` is `"cut"`: `"split"` (the
+            default) divides it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the
+            first part; `"drop"` leaves the sequence out; `"error"` raises.
+        buffer_size: maximum number of incomplete rows with `"first_fit"`, 16 by default.
         pad_value: the value that fills up rows to `max_tokens`; with None (the default), rows stay shorter. If
             `pad_value` is a number, it fills `input_ids` (or the only column); `labels` are then filled with -100 and
             `attention_mask` with 0. To fill other columns, pass a mapping from column to number.
@@ -97,9 +97,9 @@ class Packer(IterDataPipe[dict[str, Any]]):
         {'input_ids': [2, 2, 0, 0], 'position_ids': [0, 1, 0, 1], 'cu_seqlens': [0, 2, 4]}
     """
 
-    #: The open rows, each with its remaining room in tokens and its pieces.
+    #: The incomplete rows: for each, a list of the number of tokens that still fit, and the pieces.
     _rows: list[Any] = state(list, items=True)
-    #: The pieces that are not in a row yet.
+    #: The pieces of a long sequence that are not in a row yet.
     _waiting: deque[Piece] = state(deque, items=True)
 
     def __init__(
@@ -178,8 +178,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 yield self._row(room, pieces)
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
-        """Yields the pieces of a sequence. No piece is longer than a row. With `"cut"`, the first piece also fits into
-        the rest of the current row."""
+        """Divides a piece into pieces of at most `max_tokens` tokens. With `"cut"`, the first of them fills the current
+        row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most
@@ -196,7 +196,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return _cut(piece, [0, *range(most, size, most), size] if self.long == "split" else [0, most])
 
     def _columns_of(self, item: Any) -> Piece:
-        """Returns a sequence unchanged, and a mapping as its sequences by column after a check for equal lengths."""
+        """Returns `item` if it is a sequence, and for a mapping a dict of the columns to pack, after a check for equal
+        lengths."""
         if type(item) in _KINDS or not isinstance(item, Mapping):
             _kind_of(_TOKENS, item)
             return item
@@ -216,7 +217,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return piece
 
     def _placed(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Adds a piece to a row; returns the row to yield, if any."""
+        """Adds a piece to a row; returns a row that must be yielded, or None."""
         for row in self._rows:
             if row[0] >= size:
                 row[0] -= size
@@ -230,7 +231,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return 0, row[1]
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Begins a row with a piece that fits into no open row; returns the row to yield, if any."""
+        """Begins a row with a piece that fits into no incomplete row; returns a row that must be yielded, or None."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]
@@ -265,7 +266,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return row
 
     def _padding(self, name: str, columns: int) -> Any:
-        """Returns the value that fills up the rows of a column."""
+        """Returns the value that pads the column `name` of rows with this number of columns."""
         value = self.pad_value
         if isinstance(value, dict):
             if name in value:
@@ -300,7 +301,7 @@ class _Lists:
 
     @staticmethod
     def counted(sizes: list[int]) -> Any:
-        """Returns, for each size in turn, the numbers from 0 to `size - 1`."""
+        """Returns one sequence with the numbers from 0 to `size - 1` for each of `sizes`."""
         return [*chain.from_iterable(map(range, sizes))]
 
     @staticmethod
@@ -361,8 +362,8 @@ class _Tensors(_Arrays):
 
 
 def _kind_of(name: str, values: Any) -> type[_Lists]:
-    """Returns the kind of a sequence. Raises TypeError if the value is not a sequence, and ValueError if the value does
-    not have exactly one dimension."""
+    """Returns the class that builds rows of such sequences. Raises TypeError if `values` is not a sequence, and
+    ValueError if it does not have one dimension."""
     kind = _KINDS.get(type(values)) or _kind_of_class(type(values))
     if kind is _Lists:
         return _Lists
@@ -378,12 +379,12 @@ def _kind_of(name: str, values: Any) -> type[_Lists]:
     )
 
 
-#: The kinds of known classes of sequences.
+#: For known classes of sequences, the class that builds rows of them.
 _KINDS: dict[type, type[_Lists]] = {list: _Lists, tuple: _Lists, range: _Lists}
 
 
 def _kind_of_class(cls: type) -> type[_Lists] | None:
-    """Returns the kind of sequences of a class; None if the class is not a sequence."""
+    """Returns the class that builds rows of sequences of the type `cls`; None for other types."""
     if issubclass(cls, (list, tuple, range)):
         return _Lists
     for module, base, kind in (("numpy", "ndarray", _Arrays), ("torch", "Tensor", _Tensors)):
@@ -404,7 +405,8 @@ def _kind_of_all(name: str, parts: list[Any]) -> type[_Lists]:
 
 
 def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
-    """Returns the pieces of each column. Raises ValueError if a piece has other columns than the first piece."""
+    """Returns a dict from column to the sequences of the pieces. Raises ValueError if the columns of two pieces
+    differ."""
     by_name = [piece if type(piece) is dict else {_TOKENS: piece} for piece in pieces]
     columns = by_name[0].keys()
     for piece in by_name:

@@ -42,13 +42,13 @@ def _path_manager(pipe: str, given: Any) -> Any:
 
 
 def _is_local(manager: Any, path: str) -> bool:
-    """Returns whether a path is local, because no handler supports it."""
+    """Returns whether a path is local: it is not a URL, and has no prefix of a handler."""
     prefixes = getattr(manager, "_path_handlers", ())
     return "://" not in path and not any(path.startswith(prefix) for prefix in prefixes)
 
 
 class _HasPathManager:
-    """The path manager and its handlers, which the three pipes share."""
+    """The base class of the pipes of this module, which own a path manager."""
 
     pathmgr: Any
 
@@ -58,7 +58,7 @@ class _HasPathManager:
             self.register_handler(handler, allow_override=True)
 
     def register_handler(self, handler: Any, allow_override: bool = False) -> None:
-        """Makes the pipe's path manager use a handler for the prefixes that it supports.
+        """Makes the pipe's path manager use `handler` for the prefixes that this handler supports.
 
         Args:
             handler: an `iopath.common.file_io.PathHandler`.

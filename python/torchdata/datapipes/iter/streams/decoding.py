@@ -1,7 +1,7 @@
 """The pipe that decodes files by their extension: RoutedDecoder.
 
 Role: the pipe reads each stream to its end, closes it, and passes the contents to the handlers of
-`torchdata.datapipes.utils.decoder`. The pipe runs in the iterating process, and keeps no data between items.
+`torchdata.datapipes.utils.decoder`. The pipe runs in the process that iterates it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
     Streams are read completely and closed. Content that no handler can decode stays bytes.
 
     **The default handlers unpickle `.pyd` and `.pickle` files, which runs code that the file contains.** For untrusted
-    files, pass `allow_pickle=False`, or set `TORCHDATA_ALLOW_PICKLE=0` in the environment, which no argument overrides.
+    files, pass `allow_pickle=False`, or set `TORCHDATA_ALLOW_PICKLE=0` in the environment, which has priority over all
+    arguments.
 
     Args:
         datapipe: yields pairs of path and binary stream, or bytes.
         *handlers: functions of a key and content that return None for content that they cannot decode; the first has
             priority. The default handlers are `basichandlers` and `imagehandler("torch")` of
             `torchdata.datapipes.utils.decoder`; `imagehandler` returns NumPy arrays if PyTorch is not imported.
-            Handlers of torch's own module also work.
+            Handlers of `torch.utils.data.datapipes.utils.decoder` also work.
         key_fn: a function from the path to the key that handlers receive; by default the extension without its dot.
         allow_pickle: whether `basichandlers` reads `.pyd`, `.pickle` and `.pt` files; it does not affect other
-            handlers. With None (the default), the handler reads these files unless the environment forbids pickles.
+            handlers. With None (the default), it reads these files unless the environment forbids pickles.
 
     Raises:
         TypeError: a handler or `key_fn` is not a function, or `allow_pickle` is not a bool; or, while iterating, an

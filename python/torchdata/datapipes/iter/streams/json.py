@@ -1,7 +1,7 @@
 """The pipe that parses JSON files: JsonParser.
 
 Role: the pipe converts pairs of path and stream to pairs of path and the value of the stream's JSON text. The pipe runs
-in the iterating process, and closes the streams that it reads.
+in the process that iterates it, and closes the streams that it reads.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class JsonParser(ItemByItem[tuple[str, Any]]):
 
     Raises:
         TypeError: `json.loads` does not accept an option.
-        json.JSONDecodeError: while iterating, a text is not JSON; the message names path and position. A text that is
-            nested too deeply raises a plain ValueError.
+        json.JSONDecodeError: while iterating, a text is not JSON; the message names path and position. A text with too
+            many levels of nesting raises ValueError.
         UnicodeDecodeError: while iterating, bytes are not UTF-8, UTF-16 or UTF-32; its reason names the path.
 
     Example:

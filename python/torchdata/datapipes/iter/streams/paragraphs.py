@@ -1,6 +1,6 @@
 """The pipe that joins lines: ParagraphAggregator.
 
-This pipe runs in the process that iterates the pipeline. The pipe owns the lines of the incomplete paragraph.
+This pipe runs in the process that iterates the pipeline, and owns the lines of the incomplete paragraph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Pipes over the names of sharded files: ShardExpander.
 
-This pipe runs in the process that iterates the pipeline, and reads no file. The pipe holds the name that it is
-expanding.
+This pipe runs in the process that iterates the pipeline, and opens no files. Its state contains the current name.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _RANGE = r"\{([0-9]+)\.\.([0-9]+)\}"
 
 @functional_datapipe("shard_expand")
 class ShardExpander(Unfolding, IterDataPipe[str]):
-    """Expands names like `imagenet-{000..123}.tar` to the names of the single files.
+    """Expands names such as `imagenet-{000..123}.tar` to the names of all files that they represent.
 
     `{first..last}` represents each number from the first to the last. If the first and the last number have the same
     number of digits and the first begins with 0, all numbers are padded with zeros. If a name contains several ranges,
@@ -77,7 +76,7 @@ def _expanded(name: Any) -> Iterable[str]:
 
 
 def _numbers(first: str, last: str, name: str) -> tuple[range, int]:
-    """Returns the numbers of a range, and their minimum number of digits."""
+    """Returns the numbers of a range, and the number of digits to which they are padded with zeros."""
     padded = first.startswith("0") and len(first) == len(last)
     if not padded and first.startswith("0") and first != "0":
         raise ValueError(f"ShardExpander: in {name!r}, {first} must not start with 0 unless {last} has as many digits")

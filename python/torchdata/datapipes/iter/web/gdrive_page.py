@@ -1,6 +1,6 @@
 """Reads the pages that Google Drive shows before a download.
 
-Role: `gdrive.py` imports this module only when it receives a page, because importing the parser takes long.
+Role: `gdrive.py` imports this module only when it receives a page, because importing `html.parser` takes long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Page"]
 
 
 class Page(HTMLParser):
-    """The relevant parts of a page of Google Drive: its text, and its form for a download."""
+    """The relevant parts of a page of Google Drive: its title, and its form for the download."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -26,7 +26,6 @@ class Page(HTMLParser):
             self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Stores the action and the named inputs of the form."""
         given = dict(attrs)
         if tag == "form" and given.get("id") == "download-form":
             self._inside, self.action = True, given.get("action")
@@ -34,6 +33,5 @@ class Page(HTMLParser):
             self.inputs[name] = given.get("value") or ""
 
     def handle_endtag(self, tag: str) -> None:
-        """Detects the end of the form."""
         if tag == "form":
             self._inside = False
