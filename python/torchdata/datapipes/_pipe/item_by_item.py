@@ -15,7 +15,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SameLength:
-    """A pipe whose length is the length of its first source. This class must be the first base class of the pipe."""
+    """A pipe whose length is the length of its first source. This class must precede IterDataPipe or MapDataPipe."""
 
     def __len__(self) -> int:
         return length_of(self, sources_of(self)[0])
