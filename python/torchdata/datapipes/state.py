@@ -241,7 +241,7 @@ class _Saving:
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Returns whether the last pipe of the graph must be replayed.
 
-        It must be replayed if a replayed and another pipe read one source (as children of a `fork` do), or if user
+        This is necessary if a replayed pipe and another pipe read one source (as children of a `fork` do), or if user
         functions have drawn random numbers, because it is unknown which pipes called these functions.
         """
         if is_torchs(self.end):

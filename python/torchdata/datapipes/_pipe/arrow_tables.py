@@ -1,7 +1,7 @@
 """Combines and divides the parts of a table to tables with a fixed number of rows: `tables_of`.
 
-Role: `ArrowReader` and `ParquetDataFrameLoader` use this module. Its code runs in the process that iterates the pipe,
-with one part in memory.
+Role: `ArrowReader` and `ParquetDataFrameLoader` use this module. This module's code runs in the process that iterates
+the pipe, with one part in memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-The functions of this module are pure and run in the process that builds the pipe. They import no library: an object can
-be of PyTorch's classes only if PyTorch is already imported.
+The functions of this module are pure and run in the process that builds the pipe. The functions import no library: an
+object can be of PyTorch's classes only if PyTorch is already imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads rows of a Lance dataset by index: `LanceRows`.
 
-Role: `LanceRows` is an `ArrowSource` whose parts are ranges of rows. It stores the location and the version of the
-dataset. Each process opens the dataset itself, because an open dataset of Lance does not work in a forked child. To
+Role: `LanceRows` is an `ArrowSource` whose parts are ranges of rows. `LanceRows` stores the location and the version of
+the dataset. Each process opens the dataset itself, because an open dataset of Lance does not work in a forked child. To
 list the parts, only the number of rows is requested from Lance. If there is a filter, Lance reads the columns that the
 filter uses. The source imports lance when it is created or read.
 """

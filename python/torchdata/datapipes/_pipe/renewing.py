@@ -49,7 +49,8 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The running iterators of the sources, by id of the source. `_again`: those still to be taken again.
+        #: The running iterators of the sources, by id of the source. `_again` contains those that the pipe's new
+        #: iterator has not taken yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The number of items that the pipe and each source had yielded at the previous exception.

@@ -8,7 +8,7 @@ contain these counts, so a resumed pass continues them, whereas a new pass start
 the process that iterates the pipes.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
-an exception. A generator cannot: it ends when it raises an exception.
+an exception. A generator cannot continue, because it ends when it raises an exception.
 
 `StatefulDataLoader` skips samples with its own code, and shares the limits, messages and log format with this module.
 """
@@ -232,7 +232,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (told := limit_error(owner)) is None:
         return True
     told.__cause__ = error
-    # These attributes name the pipe that raised the error. Without them, the note would name a later pipe.
+    # These attributes name the pipe that raised the error. Without these attributes, the note would name a later pipe.
     attributes_of(told).update(attributes_of(error))
     return told
 

@@ -28,8 +28,8 @@ Load = Callable[[Any], Any]
 
 
 class Unloadable(Protocol):
-    """The methods of a pipe that can yield indices instead of items. A subclass that overrides `__iter__` cannot,
-    unless it overrides these methods, too."""
+    """The methods of a pipe that can yield indices instead of items. A subclass that overrides `__iter__` yields
+    indices only if it overrides these methods, too."""
 
     def _can_wait(self) -> bool:
         """Returns whether the next iteration can yield indices."""
@@ -75,7 +75,7 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
     """Begins an iteration for a `sharding_filter`, whose iterator skips items without creating them if possible.
 
-    It is possible if the pipe's class itself, not a base class, defines `_iter_by_index`, which replaces `__iter__`.
+    For this, the pipe's class itself, not a base class, must define `_iter_by_index`, which replaces `__iter__`.
     """
     record, kind = existing_record(datapipe), type(datapipe)
     is_claimed = record is not None and record.claim is not None

@@ -66,7 +66,8 @@ class Mapper(SameLength, MapDataPipe[T_co]):
 class InMemoryCacheHolder(SameLength, MapDataPipe[T_co]):
     """Stores every requested item in memory, so that all earlier pipes run only once for each item.
 
-    The items stay in memory as long as the pipe exists. They are pickled with the pipe, and are part of its state.
+    The items stay in memory as long as the pipe exists. The stored items are pickled with the pipe, and are part of its
+    state.
 
     Args:
         source_dp: the pipe to read.

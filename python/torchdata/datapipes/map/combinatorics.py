@@ -1,7 +1,7 @@
 """Pipes that read a map-style pipe in another order: Shuffler, IndexSampler.
 
-`Shuffler` and `IndexSampler` read a map-style pipe, but are themselves read by iterating. They run in the process that
-iterates the pipeline, and own the order of the current iteration.
+`Shuffler` and `IndexSampler` read a map-style pipe, but are themselves read by iterating. Both pipes run in the process
+that iterates the pipeline, and own the order of the current iteration.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Map pipes that begin a pipeline: SequenceWrapper over a sequence, IterToMapConverter over an iterable pipe.
 
-Role: the pipes of this module own the data that all other map-style pipes read by index. They run in any process that
-requests an item.
+Role: the pipes of this module own the data that all other map-style pipes read by index. The pipes run in any process
+that requests an item.
 """
 
 from __future__ import annotations

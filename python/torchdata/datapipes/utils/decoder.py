@@ -88,8 +88,8 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
-        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. With None (the default) or True, they are read
-            unless the environment forbids it.
+        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. With None (the default) or True, these files are
+            read unless the environment forbids pickles.
 
     Returns:
         The decoded content; None if the table does not contain the extension.
@@ -158,11 +158,11 @@ class ImageHandler:
     """Decodes images (`jpg`, `jpeg`, `png`, `ppm`, `pgm`, `pbm`, `pnm`) with Pillow.
 
     Args:
-        imagespec: the form of the result. It consists of a prefix, the channels, and a suffix. The prefix is `torch`
-            for a tensor with the dimensions channels, height and width (if PyTorch is not imported, an array with these
-            dimensions), `pil` for a Pillow image, or empty for a NumPy array with the dimensions height, width and
-            channels. The channels are `l`, `rgb` or `rgba`; `torch` and `pil` alone mean `rgb`. The suffix, for arrays
-            and tensors, is `8` for integers from 0 to 255, or empty for 32-bit floats from 0 to 1.
+        imagespec: the form of the result. The name consists of a prefix, the channels, and a suffix. The prefix is
+            `torch` for a tensor with the dimensions channels, height and width (if PyTorch is not imported, an array
+            with these dimensions), `pil` for a Pillow image, or empty for a NumPy array with the dimensions height,
+            width and channels. The channels are `l`, `rgb` or `rgba`; `torch` and `pil` alone mean `rgb`. The suffix,
+            for arrays and tensors, is `8` for integers from 0 to 255, or empty for 32-bit floats from 0 to 1.
 
     Raises:
         AssertionError: the specification is unknown.

@@ -41,8 +41,8 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     """Returns the fingerprint of the graph that ends in a pipe.
 
     Args:
-        begun: whether the graph may have been iterated. If True, the fingerprint leaves out attributes that an
-            iteration may change: the declared state, and for user-defined pipes all attributes except functions.
+        begun: whether the graph may have been iterated. If `begun` is True, the fingerprint leaves out attributes that
+            an iteration may change: the declared state, and for user-defined pipes all attributes except functions.
     """
     graph = graph_of(datapipe)
     return [
@@ -166,7 +166,8 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the text to hash for a value. It is not shortened, even if `words`, the description of the value, is."""
+    """Returns the text to hash for a value. This text is not shortened, even if `words`, the description of the value,
+    is."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 

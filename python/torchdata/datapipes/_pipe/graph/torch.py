@@ -49,7 +49,8 @@ class Counterpart:
         self._module: Any = None
 
     def meet(self, ours: Any, module: Any) -> None:
-        """Registers `ours` and PyTorch's base class with each other, and adds missing functional forms to PyTorch's."""
+        """Registers `ours` and PyTorch's base class with each other, and gives the latter the functional forms of
+        `ours`."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return

@@ -33,8 +33,8 @@ def state(
             such as `list`.
         items: whether the value contains items of the pipeline. A pipe among these items is not a source of this pipe.
         copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. If True, the pipe must replace a mutable value
-            other than a dict, and not modify it, because saved states contain the value itself.
+        lasts: whether the value is kept from one iteration to the next. If `lasts` is True, the pipe must replace a
+            mutable value other than a dict, and not modify it, because saved states contain the value itself.
         saved: whether saved states include the attribute.
 
     Raises:
@@ -162,7 +162,7 @@ class RandomState(DeclaredState):
 
 
 def declare(cls: Any) -> tuple[DeclaredState, ...]:
-    """Returns the declarations of a pipe class and its base classes. Those of the class take precedence.
+    """Returns the declarations of a pipe class and its base classes. Declarations of the class take precedence.
 
     Also replaces each declaration in the class by the initial value of the attribute.
     """

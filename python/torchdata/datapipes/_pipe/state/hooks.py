@@ -47,8 +47,8 @@ class PipeHooks:
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether the running pass of this pipe reads the running pass of `source`. None means that it does if
-        the pass of the source began later."""
+        """Returns whether the running pass of this pipe reads the running pass of `source`. None means that the order
+        in which the passes began decides."""
         return None
 
     def _goes_on_alone(self) -> bool:
@@ -77,8 +77,8 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read ahead; None if `passes` is the number of passes, or without a
-        thread."""
+        """Returns how far the pipe's thread has read ahead; None without a thread, or if no pass followed the first
+        `passes`."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
@@ -92,7 +92,7 @@ _DEFAULTS = PipeHooks()
 
 
 def hooks_of(pipe: Any) -> PipeHooks:
-    """Returns the object that answers the queries for a pipe: the pipe itself, or the defaults for PyTorch's."""
+    """Returns the object that answers the queries for a pipe: the pipe itself, or `_DEFAULTS` for PyTorch's pipes."""
     return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS
 
 

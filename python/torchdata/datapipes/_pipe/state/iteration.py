@@ -5,8 +5,8 @@ must be replayed in order to resume, its record contains the states of the pipe 
 of the pass. This module's code runs in the process and thread that iterates the pipe.
 
 A counter, which increases when a pass begins, determines which pass of a source belongs to a pass of the pipe that
-reads it. If the pass of the source began later, it belongs to the reader's running pass. If it began earlier, it
-belongs to an earlier pass of a reader.
+reads it. If the pass of the source began later, it belongs to the reader's running pass. If the pass of the source
+began earlier, it belongs to an earlier pass of a reader.
 """
 
 from __future__ import annotations

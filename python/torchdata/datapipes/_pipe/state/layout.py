@@ -45,25 +45,26 @@ class PipeEntry(NamedTuple):
     Args:
         type: the name of the class.
         restores: whether the next iteration of the pipe resumes a pass, which may already have yielded all its items.
-            If False, the next iteration starts from the beginning.
+            If `restores` is False, the next iteration starts from the beginning.
         yielded: the number of items that the pass to resume has yielded.
         finished: whether the pass has yielded its last item.
         state: the pipe's declared state. If `restores` is False, it contains only the values that are kept from one
             pass to the next, including the seed for the next pass.
         seed: the argument for `set_seed` of a pipe of a user-defined class.
         follows: whether the pipe derives each seed from its previous seed, as in a graph that `set_graph_random_seed`
-            has seeded. If False, the pipe draws its seeds from the global random generators.
+            has seeded. If `follows` is False, the pipe draws its seeds from the global random generators.
         skipped: the number of items that `on_error` has skipped after exceptions of this pipe, by class of exception.
         later: the seed for the next pass, which is set when the replay is complete.
         drop: the number of items to drop at the beginning of the pass, if the pipe is *replayed* because it has no
             declared state. In a replay, the pipe and its sources begin with the states that they had at the beginning
             of the saved pass, and drop items up to the saved position, or to the end if `finished` is True.
         seconds: the seconds from the beginning of the saved pass until the state was saved.
-        generators: the states that the global random generators receive for the replay. After the replay, they are set
-            back to the states that they had before.
+        generators: the states that the global random generators receive for the replay. After the replay, the
+            generators are set back to the states that they had before.
         ahead: how far the pipe's thread must read ahead in the replay (see `Lead`).
         left: the entry for the pass that follows if the resumed pass is abandoned.
-        given: a 1-tuple with the seed for the next pass at the time of loading. Any other seed was set after loading.
+        given: a 1-tuple with the seed for the next pass at the time of loading. If the pipe has another seed later,
+            this seed was set after loading.
     """
 
     type: str

@@ -30,7 +30,8 @@ class Beginning:
 
     #: The states of the global random generators when the pass began.
     moved: dict[str, Any]
-    #: The states of the global random generators for a replay: not `moved` if the pass began with a replay.
+    #: The states of the global random generators for a replay. They differ from `moved` if the pass began with a
+    #: replay.
     generators: dict[str, Any]
     #: The number of items that the pass drops at its beginning, because it resumes from a loaded state.
     dropped: int = 0
@@ -70,11 +71,12 @@ class PassRecord:
     fed: bool = False
     #: The last seed that was set for a pipe of a user-defined class.
     seed: Any = None
-    #: Whether a loader sets the pipe's seed in each epoch. If True, further passes derive seeds from this seed.
+    #: Whether a loader sets the pipe's seed in each epoch. If `seeded` is True, further passes of the epoch derive
+    #: their seeds from this seed.
     seeded: bool = False
     #: The seed for the next pass from a loaded state.
     given: Any = None
-    #: The seed for the pass after the replayed pass. It is set when the replay is complete.
+    #: The seed for the pass after the replayed pass. This seed is set when the replay is complete.
     later: Any = None
     #: Whether this pipe or one of its sources must be replayed; None if this is not determined yet.
     watches: bool | None = None
@@ -90,7 +92,8 @@ class PassRecord:
     claim: Any = None
     #: Weak references to the pipes whose exceptions this pipe (an `on_error`) skips.
     claimed: list[Any] = field(default_factory=list)
-    #: A weak reference to the `Renewal` of the running pass. `read_by`: the reader's.
+    #: A weak reference to the `Renewal` of the running pass. `read_by` refers to the `Renewal` of the pass of the
+    #: pipe's reader.
     renewal: Any = None
     read_by: Any = None
     #: The number of items that `on_error` has skipped in the running pass, by kind of exception. The dict must be

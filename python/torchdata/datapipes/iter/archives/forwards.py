@@ -1,8 +1,8 @@
 """Lets archive readers, which read at offsets, read a stream that moves only forward: `Forwards`.
 
 Role: `Forwards` is the file object of an archive in a stream that cannot seek or that is compressed. `Forwards` does
-not close the stream. It keeps the last bytes that were read from the stream, so that short backward seeks need no
-further reading. This module's code runs in the iterating process.
+not close the stream. `Forwards` keeps the last bytes that were read from the stream, so that short backward seeks need
+no further reading. This module's code runs in the iterating process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Forwards:
 
     Args:
         next_piece: a function that returns the stream's next bytes.
-        rewind: a function that moves the stream to its start and returns a new `next_piece`. If None, only the last
-            piece can be reread.
+        rewind: a function that moves the stream to its start and returns a new `next_piece`. If `rewind` is None, only
+            the last piece can be reread.
         start: the current offset of the stream.
     """
 

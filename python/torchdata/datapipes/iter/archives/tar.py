@@ -149,7 +149,7 @@ _HEADER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, 
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header. If it is damaged, an error is raised; `tarfile` would treat it as the archive's end.
+    """A member's header. A damaged header raises an error, whereas `tarfile` would treat it as the archive's end.
 
     Because a member may have several headers (for a long name, for extended attributes, for the holes of a sparse
     file), their number and their total size are limited.

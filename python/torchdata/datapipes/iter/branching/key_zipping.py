@@ -34,7 +34,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
 
     Args:
         source_datapipe: the pipe to read.
-        ref_datapipe: the pipe to search for an item with the key. It is read only until this item is found.
+        ref_datapipe: the pipe to search for an item with the key. `ref_datapipe` is read only until this item is found.
         key_fn: a function from an item of `source_datapipe` to its (hashable) key.
         ref_key_fn: a function from an item of `ref_datapipe` to its key; `key_fn` by default.
         keep_key: whether to yield `(key, result)` instead of the result; False by default.
@@ -46,7 +46,8 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
         TypeError: `ref_datapipe` is not an IterDataPipe, a function cannot be called, or `buffer_size` is not an
             integer.
         ValueError: `buffer_size` is not positive; or, while iterating, two buffered reference items have the same key.
-        BufferError: while iterating, `ref_datapipe` has no item with the key, or it was dropped from the full buffer.
+        BufferError: while iterating, `ref_datapipe` has no item with the key, or this item was dropped from the full
+            buffer.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -31,7 +31,8 @@ PAUSE = 1.0
 #: mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: For each section (by id) whose consumer uses a path: the time since when, and a function that releases locks.
+#: For each section (by id) whose consumer uses a path: when the path was returned, and a function that releases the
+#: section's locks.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 
@@ -166,7 +167,7 @@ def _locked(file: str) -> int | None:
 
 
 def _opened(file: str) -> int | None:
-    """Opens or creates a lock file. Returns None if another object or user's file is at the path."""
+    """Opens or creates a lock file. Returns None if a link, a folder or another user's file is at this path."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.suppress(FileExistsError):

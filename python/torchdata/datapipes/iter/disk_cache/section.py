@@ -5,7 +5,7 @@ Role: each iteration of an `EndOnDiskCacheHolder` (the pipe `end_caching`) has o
 source and determines for each item whether its files exist (*ready*), must be created by this process (*missing*, with
 locks on the paths), or are being created by another process (*pending*). The section passes missing items to the pipes
 between `on_disk_cache` and `end_caching`, and determines which path is yielded next. The section runs in the thread
-that iterates `end_caching`. If a pipe between them reads ahead in a thread, `items` runs in that thread.
+that iterates `end_caching`. If a pipe of the section reads ahead in a thread, `items` runs in that thread.
 """
 
 from __future__ import annotations

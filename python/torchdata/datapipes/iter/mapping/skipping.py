@@ -30,8 +30,9 @@ class OnError(IterDataPipe[T_co]):
     (the rest of a broken stream is left out), and exceptions of pipes that cannot use an item.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
-    exception. A note in such an exception explains this. `on_error` never skips errors from listing a store, errors of
-    `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the exit of a process.
+    exception. In this case, a note in the exception explains why it was not skipped. `on_error` never skips errors from
+    listing a store, errors of `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the
+    exit of a process.
 
     A saved state contains the counts: a resumed run does not read the skipped items again, and adds to these counts. At
     the end of an epoch, a `RuntimeWarning` contains the counts of the process or, with a `DataLoader2`, of all its

@@ -130,9 +130,10 @@ class IterableWrapper(IterDataPipe[T_co]):
     """
 
     data_attributes = frozenset({"iterable"})
-    #: Reads an iterable that can neither seek nor save its state.
+    #: The object that reads an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: Reads an iterable if it or its iterators have `state_dict`. `_loaded`: the state to resume from.
+    #: The object that reads an iterable if it or its iterators have `state_dict`. `_loaded` is the state from which the
+    #: next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
     #: `_was_read`: whether the current epoch reads the user's one-shot iterator itself, not a copy. `_is_used_up`:

@@ -45,8 +45,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
         use_in_batch_shuffle: if True (the default), one pool of items after another is shuffled, and then groups of
-            `bucket_num` batches. If False, items pass through a shuffle buffer of the size of a pool, and batches
-            through a shuffle buffer of the size of a bucket.
+            `bucket_num` batches. If `use_in_batch_shuffle` is False, items pass through a shuffle buffer of the size of
+            a pool, and batches through a shuffle buffer of the size of a bucket.
 
     Raises:
         AssertionError: `batch_size`, `batch_num` or `bucket_num` is not positive.

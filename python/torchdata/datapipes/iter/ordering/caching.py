@@ -60,8 +60,8 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     _given_up: int = state(0, copied=True, lasts=True)
     #: The shares of the sharding filters before this pipe for which the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
-    #: The items that the running epoch has stored for the cache. `_bytes` is their total size, and `_filling_given_up`
-    #: the number of items that were dropped.
+    #: The items that the running epoch has stored for the cache. `_bytes` is the total size of these items, and
+    #: `_filling_given_up` the number of items that were dropped.
     _filling: deque[T_co] = state(deque, items=True)
     _bytes: int = state(0)
     _filling_given_up: int = state(0)

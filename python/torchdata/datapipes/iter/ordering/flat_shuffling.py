@@ -58,7 +58,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         ['a', '1', 'b', '2', '3', 'c']
     """
 
-    #: The buffered results, each with its remaining members. If shuffling is turned off, only the current result.
+    #: The buffered results, each with its remaining members. If shuffling is turned off, the list contains only the
+    #: current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
     #: The index in the full buffer of the result whose next member is yielded next.
     _next: int | None = state()

@@ -176,8 +176,8 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When `buffer_size` items are in incomplete groups, the largest group is yielded if it has at least
-    `guaranteed_group_size` items. If it has fewer, it is dropped or an error is raised, depending on `drop_remaining`.
-    At the end of the source, all remaining groups are yielded, even if they are smaller.
+    `guaranteed_group_size` items. If this group has fewer items, it is dropped or an error is raised, depending on
+    `drop_remaining`. At the end of the source, all remaining groups are yielded, even if they are smaller.
 
     Args:
         datapipe: the pipe to read.

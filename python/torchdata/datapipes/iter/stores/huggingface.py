@@ -110,7 +110,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
 
 def _is_streamed(data: Any) -> bool:
-    """Returns whether the rows are streamed. Otherwise, they are read by index from the downloaded files."""
+    """Returns whether the rows are streamed. Otherwise, rows are read by index from the downloaded files."""
     return hasattr(data, "load_state_dict")
 
 

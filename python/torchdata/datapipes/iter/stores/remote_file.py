@@ -72,7 +72,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         return self._recipe.version[1]
 
     def recipe(self) -> R:
-        """Returns the recipe to reopen the object, which raises an error if the object has changed."""
+        """Returns a recipe that reopens the object, or raises an error if the object has changed."""
         return self._recipe
 
     def drop_answer(self) -> None:

@@ -45,7 +45,7 @@ _STORES = {
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: Environment variables that provide credentials. If one of them is set, no profile is read.
+#: Environment variables that provide credentials. If one of these variables is set, no profile is read.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",
@@ -78,7 +78,7 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The arguments of a pipe for creating stores. They can be pickled, whereas obstore's stores cannot.
+    """The arguments of a pipe for creating stores. These settings can be pickled, whereas obstore's stores cannot.
 
     Args:
         pipe: the pipe's name, for messages.
@@ -206,7 +206,8 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects that were created by a parent process. Freeing them would need threads that this process lacks.
+#: Objects that were created by a parent process. They are never freed, because freeing needs threads that this process
+#: does not have.
 _kept: list[Any] = []
 
 

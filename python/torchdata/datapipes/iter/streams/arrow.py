@@ -50,8 +50,8 @@ class ArrowReader(IterDataPipe[Any]):
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
         dtype: as for `load_parquet_as_df`.
-        writable: whether arrays are writable. If False (the default), numeric arrays without nulls share pyarrow's
-            memory.
+        writable: whether arrays are writable. With `writable=False` (the default), numeric arrays without nulls share
+            pyarrow's memory.
         use_threads: whether columns are decoded by several threads.
 
     Raises:
@@ -74,7 +74,8 @@ class ArrowReader(IterDataPipe[Any]):
     #: A state contains the number of a row, not of a frame, so a resumed run may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
-    #: The number of the part, or the list of numbers, that is being read. `_row`: its number of yielded rows.
+    #: The number of the part, or the list of numbers, that is being read. `_row` is the number of rows of this part
+    #: that were yielded.
     _part: int | list[int] | None = state()
     _row: int = state(0)
     #: The name of the part. If the table has another part at this number when a state is loaded, an error is raised.

@@ -41,7 +41,7 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
             Handlers of `torch.utils.data.datapipes.utils.decoder` also work.
         key_fn: a function from the path to the key that handlers receive; by default the extension without its dot.
         allow_pickle: whether `basichandlers` reads `.pyd`, `.pickle` and `.pt` files; it does not affect other
-            handlers. With None (the default), it reads these files unless the environment forbids pickles.
+            handlers. With None (the default), `basichandlers` reads these files unless the environment forbids pickles.
 
     Raises:
         TypeError: a handler or `key_fn` is not a function, or `allow_pickle` is not a bool; or, while iterating, an

@@ -1,8 +1,8 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
 Role: the pipes of this module yield frames of pandas, polars or pyarrow, and run in the process that iterates them.
-ParquetDataFrameLoader can also yield dicts of arrays. It owns the file that it reads, with one row group in memory at a
-time.
+ParquetDataFrameLoader can also yield dicts of arrays. This pipe owns the file that it reads, with one row group in
+memory at a time.
 """
 
 from __future__ import annotations

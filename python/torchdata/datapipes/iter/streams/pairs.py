@@ -79,7 +79,7 @@ class HoldsStream(IterDataPipe[T_co]):
     _held: Any = state(saved=False)
     #: The position in the current stream where `_read` begins.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair. If False, `_place` is the position.
+    #: Whether an iterator is reading the pair. If `_reading` is False, `_place` is the position.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:

@@ -87,7 +87,8 @@ class _Text(HoldsStream[Any]):
 
     source_datapipe: Any
 
-    #: The stream's position when the pipe received the stream. `_lines_before`: the lines to skip there.
+    #: The stream's position when the pipe received the stream. `_lines_before` is the number of lines to skip from this
+    #: position.
     _start: int | None = state(saved=False)
     _lines_before: int = state(0, saved=False)
     #: The decoder of a binary stream in an encoding such as UTF-16, which is split after decoding; or None.

@@ -96,7 +96,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             raise
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Returns the complete sample. If files of it were yielded earlier, closes its streams and raises
+        """Returns the complete sample. If files of this sample were yielded earlier, closes its streams and raises
         ValueError."""
         try:
             self._refuse_scattered(sample)

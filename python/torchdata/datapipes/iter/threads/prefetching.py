@@ -4,7 +4,7 @@ The source's iteration begins in the thread that iterates the pipe. A daemon thr
 bounded native queue, until the source ends or fails, or the pipe's iterator is closed. The pipe owns the queue and the
 thread. The thread does not refer to the pipe's iterator, so that dropping the iterator ends the thread.
 
-A forked child has no such thread, and does not use the inherited queue. It can iterate the pipe in a new thread.
+A forked child has no such thread, and does not use the inherited queue. The child can iterate the pipe in a new thread.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class _PrefetchData(ReadAhead):
     def leave(self, for_good: bool) -> None:
         """Makes the thread end after its current item.
 
-        If `leave` is called several times, the `for_good` of the first call counts. It is True if no further iteration
-        follows, and False if the pipe begins its next iteration.
+        If `leave` is called several times, the `for_good` of the first call counts. `for_good` is True if no further
+        iteration follows, and False if the pipe begins its next iteration.
         """
         if not self._left:
             self._left, self.abandoned = True, for_good
@@ -158,7 +158,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items of a loaded state, and the error to raise after these items, or None.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of passes that have begun. `_halt`: where the thread of a later pass pauses.
+    #: The number of passes that have begun. `_halt` is the position at which the thread of a later pass pauses, or
+    #: None.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
@@ -304,7 +305,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Context that pauses the thread, so that the states of the source and of this pipe match."""
+        """Context that pauses the thread, so that the states of the source and of this pipe belong to one position."""
         data = self._data
         if data is None or data.is_inherited:
             yield

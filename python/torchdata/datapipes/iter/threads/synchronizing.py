@@ -79,7 +79,8 @@ class _StepData(_PrefetchData):
         self.failure: BaseException | None = None
         #: The error of a failed vote, such as a lost rank, which the consumer has not received yet.
         self.untold: BaseException | None = None
-        #: Whether to count the items that this rank does not yield. `rest`: their number, and whether it is exact.
+        #: Whether to count the items that this rank does not yield. `rest` is the number of these items, and whether it
+        #: is exact.
         self.counts_rest = False
         self.rest = (0, True)
 
@@ -427,8 +428,8 @@ class FullSync(_PrefetchBase[T_co]):
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: if True, this rank ends its run, so that all other ranks raise an error. If False, only the epoch
-                ends.
+            for_good: if True, this rank ends its run, so that all other ranks raise an error. If `for_good` is False,
+                only the current epoch ends.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)

@@ -108,8 +108,8 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     position of its result; the later results can still be read. The thread that iterates this pipe reads the source.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
-    because a call may modify its item. Calls for numbers, strings and bytes are not waited for, but repeated by a
-    resumed run.
+    because a call may modify its item. Saving does not wait for calls with numbers, strings or bytes; a resumed run
+    repeats these calls.
 
     Args:
         source_datapipe: the pipe to read.

@@ -65,7 +65,7 @@ class _Version(NamedTuple):
 
     @property
     def condition(self) -> str | None:
-        """Returns the value of the request header `If-Range`; None for a weak tag, which it does not allow."""
+        """Returns the value of the request header `If-Range`; None for a weak tag, which this header does not allow."""
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
