@@ -156,7 +156,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def fullsync(
         self, timeout: float = 1800, process_group: RankGroup | TorchRanks | None = None,
     ) -> IterDataPipe[T_co]:
-        """Ends the iteration on all ranks after the same number of items, as soon as one rank has no more
+        """Ends the iteration on all ranks after an equal number of items, as soon as one rank has no more
         items.
         """
 
@@ -537,13 +537,13 @@ class IterForms(FunctionalForms, Generic[T_co]):
         ref_key_fn: Callable[[Any], Any] | None = None, keep_key: bool = False, buffer_size: int | None = 10000,
         merge_fn: Callable[[Any, Any], Any] | None = None,
     ) -> IterDataPipe[Any]:
-        """Joins each item with the item of a reference pipe that has the same key."""
+        """Joins each item of a pipe with the item of a second pipe whose key is equal."""
 
     def zip_with_map(
         self, map_datapipe: MapDataPipe[Any], key_fn: Callable[[Any], Any],
         merge_fn: Callable[[Any, Any], Any] | None = None, keep_key: bool = False,
     ) -> IterDataPipe[Any]:
-        """Joins each item with the item of a map pipe that has the same key."""
+        """Joins each item with the item that a map pipe contains for the item's key."""
 
 class MapForms(FunctionalForms, Generic[T_co]):
     def batch(
@@ -581,12 +581,12 @@ class MapForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def zip(self) -> MapDataPipe[tuple[T_co]]:
-        """Returns tuples of the items that several pipes have at the same index."""
+        """The item at an index is the tuple of the items that several pipes have at this index."""
 
     @overload
     def zip(self, other: MapDataPipe[R], /) -> MapDataPipe[tuple[T_co, R]]:
-        """Returns tuples of the items that several pipes have at the same index."""
+        """The item at an index is the tuple of the items that several pipes have at this index."""
 
     @overload
     def zip(self, *datapipes: Any) -> MapDataPipe[tuple[Any, ...]]:
-        """Returns tuples of the items that several pipes have at the same index."""
+        """The item at an index is the tuple of the items that several pipes have at this index."""

@@ -103,14 +103,14 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     """Returns the state of the graph that ends in `datapipe`, after the last item that it yielded.
 
     A pipe that is read several times in one epoch (`cycle`) has a new seed each time. In loaders, and in a graph that
-    `set_graph_random_seed` has seeded, each seed is derived from the previous seed. In other graphs, the seeds are
-    drawn from the global random generators, so also save the result of `save_generators()`.
+    `set_graph_random_seed` has seeded, each seed is derived from the previous seed. In a graph without such a seed,
+    they are drawn from the global random generators, so also save the result of `save_generators()`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        described: whether the state contains a description of the pipes, which detects another pipeline, and checksums,
-            which detect damage; True by default. With `described=False`, saving is faster, which helps if you save
-            states every second.
+        described: whether the state contains a description of the pipes, so that `load_state` detects another pipeline,
+            and checksums, so that it detects damage; True by default. With `described=False`, saving is faster, which
+            helps if you save states every second.
 
     Returns:
         A dict of plain data.

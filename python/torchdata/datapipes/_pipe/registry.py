@@ -1,4 +1,4 @@
-"""Functional forms: the method names under which pipes are available on other pipes.
+"""Functional forms: the methods of a pipe, such as `map`, that create another pipe which reads it.
 
 Role: IterDataPipe and MapDataPipe each have a registry of forms. `functional_datapipe` adds a pipe when its module is
 imported, and `register_late` adds a pipe before its module is imported.
@@ -200,7 +200,8 @@ class functional_datapipe:
     Existing pipes keep their class.
 
     Args:
-        name: the name of the method that creates the pipe; every pipe of the same kind receives this method.
+        name: the name of the method that creates the pipe. All IterDataPipes (or, for a map-style class, all
+            MapDataPipes) receive this method.
         enable_df_api_tracing: accepted for compatibility, without effect.
 
     Example:

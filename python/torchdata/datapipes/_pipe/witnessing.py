@@ -1,4 +1,4 @@
-"""Samples the items that a `sharding_filter` reads, to check that all workers read the items in the same order.
+"""Samples the items that a `sharding_filter` reads, to check that all workers read the items in one order.
 
 `SampleDigest` is also used to check that a resumed run rereads the items of the original run.
 

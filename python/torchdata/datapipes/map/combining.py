@@ -56,7 +56,7 @@ class Concater(MapDataPipe[T_co]):
 
 @functional_datapipe("zip")
 class Zipper(MapDataPipe[T_co]):
-    """Returns tuples of the items that several pipes have at the same index.
+    """The item at an index is the tuple of the items that several pipes have at this index.
 
     Args:
         *datapipes: the pipes or datasets. The shortest pipe determines the length.

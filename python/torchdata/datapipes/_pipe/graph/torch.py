@@ -1,4 +1,4 @@
-"""Makes PyTorch's pipe classes and this package's pipe classes compatible with each other.
+"""Makes the pipe classes of PyTorch and of this package work together in one pipeline.
 
 Role: in torchdata 0.9, all pipes derived from two base classes of PyTorch. This package defines its own base classes,
 because it never imports torch. Once other code has imported torch, `isinstance` checks and functional forms of each
@@ -107,7 +107,7 @@ _twins: dict[Any, Any] = {}
 
 
 def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
-    """Registers classes of the same name in PyTorch and in this package with each other.
+    """Registers pipe classes of PyTorch and of this package that have equal names with each other.
 
     The classes are registered now if torch is imported, and otherwise when torch is imported.
 
@@ -128,7 +128,7 @@ def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
 
 
 def pair_streams_with_torch(ours: Any) -> None:
-    """Makes PyTorch's stream wrapper and this package's stream wrapper compatible with each other.
+    """Makes `isinstance` checks of PyTorch's `StreamWrapper` accept this package's `StreamWrapper`, and vice versa.
 
     PyTorch's wrapper is not an ABC, so it becomes a real base class of this package's wrapper.
     """

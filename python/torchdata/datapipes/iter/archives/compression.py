@@ -134,7 +134,7 @@ class _Recipe:
         return _Recipe(self.kind, self.path, self.pipe, self.max_ratio, stand_in)
 
     def explained(self, name: str, error: Exception) -> Exception:
-        """Returns an error of the same type as `error` that names the pipe and the path."""
+        """Returns the error to raise instead of `error`, with the pipe and the path in its message or in a note."""
         name_item(error, self.path)
         what = f"{shown(self.path)} in {self.pipe}"
         if isinstance(error, Refused):

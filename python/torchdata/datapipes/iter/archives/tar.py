@@ -43,7 +43,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: Largest member of a compressed or streamed archive that is kept in memory when a later member is read.
+#: Maximum size in bytes of an unread member that is copied to memory when the next member of a compressed or streamed
+#: archive is requested.
 LARGEST_KEPT_MEMBER = 64 << 20
 
 #: Bytes to request at a time from a forward-only stream or its decompressor.

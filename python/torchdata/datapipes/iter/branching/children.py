@@ -50,7 +50,7 @@ class Main(IterDataPipe[Any]):
     """The base class of main pipes. A main pipe owns the iterator over the source, and the current round."""
 
     name = "fork"
-    #: The name in graph drawings.
+    #: The name of the pipe in graph drawings.
     drawn_as: ClassVar[str] = "Forker"
     item_attributes = frozenset({"_child_tokens"})
     _iterator: Iterator[Any] | None = state(saved=False)
@@ -110,7 +110,7 @@ class Main(IterDataPipe[Any]):
         return iter(()) if self._exhausted or self._iterator is None else self._iterator
 
     def read(self, instance: int) -> Iterator[Any]:
-        """Yields the items of one child."""
+        """Yields the items of the child with the number `instance`."""
         raise NotImplementedError
 
     def abandon(self) -> None:
@@ -150,7 +150,7 @@ class DealMain(Main):
                 close_dropped(item)
 
     def read(self, instance: int) -> Iterator[Any]:
-        """Yields the items of one child."""
+        """Yields the items of the child with the number `instance`."""
         own, source, done = self._buffers[instance], self._source(), self._done
         try:
             while True:
@@ -203,7 +203,7 @@ class Child(IterDataPipe[Any]):
     _is_child_datapipe = True
     iteration_state = ()
     _begins_sources = False  # the main pipe begins the source, once per round
-    #: The name in graph drawings.
+    #: The name of the pipe in graph drawings.
     drawn_as: ClassVar[str] = "Child"
 
     def __init__(self, main_datapipe: Main, instance_id: int) -> None:

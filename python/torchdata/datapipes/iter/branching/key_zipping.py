@@ -27,7 +27,7 @@ _BUFFER_SIZE = "'buffer_size' is required to be either None or a positive intege
 
 @functional_datapipe("zip_with_iter")
 class IterKeyZipper(SameLength, IterDataPipe[Any]):
-    """Joins each item with the item of a reference pipe that has the same key.
+    """Joins each item of a pipe with the item of a second pipe whose key is equal.
 
     The results are in the order of `source_datapipe`. Items of `ref_datapipe` that do not match the current item are
     kept in a buffer for later items. Streams in items that are never joined are closed.
@@ -40,7 +40,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
         keep_key: whether to yield `(key, result)` instead of the result; False by default.
         buffer_size: maximum number of buffered reference items, 10,000 by default. If the buffer is full, its oldest
             item is dropped, with a warning. None for no limit.
-        merge_fn: a function from an item and its match to the result; a tuple of both by default.
+        merge_fn: a function from the two joined items to the result; by default, the result is a tuple of both items.
 
     Raises:
         TypeError: `ref_datapipe` is not an IterDataPipe, a function cannot be called, or `buffer_size` is not an
@@ -150,13 +150,13 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
 
 @functional_datapipe("zip_with_map")
 class MapKeyZipper(ItemByItem[Any]):
-    """Joins each item with the item of a map pipe that has the same key.
+    """Joins each item with the item that a map pipe contains for the item's key.
 
     Args:
         source_iterdatapipe: the pipe to read.
         map_datapipe: the map pipe from which the item with the key is read.
         key_fn: a function from an item to its key, by which `map_datapipe` is indexed.
-        merge_fn: a function from an item and its match to the result; a tuple of both by default.
+        merge_fn: a function from the two joined items to the result; by default, the result is a tuple of both items.
         keep_key: whether to yield `(key, result)` instead of the result; False by default.
 
     Raises:

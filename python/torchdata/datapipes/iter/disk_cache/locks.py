@@ -1,4 +1,4 @@
-"""Locks on files that are about to be written, which exclude other threads, processes and machines.
+"""Locks for files that are being created. Only one thread of one process on one machine can hold the lock of a file.
 
 Role: a process that creates a cached file holds the file's lock while creating the file. A lock is `flock` on an empty
 file in the same folder, with a name derived from the file's name. Because a process removes the lock file before it

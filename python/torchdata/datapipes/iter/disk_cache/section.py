@@ -27,7 +27,7 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 
 __all__ = ["Section"]
 
-#: Maximum number of items that are read and not yet yielded while another process creates a file.
+#: Maximum number of items that the section reads ahead while the path to yield next waits for another process.
 _AHEAD = 1000
 
 #: Maximum number of locked items between `on_disk_cache` and `end_caching`. Each lock is an open file. Further items
@@ -269,7 +269,7 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._in_pipes[0]) is not record:
-                # An item without a result was probably dropped by a pipe if a later item has a result.
+                # If an item has no result when a later item has one, a pipe has probably dropped the item.
                 self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)

@@ -30,9 +30,9 @@ def _in_running_loop() -> bool:
 
 
 def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any]) -> T:
-    """Calls `function` in a thread without a running event loop: in this thread or in a new thread.
+    """Calls `function` in this thread or, if an event loop is running here, in a new thread.
 
-    If the wait for the thread is interrupted (by Ctrl-C), calls `interrupt` and waits for the function's end.
+    If Ctrl-C interrupts the wait for the new thread, calls `interrupt` and waits for the end of `function`.
     """
     if not _in_running_loop():
         return function()

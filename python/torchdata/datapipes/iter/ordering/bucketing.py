@@ -107,9 +107,9 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 
 
 class _Measured(tuple[Any]):
-    """The length of an item, as a tuple with one member. The item itself is an attribute of this tuple.
+    """A tuple with the length of an item as its only member. The attribute `item` contains the item.
 
-    Because the length is in a tuple, the heap compares lengths without running Python code.
+    The heap compares tuples without running Python code.
     """
 
     item: Any
@@ -133,7 +133,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     """Makes batches of items of similar length with a limited total length.
 
     Items wait in a buffer, and the shortest item leaves the buffer first. A batch is yielded when the next item would
-    exceed `max_token_count`. The items have the same order as in torchdata 0.9.
+    exceed `max_token_count`. The items have the order that torchdata 0.9 yields.
 
     Args:
         datapipe: the pipe to read.

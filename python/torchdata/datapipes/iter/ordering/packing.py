@@ -43,8 +43,9 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     An item is a sequence of tokens (a list, a tuple, a one-dimensional array or tensor), or a mapping from column to
     such sequences of equal length, such as the output of a tokenizer with `input_ids`, `labels` and `attention_mask`. A
-    single sequence becomes the column `"input_ids"`. A row is a dict with the same columns as the items. Each column
-    contains the sequences in order, as a list, an array or a tensor, like the items. Two columns are added:
+    single sequence becomes the column `"input_ids"`. A row is a dict with the columns of the items (or `"input_ids"`
+    for sequences). Each column contains the sequences in order, as a list, an array or a tensor, like the items. Two
+    columns are added:
 
     - `position_ids` counts from 0 within each sequence (int64).
     - `cu_seqlens` contains the start of each sequence in the row, and the end of the last sequence (int32), as

@@ -40,8 +40,8 @@ def _is_local(fs: Any) -> bool:
 class FSSpecFileLister(ListsFolders):
     """Yields the URLs of the files and directories in one or several directories of any file system of fsspec.
 
-    The URLs have the order of the file system's own listing; local files are sorted by name. A root that is a file is
-    yielded itself. A yielded URL has the protocol of the root, and the following links of a chained root. For example,
+    The URLs have the order of the file system's own listing; local files are sorted by name. If a root is a file, its
+    URL is yielded. A yielded URL has the protocol of the root, and the following links of a chained root. For example,
     the root `zip://images::archive.zip` yields `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
 
     Args:
@@ -246,7 +246,8 @@ class FSSpecSaver(SavesItems):
     def _save(self, path: str, data: Any) -> None:
         fs, inner = _file_system(type(self).__name__, path, self.kwargs_for_connection)
         if _is_local(fs) and "w" in self.mode:
-            # The temporary file has the same extension, because fsspec may infer the compression from the extension.
+            # The temporary file has the extension of `inner`, because fsspec may infer the compression from the
+            # extension.
             with appearing(inner, replace=True, ending=os.path.splitext(inner)[1]) as temporary:
                 self._write(fs, temporary, data)
         else:

@@ -79,8 +79,8 @@ class _HasPathManager:
 class IoPathFileLister(_HasPathManager, ListsFolders):
     """Yields the paths of the files and directories in one or several directories, by iopath.
 
-    The paths have the order of the handler's own listing; local files are sorted by name. A root that is a file is
-    yielded itself. The handlers of iopath determine which of local paths, HTTP, OneDrive and S3 can be listed.
+    The paths have the order of the handler's own listing; local files are sorted by name. If a root is a file, its path
+    is yielded. The handlers of iopath determine which of local paths, HTTP, OneDrive and S3 can be listed.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: local paths or URLs.
@@ -168,8 +168,8 @@ class IoPathSaver(_HasPathManager, SavesItems):
     """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is written.
 
     An existing local file stays unchanged. A new file gets its name only when it is complete, so several processes may
-    save the same files, and no lock files remain. Directories are created. An existing file that is not local, because
-    a handler saves it to other storage, is replaced.
+    save the same files, and no lock files remain. Directories are created. If a handler writes to remote storage, an
+    existing file is replaced.
 
     Args:
         source_datapipe: yields pairs of metadata and data, which is bytes for a binary mode, and a str for a text mode.

@@ -86,15 +86,12 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         super().close()
 
     def readable(self) -> bool:
-        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """Returns True."""
         return True
 
     def tell(self) -> int:
-        """Returns the position in bytes."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:

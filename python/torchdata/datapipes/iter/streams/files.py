@@ -55,7 +55,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
     """Yields the paths of the files in one or several directories.
 
     A directory's own files are sorted by name and precede the files of its subdirectories. Links to directories are not
-    followed. A root that is a file is yielded itself.
+    followed. If a root is a file, its path is yielded.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them; the working directory by default.
@@ -64,7 +64,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         abspath: whether absolute paths are yielded; False by default.
         non_deterministic: whether files are yielded in the order of the file system; False by default. If
             `non_deterministic` is True, a state that was saved in the middle of a directory is valid only if the file
-            system still lists this directory in the same order.
+            system does not list this directory in another order when the state is loaded.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Warns: UserWarning: no file was found.

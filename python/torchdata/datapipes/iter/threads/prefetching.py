@@ -42,7 +42,8 @@ class _PrefetchData(ReadAhead):
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The source's item count when this iteration began. None means that the thread itself counts the items.
+        #: The source's item count when this iteration began. If the source does not count its items, None; the thread
+        #: then counts them in `taken`.
         self.before: int | None = None
         self.taken = 0
         #: The position at which the thread pauses during a replay; None if the thread does not pause.
@@ -370,7 +371,7 @@ class Prefetcher(_PrefetchBase[T_co]):
     """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the work of later pipes.
 
     Args:
-        source_datapipe: the pipe to read. This pipe and all earlier pipes run in the thread.
+        source_datapipe: the pipe to read. This thread runs all pipes before this one.
         buffer_size: maximum number of buffered items, 10 by default.
 
     Raises:

@@ -62,7 +62,8 @@ class _StepData(_PrefetchData):
     Args:
         source: the pipe or iterator to read.
         again: if positive, the number of items to reread without a vote, because the ranks have already voted on these
-            items. If negative, the number of votes to repeat without an item, because this rank was ahead of others.
+            items. If negative, `-again` is the number of votes to repeat without an item, because other ranks have yet
+            to take part in these votes.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
@@ -247,7 +248,7 @@ def _failing(error: BaseException) -> Iterator[Any]:
 
 @functional_datapipe("fullsync")
 class FullSync(_PrefetchBase[T_co]):
-    """Ends the iteration on all ranks after the same number of items, as soon as one rank has no more items.
+    """Ends the iteration on all ranks after an equal number of items, as soon as one rank has no more items.
 
     If a rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
     within the timeout, and the error names this rank. If a rank breaks out of its loop and begins its next epoch, the
@@ -301,7 +302,7 @@ class FullSync(_PrefetchBase[T_co]):
         self.set_process_group(process_group)
 
     def set_process_group(self, process_group: RankGroup | TorchRanks | None) -> None:
-        """Uses another group of ranks from the next iteration on."""
+        """Replaces the group of ranks that vote, from the next iteration on."""
         self._members = members_of(process_group, "FullSync")
         given: Any = None if self._members is not None else process_group
         if given is not None:
@@ -404,7 +405,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._untold = data.untold
 
     def _raise_pending_error(self) -> None:
-        """Raises the error of other ranks that failed after this rank had left its loop.
+        """Raises an error if another rank has failed after this rank had left its loop.
 
         If this method did not raise the error, the next iteration would wait for the failed ranks until the timeout.
         """
@@ -451,7 +452,7 @@ class FullSync(_PrefetchBase[T_co]):
             group.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
-        """Creates a copy that uses the same group, if the user provided it."""
+        """Creates a copy of the pipe, which refers to the group of ranks that the user provided, if any."""
         group = self._given_group
         if group is not None and not isinstance(group, UncopyableGroup):
             memo[id(group)] = group
