@@ -66,8 +66,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None, *,
         to: Literal["numpy", "torch"] | None = None,
     ) -> IterDataPipe[Any]:
-        """Converts every batch to arrays, or to tensors if PyTorch is imported, with one more dimension
-        than its items.
+        """Converts every batch to arrays, or to tensors if PyTorch is imported, whose first dimension is
+        the items of the batch.
         """
 
     def concat(self, *datapipes: Any) -> IterDataPipe[Any]:

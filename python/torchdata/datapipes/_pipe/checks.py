@@ -224,7 +224,7 @@ def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> li
 
 
 def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
-    """Raises TypeError unless each of `columns` can be an index or a key."""
+    """Raises TypeError unless each of `columns` is hashable, so that it can be an index or a key."""
     for column in columns:
         try:
             hash(column)

@@ -35,7 +35,7 @@ def explain(
 
     Args:
         datapipe: the pipe whose iterator raises the exception, itself or because an earlier pipe has raised it.
-        yielded: the number of items that the pipe had yielded; None if the pipe's iteration had not begun.
+        yielded: the number of items that the pipe had yielded before; None if `iter(datapipe)` raised the exception.
         iterator: the iterator that the pipe's `__iter__` returned; None if the exception must not be skipped.
 
     Returns:

@@ -160,8 +160,8 @@ def tell(skipped: dict[tuple[str, str], int], of: str = "items of this epoch") -
 
 
 def check_limit(who: str, name: str, limit: int | float | None) -> None:
-    """Checks a limit of skipped items: a number, a fraction of the items, or None for no limit. Raises TypeError if the
-    limit is not a number, and ValueError if it is negative or a fraction above 1."""
+    """Raises TypeError if `limit`, the maximum number or fraction of skipped items, is neither a number nor None, and
+    ValueError if it is negative or a fraction above 1."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))):
         raise TypeError(f"{who}: {name} must be a number, a share or None, but got {limit!r}")
     if limit is not None and not (limit >= 0 and (isinstance(limit, int) or limit <= 1)):

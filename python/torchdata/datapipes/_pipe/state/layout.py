@@ -43,7 +43,7 @@ class PipeEntry(NamedTuple):
     """The position of one pipe of a graph.
 
     Args:
-        type: the name of the class.
+        type: the name of the pipe's class.
         restores: whether the next iteration of the pipe resumes a pass, which may already have yielded all its items.
             If `restores` is False, the next iteration starts from the beginning.
         yielded: the number of items that the pass to resume has yielded.

@@ -586,7 +586,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Makes an unread member that is still referenced independent of its archive, by copying the member into memory."""
+    """Copies an unread member to memory, if code still refers to it, so that it no longer needs its archive."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw

@@ -109,7 +109,7 @@ def pause(section: int, release: Callable[[], None]) -> None:
     """Makes a thread call `release` after `PAUSE` seconds, and repeatedly afterwards, until `resume` is called.
 
     A consumer may wait for another process while a section still holds locks of items that its pipes have read ahead.
-    If the other process needed such a lock, the two processes would wait for each other forever.
+    If that process needed a lock of this section, the two processes would wait for each other forever.
     """
     global _watcher
     with _mutex:
@@ -197,7 +197,8 @@ def _leads_to(file: str, fd: int) -> bool:
 
 
 def _forget_inherited() -> None:
-    """Closes a forked child's copies of the lock files, because the copies would keep the locks of a killed parent."""
+    """Closes a forked child's copies of the lock files, because an open copy would keep a lock after the parent was
+    killed."""
     global _mutex, _watcher
     _mutex, _watcher = threading.RLock(), None
     _idle.clear()

@@ -263,7 +263,7 @@ class Section:
                 lock.release()
 
     def written(self, path: str, record: Record | None) -> None:
-        """Records that the file at `path` was written."""
+        """Records that the file at `path` was written for an item."""
         if record is None:  # the path has no position in the order, and is yielded next
             record = Record(None, (), "ready")
             self._queue.appendleft(record)

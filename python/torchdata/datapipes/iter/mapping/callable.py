@@ -101,7 +101,8 @@ class Mapper(ItemByItem[T_co]):
 
 @functional_datapipe("collate")
 class Collator(Mapper[T_co]):
-    """Converts every batch to arrays, or to tensors if PyTorch is imported, with one more dimension than its items.
+    """Converts every batch to arrays, or to tensors if PyTorch is imported, whose first dimension is the items of the
+    batch.
 
     Args:
         datapipe: a pipe of batches.

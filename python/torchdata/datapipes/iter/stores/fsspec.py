@@ -158,7 +158,8 @@ class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
     A stream closes its file when the stream is deleted. A stream can be pickled with its options; it then reopens the
-    URL, at the saved position if the file system can seek. A RuntimeError is raised if the file has changed by then.
+    URL, at the saved position if the file system can seek. If the file has changed since it was first opened, a
+    RuntimeError is raised.
 
     Args:
         source_datapipe: yields URLs or local paths.

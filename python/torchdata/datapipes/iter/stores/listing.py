@@ -61,7 +61,7 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # The source's new epoch begins here, so that a state saved before the first item already belongs to this epoch.
+        # `iter` of the source is called here, so that a state saved before the first item belongs to the new epoch.
         return self._names_of_all(iter(self._source()))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:

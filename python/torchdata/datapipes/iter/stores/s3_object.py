@@ -1,7 +1,7 @@
 """An S3 object as a file, which is read in pieces by range requests.
 
 Role: `S3FileLoader` yields streams over this file object. A recipe reopens the file object. Between two requests, a
-file holds no connection, unless the response to its opening request has not been read (see `remote_file.py`).
+file keeps no connection open, except for the unread response to its first request (see `remote_file.py`).
 """
 
 from __future__ import annotations

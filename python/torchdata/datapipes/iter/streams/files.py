@@ -106,7 +106,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # The source's new epoch begins here, so that a state saved before the first item already belongs to this epoch.
+        # `iter` of the source is called here, so that a state saved before the first item belongs to the new epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -88,7 +88,7 @@ class HoldsStream(IterDataPipe[T_co]):
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
         """Returns an iterator over the items of one stream, from the position `place` on (None: from its start).
 
-        An iterator that is written in C, where available, saves a Python frame per item.
+        If possible, subclasses return an iterator that is written in C, which is faster than a generator.
         """
         raise NotImplementedError
 
@@ -105,7 +105,7 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # The source's new epoch begins here, so that a state saved before the first item already belongs to this epoch.
+        # `iter` of the source is called here, so that a state saved before the first item belongs to the new epoch.
         # Each pair is read by a separate generator, so that an exception in one pair does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:

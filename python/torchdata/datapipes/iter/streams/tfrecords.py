@@ -79,7 +79,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     """
 
     datapipe: Any
-    #: The current stream and its reader.
+    #: The stream that is being read, and the native reader of its records.
     _open: tuple[Any, _native.TFRecordReader] | None = state(saved=False)
     #: Whether the current stream has a working `tell`.
     _tells: bool = state(False, saved=False)

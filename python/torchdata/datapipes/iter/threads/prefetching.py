@@ -96,7 +96,7 @@ _END = object()
 
 
 class _Reader(Iterator[Any]):
-    """The consumer's end of the queue. Dropping a `_Reader` ends the thread."""
+    """The iterator that the consumer reads. Dropping a `_Reader` ends the thread."""
 
     __slots__ = ("_data", "_pop")
 

@@ -191,7 +191,7 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The consumer's end of the queue.
+    """The iterator that the consumer reads.
 
     If this iterator is dropped, the other ranks are not notified immediately, because the loop was either interrupted
     or left for the next epoch. The next use of the pipe distinguishes these two cases.

@@ -50,7 +50,7 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # The source's new epoch begins here, so that a state saved before the first item already belongs to this epoch.
+        # `iter` of the source is called here, so that a state saved before the first item belongs to the new epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:

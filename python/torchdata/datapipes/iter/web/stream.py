@@ -161,7 +161,8 @@ class HttpRecipe:
 
 
 class _Body(io.RawIOBase):
-    """The bytes of a file at a URL. Requests the file on the first read, unless the constructor received a response."""
+    """The unbuffered file object under `HttpStream`. Requests the file on the first read, unless the constructor
+    received a response."""
 
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
         self.recipe, self.response = recipe, response
