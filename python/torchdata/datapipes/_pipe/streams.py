@@ -14,7 +14,7 @@ from typing import Any
 
 from torchdata.datapipes.datapipe import DataChunk
 
-#: Types of items without streams. Callers may check these types to save a call.
+#: Types of items that contain no streams. Callers may check for these types to save a call.
 PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(None)})
 
 

@@ -2,7 +2,8 @@
 
 `random_split` returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each child
 reads the whole source and keeps its own items. Only one child can be read at a time: a new iteration of one child
-invalidates all earlier iterators of the children. All these pipes run in one thread of the iterating process.
+invalidates all earlier iterators of the children. The main pipe and its children run in one thread of the iterating
+process.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
             Without the label -100, a model that shifts labels by one learns to predict the first token of a sequence
             from the end of another sequence.
         columns: the columns to pack, if mappings have further columns; None for all.
-        add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. If an item already has
-            such a column, the item's own column is left out.
+        add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. A column of this name
+            in the items is left out.
         drop_last: whether `"cut"` leaves out a last row that is not full; False by default.
 
     Raises:

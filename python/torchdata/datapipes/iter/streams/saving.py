@@ -185,7 +185,7 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
     def _hash(self, path: str, data: Any) -> str:
         import hashlib
 
-        # The hash is not used for security. Trusted files often have md5 sums, even on systems that forbid md5.
+        # Because the hash is not used for security, md5 is also allowed on systems that forbid it for security.
         digest = hashlib.new(self.hash_type, usedforsecurity=False)
         if isinstance(data, (str, bytes, bytearray, memoryview)):
             digest.update(data.encode() if isinstance(data, str) else data)

@@ -424,7 +424,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration. Every other rank receives the reason when it requests more items than this rank has read.
+        """Ends the iteration. Every other rank learns this when it requests an item for which this rank does not vote.
 
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
