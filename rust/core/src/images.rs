@@ -1,7 +1,6 @@
 //! Resizes parts of decoded images like Pillow, by a convolution that is wider for stronger reductions.
 //!
-//! The crate `fast_image_resize` implements the convolution with vector instructions. Callers provide the memory, and
-//! can call from any thread.
+//! The crate `fast_image_resize` implements the convolution with vector instructions.
 
 use std::cell::RefCell;
 
@@ -127,8 +126,9 @@ fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), R
     }
 }
 
-/// Resizes a region into rows of pixels, from left to right. The pixel type is a parameter, so only the code for two
-/// types is compiled. Floating-point channels are not supported, because their results could differ between two builds.
+/// Resizes a region of an image into rows of pixels, stored from left to right. The pixel type is a parameter, so only
+/// the code for two types is compiled. Floating-point channels are not supported, because their results could differ
+/// between two builds.
 fn convolve<P: PixelTrait>(
     resizer: &mut Resizer,
     source: Pixels<'_>,
@@ -142,7 +142,7 @@ fn convolve<P: PixelTrait>(
     if !(within && left < right && top < bottom) {
         return Err(ResizeError::Region);
     }
-    // The rectangle of pixels that overlap the region.
+    // The smallest rectangle of whole pixels that contains the region.
     let (column, row) = (left.floor(), top.floor());
     let (width, height) = (right.ceil() - column, bottom.ceil() - row);
     let whole =

@@ -2,7 +2,7 @@
 //!
 //! The main process takes items from its workers in rotation, and the dispatching process distributes items to the
 //! workers in rotation. Each rotation is a [`RoundRobin`], which performs no I/O and never waits. The caller asks which
-//! peer is next, transfers an item, and reports the result. A `RoundRobin` is used by one thread.
+//! peer is next, transfers an item, and reports the result.
 //!
 //! Peers follow each other in numerical order, without peers that have ended. An epoch begins with peer 0.
 
@@ -30,7 +30,7 @@ impl RoundRobin {
         self.current = 0;
     }
 
-    /// Starts with all peers active and this peer as the next peer. Panics if the peer does not exist.
+    /// Starts with all peers active and this peer as the next peer. Panics if no peer has the number `peer`.
     pub fn start_at(&mut self, peer: usize) {
         assert!(peer < self.ended.len(), "there are {} peers, so there is no peer {peer}", self.ended.len());
         self.start();
@@ -60,7 +60,7 @@ impl RoundRobin {
     }
 
     /// Marks a peer as ended, unless it has already ended. If `peer` was the next peer, the following active peer
-    /// becomes the next peer. Panics if the peer does not exist.
+    /// becomes the next peer. Panics if no peer has the number `peer`.
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;

@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-/// A clock that is not read in every call. The number of calls between two readings grows while readings are close
-/// together, and is reset after a long interval.
+/// A clock that is not read in every call. The number of calls between two readings grows if readings follow each other
+/// quickly, and is reset after a long interval.
 #[derive(Debug)]
 pub struct SampledClock {
     least: u32,
@@ -46,7 +46,7 @@ impl SampledClock {
 mod tests {
     use super::*;
 
-    /// Returns the number of calls between two readings, if each call takes `call`.
+    /// Returns the numbers of calls between successive readings of the clock, if `call` passes between two calls.
     fn steps(clock: &mut SampledClock, now: &mut Instant, call: Duration, looks: usize) -> Vec<u32> {
         let mut found = Vec::new();
         while found.len() < looks {

@@ -1,9 +1,7 @@
 //! Copies elements with gaps between them, for example of a flipped or cropped image, into contiguous memory.
 //!
-//! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged. The remaining axes
-//! are copied line by line. A line of an image usually consists of pixels of a few bytes each.
-//!
-//! This module has no state, so any thread that owns both memory areas can call it.
+//! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged. All other axes form
+//! lines, which are copied one after another.
 
 /// The elements along one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +21,7 @@ const BLOCK: usize = 1024;
 /// The layout of elements in memory. The axes are in the order in which the elements are copied.
 #[derive(Debug, Clone)]
 pub struct Strided {
-    /// The axes outside of a line, outermost first.
+    /// The axes that are not part of a line, outermost first.
     around: Vec<Axis>,
     line: Axis,
     /// The elements within a group.
@@ -39,7 +37,8 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // The stride of an axis with one element has no meaning, so this axis uses the stride of the preceding axis.
+    // The stride of an axis with one element has no meaning, so such an axis is sorted by the stride of the preceding
+    // axis.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };

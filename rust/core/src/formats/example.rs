@@ -22,7 +22,8 @@ pub enum FeatureKind {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feature<'a> {
     kind: Option<FeatureKind>,
-    /// For byte strings, each part is one value. For numbers, each part contains one or more encoded values.
+    /// For byte strings, each part is one value. If the values are numbers, each part contains the encoding of one or
+    /// more numbers.
     parts: Vec<&'a [u8]>,
 }
 

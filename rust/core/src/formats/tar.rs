@@ -4,7 +4,7 @@
 //! Python's `tarfile` reads all other headers (see tar(5)), but reads an extended header only after [`pax_records`] has
 //! checked the format.
 
-/// The number of bytes of a header. Data is padded to a multiple of this number.
+/// The number of bytes of a file's header. Data is padded to a multiple of this number.
 pub const BLOCK: usize = 512;
 
 const NAME: std::ops::Range<usize> = 0..100;
@@ -15,8 +15,8 @@ const PREFIX: usize = 345;
 
 /// Returns the name and the size in bytes of a regular file.
 ///
-/// Returns None if the block is not an intact header of a regular file, if a second field contains a part of the name,
-/// if the name is not UTF-8, or if the digits of the size are not octal.
+/// Returns None if the block is not an intact header of a regular file, if the name is not UTF-8 or continues in the
+/// prefix field, or if the digits of the size are not octal.
 pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     if block.len() != BLOCK || !matches!(block[TYPE], b'0' | 0) || block[PREFIX] != 0 {
         return None;
@@ -62,7 +62,7 @@ pub enum PaxError {
 }
 
 /// Returns the number of records (`LENGTH KEYWORD=VALUE\n`) in an extended (pax) header, which may end with zeros.
-/// LENGTH is the length of the whole record.
+/// LENGTH is the number of bytes of the whole record in decimal digits.
 pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {
     if body.split(|byte| !byte.is_ascii_digit()).any(|run| run.len() > LONGEST_NUMBER) {
         return Err(PaxError::Number);

@@ -4,9 +4,9 @@
 //! masked CRC-32C of the data (see TensorFlow's `record_writer.h`). [`Records`] receives the file in pieces and returns
 //! the records. [`Records`] buffers at most one piece, or the received part of one longer record.
 
-/// The number of bytes before the data, which contain its length and the checksum of the length.
+/// The number of bytes before a record's data: the length of the data and the checksum of this length.
 const HEAD: usize = 12;
-/// The number of bytes after the data, which contain its checksum.
+/// The number of bytes after a record's data, which are the checksum of the data.
 const TAIL: usize = 4;
 /// The maximum length of a record, because protocol buffers cannot be larger.
 pub const LONGEST: u64 = i32::MAX as u64;
@@ -48,7 +48,7 @@ pub enum RecordError {
 /// Reads the records of one file.
 #[derive(Debug)]
 pub struct Records {
-    /// The received bytes. The bytes from `begin` on were not returned yet.
+    /// The received bytes. The bytes from index `begin` on were not returned as records yet.
     buffer: Vec<u8>,
     begin: usize,
     offset: u64,
@@ -74,7 +74,7 @@ impl Records {
         self.record
     }
 
-    /// Returns the received bytes that were not returned as records yet.
+    /// Returns the bytes that were received but not yet returned as part of a record.
     pub fn unread(&self) -> &[u8] {
         &self.buffer[self.begin..]
     }

@@ -26,7 +26,7 @@ pub enum WireValue<'a> {
     Varint(&'a [u8]),
     /// 8 bytes.
     Fixed64(&'a [u8]),
-    /// A string, a message, or packed numbers.
+    /// The bytes of a string, of a nested message, or of packed numbers.
     Bytes(&'a [u8]),
     /// 4 bytes.
     Fixed32(&'a [u8]),

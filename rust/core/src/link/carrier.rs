@@ -10,10 +10,10 @@
 //!
 //! A carrier does not decode units, and preserves the stream and the kind of each unit. It joins fragments. The control
 //! words in the header of a link are transferred separately from units (see [`Words`]). A control word may be late,
-//! because readers only need its most recent value. It may also overtake older units, as on a single machine, where a
-//! reader may read the word before the units. A control word never waits for units, because the space for a unit may
-//! only become free after a control word was read. The caller must write each frame to the outbound link once. Frames
-//! and words must be written in the order in which `take` returned them.
+//! because readers only need its most recent value. A control word may also overtake older units, as on a single
+//! machine, where a reader may read the word before the units. A control word never waits for units, because the space
+//! for a unit may only become free after a control word was read. The caller must write each frame to the outbound link
+//! exactly once. Frames and words must be written in the order in which `take` returned them.
 //!
 //! A frame is a head and separate large buffers. Inconsistent data in the untrusted frame is reported as [`Corrupted`].
 
@@ -37,11 +37,12 @@ pub const OUT_OF_BAND: usize = 32 << 10;
 const SEPARATE: u64 = 1 << 63;
 /// The minimum time between two searches for idle memory.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// The size of a unit's fields in the head: stream, length of the payload, kind, number of buffers.
+/// The number of bytes that describe a unit in a frame's head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// Sealed control words for the carrier on the other machine. The words `order` and `starving` are read from the
-/// inbound link. The words `granted` and `acknowledged` are read from the outbound link.
+/// Sealed control words that a carrier sends to the carrier on the other machine. The words `order` and `starving` come
+/// from the header of the inbound link. The words `granted` and `acknowledged` are read from the header of the outbound
+/// link.
 pub type Words = [u64; 4];
 
 /// Several units that are transferred together.
@@ -97,7 +98,7 @@ struct Carried<'a> {
     kind: u16,
     buffers: Vec<&'a [u8]>,
     payload: &'a [u8],
-    /// The bytes of the head after this unit.
+    /// The bytes of the frame's head after this unit.
     rest: &'a [u8],
     separate_buffers: usize,
 }
@@ -138,17 +139,18 @@ impl<'a> Carried<'a> {
     }
 }
 
-/// The parts of a frame that were already written to the outbound link.
+/// How much of a frame was already written to the outbound link.
 #[derive(Debug, Default)]
 struct FrameProgress {
     head_bytes: usize,
     separate_buffers: usize,
-    /// The written buffers of the current unit. `streamed` bytes of the next buffer were already sent as fragments.
+    /// The arena blocks or fragments into which buffers of the current unit were already copied. `streamed` is the
+    /// number of bytes of the next buffer that were already sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
 }
 
-/// The resource that the current unit needs before it can be written to the outbound link.
+/// The missing resource because of which the current unit cannot be written to the outbound link yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lack {
     Nothing,
@@ -167,7 +169,7 @@ pub struct Carrier {
     unit: Unit,
     progress: FrameProgress,
     lack: Lack,
-    /// The control words at the last call of `take`.
+    /// The control words at the time of the last call of `take`.
     given: Words,
     tidied: Instant,
 }

@@ -47,7 +47,7 @@ impl Buffer {
 /// A unit that was taken out of the ring. A `Unit` is reused for many calls, so that its vectors keep their capacity.
 #[derive(Debug, Default)]
 pub struct Unit {
-    /// The kind set by the producer.
+    /// The kind of the unit, which the producer has set.
     pub kind: u16,
     /// The number of the shard that sent the unit, as counted in the producer's process.
     pub shard: u16,
@@ -71,7 +71,7 @@ pub struct Consumer {
     /// Bytes joined from fragments, for the next unit that refers to them.
     streamed: Vec<u8>,
     receiving: Receiving,
-    /// The last grant that was stored for the producer.
+    /// The last grant that was stored in shared memory for the producer.
     told: Grant,
     /// Whether the next unit belongs to a later stream, so that no unit can be read until that stream begins.
     early: bool,
@@ -84,7 +84,7 @@ pub struct Consumer {
     unrung_bytes: u64,
     /// The bytes of blocks that were taken since the consumer last decided whether to wake up the producer.
     unrung_blocks: u64,
-    /// Limits the size of the producer's blocks in flight.
+    /// The limit for the total size of the producer's blocks in flight.
     ahead: Ahead,
     /// The number of items taken in earlier streams.
     before: u64,
@@ -124,7 +124,7 @@ impl Consumer {
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
     }
 
-    /// Adds to the counters in `flow` from now on.
+    /// From now on, items of this link are added to the counts in `flow`.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.before = flow.items.load(Ordering::Relaxed).wrapping_sub(self.taken);
         self.flow = flow;
@@ -160,7 +160,7 @@ impl Consumer {
     }
 
     /// Sets whether items of this link wake up this process while it sleeps. Call this method before checking for
-    /// items, because only later items wake up the process. Units that are not items always wake up the process.
+    /// items, because only later items wake up the process. Units other than items wake up the process in any case.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -191,7 +191,8 @@ impl Consumer {
 
     /// Returns whether the producer starves, that is, waits for another process (see [`crate::link::Announcer`]).
     pub fn starves(&self) -> bool {
-        // SYNC(starve): pairs with Announcer::starve. A damaged word is overwritten at the producer's next check.
+        // SYNC(starve): pairs with Announcer::starve. A damaged word is harmless, because the producer overwrites it at
+        // its next check.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
@@ -243,7 +244,7 @@ impl Consumer {
         }
     }
 
-    /// Withdraws the additional item that `grant_one_more` has allowed.
+    /// Withdraws the permission for one additional item that `grant_one_more` has granted.
     pub fn restore_grant(&mut self) {
         let grant = self.receiving.grant();
         if self.told != grant {
@@ -251,7 +252,7 @@ impl Consumer {
         }
     }
 
-    /// Records that this process waits for the next item.
+    /// Records that this process has to wait for the next item of this link.
     pub fn wait(&mut self) {
         if self.ahead.wait() {
             self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);

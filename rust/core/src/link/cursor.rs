@@ -1,9 +1,9 @@
 //! The two cursors of a single-producer, single-consumer ring.
 //!
 //! Positions count from the creation of the ring. Positions never overflow, because a `u64` is sufficient for
-//! centuries. The index in the ring is the position modulo the capacity. Each side keeps its own cursor privately and
-//! publishes it in shared memory. A side reads the other side's cursor only if the cached copy of this cursor shows too
-//! few slots, so cache misses only occur if the ring is empty or full.
+//! centuries. The index in the ring is the position modulo the capacity. The producer and the consumer each keep their
+//! own cursor in private memory and publish a copy in shared memory. A side reads the other side's cursor only if the
+//! cached copy of this cursor shows too few slots, so cache misses only occur if the ring is empty or full.
 //!
 //! In shared memory, a cursor is sealed (see `seal`), so that a stray write does not look like a valid position.
 
@@ -50,7 +50,8 @@ impl ProducerCursor {
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release; all slots before `head` have been read.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // A cursor that has moved backward looks like a cursor that is far ahead.
+        // The word contains only the lower bits of the cursor, so a cursor that has moved backward seems to be far
+        // ahead.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;

@@ -7,8 +7,8 @@
 //! …          arena          arena_capacity bytes, blocks of the producer
 //! ```
 //!
-//! All fields have a fixed width and contain no addresses. The creator writes the sizes first and the version last. A
-//! process that attaches to the link waits, up to a timeout, until the version is written.
+//! All fields of the header have a fixed width and contain no addresses. The creator writes the sizes first and the
+//! version last. A process that attaches to the link waits, up to a timeout, until the creator has written the version.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -75,16 +75,16 @@ type Word = CachePadded<AtomicU64>;
 
 /// The first page of a link.
 ///
-/// Damage from a stray write to this page is either detected or harmless. The sizes of a link are read once and checked
-/// against each other. The four cursors and the entries of the return ring are sealed, and units carry checksums, so
-/// the reader detects damage to published data. `sent` and `received` are only statistics. `producer_taken` and
-/// `consumer_taken` only prevent a second process from taking an end. A damaged `blocks_wanted` or `items_wanted`
-/// causes an unnecessary wake-up, or a sleep until the end of the time slice.
+/// A stray write to this page is either detected or harmless. The sizes of a link's parts are read once from this page
+/// and checked for consistency. The four cursors and the entries of the return ring are sealed, and units carry
+/// checksums, so the reader detects damage to published data. Damaged `sent` and `received` only falsify statistics.
+/// `producer_taken` and `consumer_taken` only prevent a second process from taking the same end. A damaged
+/// `blocks_wanted` or `items_wanted` causes an unnecessary wake-up, or a wake-up that is late by at most 100 ms.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
     magic: AtomicU64,
-    /// The version, which is stored last with Release, or 0 until then.
+    /// The version of the layout, which the creator stores last with Release, or 0 until then.
     version: AtomicU32,
     /// 1 once a process has taken the producer's end.
     pub producer_taken: AtomicU32,
@@ -116,7 +116,7 @@ pub(crate) struct Header {
     pub items_wanted: CachePadded<Wanted>,
     /// The maximum size of the blocks in flight (see `protocol::Ahead` and `seal`). Written by the consumer.
     pub ahead: Word,
-    /// Statistics of the producer. Not used if the producer counts on a [`crate::stats::Board`].
+    /// Statistics of the producer. Not used if the producer counts on the page of a [`crate::stats::Board`].
     pub sent: CachePadded<Flow>,
     /// Statistics of the consumer.
     pub received: CachePadded<Flow>,
@@ -259,7 +259,7 @@ impl Layout {
     /// If the offset is outside the arena. Callers check the offset first.
     pub fn arena_ptr(&self, offset: u64) -> *mut u8 {
         assert!(offset < self.config.arena_capacity, "offset outside the arena");
-        // SAFETY: the offset was just checked, and the arena is inside the region.
+        // SAFETY: the assertion has checked the offset, and the arena is inside the region.
         unsafe { self.region.as_mut_ptr().add((self.config.arena_offset() + offset) as usize) }
     }
 }

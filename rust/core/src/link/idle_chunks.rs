@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 /// The size of a chunk in bytes, which is the size of a huge page.
 const CHUNK: u64 = 2 << 20;
-/// The minimum idle time of a chunk. The pages of an idle chunk are returned to the system after one to two periods.
+/// The minimum time without access after which a chunk counts as idle. The pages of an idle chunk are returned to the
+/// system after one to two periods.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
 /// Records when each chunk was last touched.
@@ -18,7 +19,7 @@ pub const PERIOD: Duration = Duration::from_secs(2);
 pub struct IdleChunks {
     /// The period in which each chunk was last touched. None if the chunk was never touched or was already returned.
     touched: Vec<Option<u64>>,
-    /// The number of entries in `touched` that are Some.
+    /// The number of chunks for which `touched` contains a period.
     known: usize,
     period: u64,
     began: Instant,
@@ -42,7 +43,7 @@ impl IdleChunks {
         }
     }
 
-    /// Returns whether no chunk can become idle.
+    /// Returns whether no chunk can become idle, because all chunks are untouched.
     pub fn is_empty(&self) -> bool {
         self.known == 0
     }
@@ -53,7 +54,7 @@ impl IdleChunks {
         if self.is_empty() || now.saturating_duration_since(self.began) < PERIOD {
             return Vec::new();
         }
-        // All periods since the last call count as one.
+        // If this method was not called for several periods, they count as one period.
         self.began = now;
         self.period += 1;
         let mut parts: Vec<Range<u64>> = Vec::new();

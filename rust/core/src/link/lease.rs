@@ -20,14 +20,15 @@ pub(super) struct Returns {
     /// The total size of all leases in bytes.
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The `fork::generation` of the process that owns the leases. A forked child must not return their blocks.
+    /// The `fork::generation` of the process that owns the leases. A forked child has another generation, so it does
+    /// not return blocks.
     generation: u64,
 }
 
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// Blocks that did not fit into the return ring. The return ring has an entry for each possible block, so it is
+    /// Blocks that did not fit into the return ring. The return ring has an entry for each block of the arena, so it is
     /// full only if a producer sends one block many times.
     overflow: Vec<u64>,
 }
@@ -67,7 +68,7 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If the ring is corrupted, the blocks stay in this list, and the next read reports the corruption.
+        // If the return ring is corrupted, the blocks stay in `overflow`, and the next read of the link reports this.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
@@ -76,7 +77,7 @@ impl Returns {
             queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
-        // If the producer computes an item or waits for a grant, deleting an array should not wake up the producer.
+        // Deleting an array wakes up the producer only if the producer waits for blocks.
         if header.blocks_wanted.is_raised() {
             self.peer.ring();
         }
@@ -114,7 +115,7 @@ impl Lease {
         copy.clear();
         copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;
         // SAFETY: the memory of the lease is valid for its length, the vector has room for it, and all byte values are
-        // valid. If a faulty producer writes at the same time, only the copied bytes are wrong.
+        // valid. If a faulty producer writes during the copy, only the copied bytes are wrong.
         unsafe {
             std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr(), self.len);
             copy.set_len(self.len);

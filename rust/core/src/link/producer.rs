@@ -33,7 +33,8 @@ const TIDY_NEAR: Duration = Duration::from_millis(1);
 pub enum Part {
     /// The buffer is in a block of this link's arena.
     Block(Arc<Block>),
-    /// The buffer was sent in fragments before the unit. The value is the length as returned by [`sampled_len`].
+    /// The buffer was sent in fragments before the unit. The value is the buffer's length as returned by
+    /// [`sampled_len`].
     Streamed(u64),
 }
 
@@ -69,10 +70,10 @@ pub struct Producer {
     peer: BellRef,
     cursor: ProducerCursor,
     wake: WakePolicy,
-    /// The ring position after the last unit that refers to blocks.
+    /// The position in the data ring after the last unit that refers to blocks of the arena.
     last_blocks: u64,
     /// The items of this stream that were still in the ring at the last check, in groups. Each entry contains the ring
-    /// position after a group, and the total size of the group's blocks in bytes.
+    /// position after a group, and the total size in bytes of the blocks of the group.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
@@ -80,10 +81,10 @@ pub struct Producer {
     account: Account,
     /// The shard that the pushed units belong to.
     current: u16,
-    /// For each shard except the current shard, its sent items and the number of items to recompute. For the current
-    /// shard, the fields `account` and `sending` are used instead.
+    /// For each shard except the current shard, its sent items and the number of items to recompute. The entry of the
+    /// current shard is not up to date, because the fields `account` and `sending` replace it.
     shards: Vec<ShardProgress>,
-    /// Whether fragments of the next unit were pushed.
+    /// Whether fragments of a unit were already pushed, but not the unit itself.
     streaming: bool,
     /// Determines how often the arena is checked for idle pages.
     clock: SampledClock,
@@ -130,7 +131,7 @@ impl Producer {
         &self.flow
     }
 
-    /// The arena for blocks of this link.
+    /// Returns the arena in which blocks for units of this link are allocated.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
@@ -168,7 +169,8 @@ impl Producer {
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Continues after the sent items that `account` counts. The next `again` items are recomputed and dropped.
+    /// Continues the stream after the items that `account` counts, which an earlier run has sent. The next `again`
+    /// items are recomputed and dropped.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
@@ -179,7 +181,7 @@ impl Producer {
         self.account
     }
 
-    /// Returns the number and checksum of the items that each shard has sent.
+    /// Returns for each shard the number and the checksum of the items that the shard has sent.
     pub fn accounts(&self) -> impl ExactSizeIterator<Item = Account> + '_ {
         self.all_shards().map(|shard| shard.account)
     }
@@ -201,7 +203,7 @@ impl Producer {
             .map(move |(shard, &kept)| if shard == current { self.current_shard() } else { kept })
     }
 
-    /// Returns how many items the current shard must still recompute.
+    /// Returns how many items of an earlier run the current shard must still recompute.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.sending.owed()
@@ -257,7 +259,7 @@ impl Producer {
         self.permit_by_word()
     }
 
-    /// Does the same as `permit`, but reads the consumer's shared word.
+    /// Decides on the next item like `permit`, but reads the consumer's grant from shared memory.
     fn permit_by_word(&mut self) -> Result<Permit, Corrupted> {
         let far_ahead = self.ahead_bytes >= Ahead::LEAST && self.is_far_ahead()?;
         if !far_ahead && self.sending.has_credit() {
@@ -270,7 +272,8 @@ impl Producer {
     }
 
     /// Records that `bytes` bytes of blocks are in flight. Small items share an entry of `ahead`, so that `ahead` does
-    /// not grow with the number of items. The blocks of an entry count as taken once its last item was taken.
+    /// not grow with the number of items. The blocks of an entry of `ahead` count as taken once the consumer has taken
+    /// the last item of the entry.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -323,7 +326,8 @@ impl Producer {
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether blocks are in flight that the consumer has not taken yet, so that waiting may free memory.
+    /// Returns whether the consumer has not yet taken all units with blocks, so that waiting for the consumer may free
+    /// memory.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
@@ -359,8 +363,9 @@ impl Producer {
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item, which uses up one item of the grant. The consumer may be woken up later. Every push method
-    /// panics if the unit does not fit (see [`Producer::fits`]), or if a block belongs to another arena.
+    /// Pushes an item, and reduces by one the number of items that the consumer still accepts. The consumer may be
+    /// woken up later. Every push method panics if the unit does not fit (see [`Producer::fits`]), or if a block
+    /// belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         // A busy producer may never wait, so it must return idle memory to the system before an item.
         if self.arena.is_untidy()
@@ -413,8 +418,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes an optional unit if there is room for it now, and returns whether it was pushed. A snapshot is never
-    /// placed between the fragments of a unit.
+    /// Pushes an optional unit if there is room for it now, and returns whether it was pushed. Nothing is pushed while
+    /// only some fragments of a unit are in the ring.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);
@@ -468,8 +473,8 @@ impl Producer {
         let mut digest = Digest::default();
         let before;
         let place = self.layout.ring_ptr(start);
-        // SAFETY: the cursor has checked that `needed` bytes after the tail are free. `total` free bytes are contiguous
-        // at `place`, and only the producer writes to free bytes. Units start at multiples of 8.
+        // SAFETY: the cursor has checked that `needed` bytes after the tail are free. The `total` free bytes at `place`
+        // are contiguous, and only the producer writes to free bytes. Units start at multiples of 8.
         unsafe {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {

@@ -10,7 +10,8 @@ use crate::integrity::{Checksum, sample};
 
 /// The kind of a unit that is a fragment of a buffer.
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of the first fragment of a unit. Fragments that precede a first fragment belong to an abandoned unit.
+/// The kind of the first fragment of a unit. Fragments before a first fragment belong to a unit that the producer has
+/// abandoned.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
 /// A flag in the kind of an item: equal items may have different bytes in different runs, for example in a pickle.
@@ -53,8 +54,8 @@ pub(crate) struct UnitHeader {
 /// padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag in the length of a unit: the unit is padding. Lengths are multiples of 8, so this bit is never part of a
-/// length.
+/// A flag in the length of a unit: the unit is padding. The length of a unit is a multiple of 8, so this bit is never
+/// part of the length.
 const PAD: u32 = 1;
 
 /// The meaning of the first word of a unit.

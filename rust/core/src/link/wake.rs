@@ -25,12 +25,12 @@ pub struct WakePolicy {
     batch: u32,
     /// The time at which an item was last published while the consumer slept.
     last: Option<Instant>,
-    /// The time at which the oldest pending item was published.
+    /// The time at which the oldest item counted in `waiting` was published.
     oldest: Option<Instant>,
 }
 
 impl WakePolicy {
-    /// Wakes the consumer after at most `batch` items.
+    /// `batch` is the number of pending items after which a sleeping consumer is woken up.
     pub fn new(batch: u32) -> Self {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
@@ -58,7 +58,7 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes up a waiting consumer if no item follows immediately. Returns whether the consumer was woken up.
+    /// Wakes up the waiting consumer, because no item follows immediately. Returns whether the consumer was woken up.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }

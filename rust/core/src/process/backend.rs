@@ -19,9 +19,11 @@ pub enum Choice {
     Lacking = 3,
 }
 
-/// Returns the implementation that this process uses. Each child process makes the same choice itself.
+/// Returns the implementation that this process uses. Each child process determines the implementation itself, with the
+/// same result.
 pub fn choice() -> Choice {
-    /// The implementation's number, or 0 before the first call. No lock is used, because a fork may copy a locked lock.
+    /// The number of the chosen implementation, or 0 before the first call. No lock is used, because a fork could copy
+    /// a lock that another thread holds.
     static CHOICE: AtomicU8 = AtomicU8::new(0);
     match CHOICE.load(Relaxed) {
         1 => Choice::Linux,

@@ -2,17 +2,18 @@
 //!
 //! Wake-ups are never lost. A sleeper (1) reads the word, (2) increments the count of sleepers, (3) executes a fence,
 //! (4) checks again for work, and then sleeps while the word is unchanged. A ringing thread (1) publishes its change,
-//! (2) executes a fence, (3) reads the count of sleepers. One of the two fences is first. If the sleeper's fence is
-//! first, the ringing thread sees the count and changes the word. If the ringing thread's fence is first, the sleeper's
-//! check sees the change. Ringing the bell between check and sleep changes the word, so the sleep returns immediately.
+//! (2) executes a fence, (3) reads the count of sleepers. One of the two threads executes its fence before the other
+//! thread. If the sleeper's fence is first, the ringing thread sees the count and changes the word. If the ringing
+//! thread executes its fence first, the sleeper sees the change when it checks again for work. If the bell rings
+//! between the sleeper's check and its sleep, the word changes, so the sleep returns immediately.
 //!
 //! Several threads of a process may sleep on its bell for different reasons. A ringing thread claims and wakes up all
 //! sleepers, so that further rings are cheap until the sleepers run. A sleeper that wakes up because of its timeout
 //! decrements the count of sleepers, unless a ringing thread has claimed the sleeper. The number of claims and the
 //! count of sleepers share one word, so each claim changes this word.
 //!
-//! A stray write to the bell may delay a sleeper until its timeout, or cause an unnecessary wake-up. The next claim
-//! sets the count of sleepers to 0, which repairs a damaged count.
+//! A stray write to the bell may delay a sleeper until its timeout, or cause an unnecessary wake-up. The next claim of
+//! the sleepers sets their count to 0, which repairs a damaged count.
 
 use std::time::Duration;
 
@@ -66,7 +67,7 @@ impl Bell {
         is_ready || ready()
     }
 
-    /// Removes a sleeper that was counted after `claims` claims, unless a ringing thread has claimed this sleeper.
+    /// Removes one sleeper from the count, unless a ringing thread has claimed this sleeper since `claims` was read.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {
@@ -114,9 +115,9 @@ impl Bell {
 /// A flag that a thread sets (raises) while it waits for a particular event. If an event is frequent but rarely
 /// awaited, the flag avoids ringing the bell for each event.
 ///
-/// No event is missed. The waiting thread raises the flag, executes a fence and checks for the event. The publishing
-/// thread stores the event, executes a fence and reads the flag. Either the waiting thread sees the event, or the
-/// publishing thread sees the raised flag and rings the bell.
+/// No event is missed. The waiting thread raises the flag, executes a fence, and then checks whether the event has
+/// occurred. The publishing thread stores the event, executes a fence and reads the flag. Either the waiting thread
+/// sees the event, or the publishing thread sees the raised flag and rings the bell.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);

@@ -95,7 +95,7 @@ impl BellRef {
         self.bell().has_sleeper()
     }
 
-    /// Wakes up the sleepers like [`Bell::ring`].
+    /// Wakes up all threads that sleep on this doorbell (see [`Bell::ring`]).
     #[inline]
     pub fn ring(&self) -> bool {
         self.bell().ring(&SystemParker)

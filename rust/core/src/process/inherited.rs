@@ -2,11 +2,11 @@
 //!
 //! A worker that is started by `fork` inherits all mappings of the main process, such as links of other workers and
 //! loaders. While a worker keeps an inherited mapping, the memory is not freed, even if all other processes have
-//! unmapped it. This module therefore registers the mapping of every link. Before a child starts threads, the child
-//! drops the links that it does not need.
+//! unmapped it. To prevent this leak, this module registers the mapping of every link. Before a child starts threads,
+//! the child drops the links that it does not need.
 //!
-//! The list of mappings has no lock, because a child that is forked while another thread registers an entry would
-//! inherit a locked lock. A child ignores each incomplete entry and keeps the mapping of that entry.
+//! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork. A
+//! child ignores entries that were incomplete at the fork, and keeps their mappings.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
@@ -34,7 +34,7 @@ struct InheritedEntry {
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The number of pointers into the mapping.
+    /// The number of pointers into the mapping, which forked children keep while this number is not 0.
     pins: AtomicUsize,
 }
 
@@ -57,7 +57,7 @@ fn entries() -> impl Iterator<Item = &'static InheritedEntry> {
 }
 
 fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
-    // SYNC(noted): pairs with the drops, which free an entry.
+    // SYNC(noted): pairs with the drops of `Mapping` and `Descriptor`, which free an entry.
     let taken = entries()
         .find(|entry| entry.state.compare_exchange(FREE, OPAQUE, Ordering::Acquire, Ordering::Relaxed).is_ok());
     let entry = taken.unwrap_or_else(|| {
@@ -197,7 +197,8 @@ fn span(entry: &InheritedEntry) -> (usize, usize) {
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// Merges adjacent ranges. The links of many workers are adjacent, so that one call can replace several links.
+/// Merges adjacent ranges. The links of many workers are adjacent in memory, so one system call can replace the
+/// mappings of several links.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {
@@ -215,7 +216,7 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
 /// # Safety
 /// The entry is a mapping of this process, and code that reads the mapping accepts zeros.
 unsafe fn wipe(entry: &InheritedEntry) {
-    // SAFETY: the owner removes the entry before unmapping, so the owner exists and the range has no other use.
+    // SAFETY: the owner removes the entry before unmapping, so the owner exists and no other mapping uses the range.
     unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
 }
 

@@ -25,7 +25,7 @@ impl Watch {
     /// Watches the process `pid`, which must not have been reaped.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
-            // `kill` would interpret 0 or a negative number as a process group.
+            // The id must be positive, because `kill` interprets 0 or a negative number as a process group.
             return Err(OpenError::watch(std::io::ErrorKind::InvalidInput.into()));
         }
         let fd = system().watch(pid).map_err(OpenError::watch)?.map(Descriptor::note);
@@ -88,7 +88,7 @@ fn parent_id() -> i32 {
 }
 
 fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
-    // A forked child has closed the descriptors of its parent's watches.
+    // A forked child has closed the descriptors of the watches that it has inherited from its parent.
     let Some(fd) = fd.get() else { return false };
     let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];

@@ -47,7 +47,7 @@ impl System for Portable {
     }
 }
 
-/// Sleeps for intervals that grow from 20 µs to 1 ms, and checks the word after each interval.
+/// Sleeps while the word equals `seen`, and checks the word at intervals that grow from 20 µs to 1 ms.
 fn nap(word: &AtomicU32, seen: u32, timeout: Duration) {
     let deadline = Instant::now() + timeout;
     let mut nap = Duration::from_micros(20);

@@ -5,9 +5,9 @@
 //! pages are used. Each process owns its mapping. The memory is freed together with the last mapping and descriptor,
 //! even if processes are killed.
 //!
-//! If the file system is full when a new page is touched, the process gets SIGBUS. The fallback therefore reserves
-//! space in advance, and reports an ordinary error if there is no space. A memfd counts toward the memory of the
-//! machine and of the cgroup. If the machine or the cgroup runs out of memory, the kernel kills a process.
+//! If the file system is full when a new page is touched, the process gets SIGBUS. The portable fallback therefore
+//! reserves space in advance, and reports an ordinary error if there is no space. A memfd counts toward the memory of
+//! the machine and of the cgroup. If the machine or the cgroup runs out of memory, the kernel kills a process.
 
 use std::fs::File;
 use std::io;

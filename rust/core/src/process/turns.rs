@@ -7,7 +7,7 @@
 //! yield leaves the core to that thread for several milliseconds. Once yields to unrelated threads have taken more than
 //! one eighth of the time, threads wait without yielding for about fifty times the duration of the last yield.
 //!
-//! All threads of a process share one `Turns`. The fields of `Turns` only collect statistics, so they are accessed
+//! All threads of a process share one `Turns`. The fields of `Turns` only contain statistics, so threads access them
 //! without synchronization. Callers pass the current time in nanoseconds.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -24,7 +24,7 @@ const NEAR: u64 = 50_000;
 /// 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
 const UNRELATED_YIELD: u64 = 1_500_000;
 /// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, a yield
-/// to processes of the loader takes as long as a yield to an unrelated thread, so the two cannot be distinguished.
+/// to processes of the loader takes as long as a yield to an unrelated thread.
 const MOST_PROCESSES: usize = 32;
 /// A yield to an unrelated thread moves `Turns::paid` forward by this multiple of the yield's duration.
 const PRICE: u64 = 8;
@@ -38,10 +38,10 @@ const REST: u64 = 50;
 pub struct Turns {
     /// The maximum number of yields in the next wait.
     turns: AtomicU32,
-    /// The number of waits without yields since the last wait with yields.
+    /// The number of consecutive waits without yields, counted since the last wait with yields.
     since_tried: AtomicU32,
-    /// Each yield to an unrelated thread moves this time forward. Waits do not yield if this time is more than `CREDIT`
-    /// in the future.
+    /// Each yield to an unrelated thread moves `paid` forward. Waits do not yield if this time is more than `CREDIT` in
+    /// the future.
     paid: AtomicU64,
 }
 
@@ -83,7 +83,7 @@ impl Turns {
         goes_on
     }
 
-    /// Records that a wait has ended after one of its yields.
+    /// Records that a wait has ended while yielding, without a sleep.
     pub fn helped(&self) {
         self.turns.store(MOST, Relaxed);
     }

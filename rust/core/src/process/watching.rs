@@ -1,4 +1,4 @@
-//! Detects calls that do not return. A thread regularly reads counters that each caller updates.
+//! Detects calls that do not return. A separate thread regularly reads counters that each caller updates.
 //!
 //! A watched caller has a [`Pulse`] (heartbeat), which it updates in each call by plain stores. One thread per process
 //! reads the heartbeats of all callers. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs
@@ -27,8 +27,8 @@ const ALL_INSIDE: u64 = CALL - 1;
 const CHECKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// The maximum time that a fork waits for the watching thread, which may be reporting a stall. After the thread has
-/// exited, the fork waits up to `FORGOTTEN` until the kernel no longer lists the thread.
+/// The maximum time that a fork waits for the watching thread, which may be reporting a stall. After that, the fork
+/// waits up to `FORGOTTEN` until the kernel no longer lists the exited thread.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
@@ -113,8 +113,8 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The heartbeat's word, unchanged since `since`. If the word is unchanged for the time `next`, the call is
-    /// reported.
+    /// The heartbeat's word, unchanged since `since`. The stall is reported once the word has been unchanged for the
+    /// time `next`.
     word: u64,
     since: Instant,
     next: Duration,
@@ -177,7 +177,8 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     loop {
         // SYNC(watch): pairs with the exchange below, so a watch is read after it was initialized.
         let current = WATCH.load(Acquire);
-        // SAFETY: the pointer is null, or valid because a `Watch` is never freed. A child leaks its parent's `Watch`.
+        // SAFETY: the pointer is null, or valid because a `Watch` is never freed. A forked child leaks the `Watch` of
+        // its parent.
         if let Some(watch) = unsafe { current.as_ref() }
             && watch.generation == generation
         {
@@ -257,8 +258,8 @@ impl Watch {
         }
     }
 
-    /// Prevents the thread from being started during a fork. Must be called before the thread is stopped. After the
-    /// fork, the next call of a watched caller starts the thread.
+    /// Prevents the thread from being started during a fork. Must be called before [`stop`](Self::stop) stops the
+    /// thread for a fork. After the fork, the next call of a watched caller restarts the thread.
     pub fn fork_begins(&self) {
         let mut state = self.state();
         state.forks += 1;
@@ -285,7 +286,7 @@ impl Watch {
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // If `tell` has forked, this code may run in the child, which has its own watch.
+            // If `tell` has forked, this code may run in the child, which uses its own `Watch`.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;
             }

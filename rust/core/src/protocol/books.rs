@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// The position of a worker in the dispatched items. The default value is the beginning of an epoch.
+/// How many passes and dispatched items a worker has read. The default value is the beginning of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The pass, counted from 1.
@@ -63,13 +63,13 @@ impl<S> Dealt<S> {
 struct Peer<S> {
     taken: Account,
     ended: bool,
-    /// Whether the first snapshot is at or before every position that may be requested.
+    /// Whether the oldest snapshot is at or before every position that may be requested.
     begun: bool,
     /// Snapshots, oldest first. Only the first snapshot is guaranteed to be at or before the user's position.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
-/// The position of a peer after a certain number of delivered items.
+/// The position of one peer before the latest deliveries, from which a later run can resume.
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
     /// The number and checksum of this peer's delivered items.
@@ -80,7 +80,7 @@ pub struct PeerPosition<'a, S> {
 
 /// The number of deliveries that the log keeps after the user has received their items.
 const LOOK_BACK: usize = 64;
-/// The length of the log if the number of items that the user has received is unknown.
+/// The number of deliveries that the log keeps if the number of items that the user has received is unknown.
 const LONG_LOOK_BACK: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -95,15 +95,15 @@ struct KeptDeliveries {
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// The latest deliveries. Each entry contains the peer, and the number and checksum of its earlier items.
+    /// The latest deliveries. Each entry contains the peer, and the number and checksum of this peer's earlier items.
     log: VecDeque<(u32, Account)>,
     total: u64,
     /// Snapshots of the dispatching process, from oldest to newest.
     dealt: VecDeque<Dealt<S>>,
     memory: KeptDeliveries,
-    /// The length at which the log is shortened.
+    /// The number of log entries at which the oldest entries are removed.
     longest: usize,
-    /// The peer of the first delivery.
+    /// The peer of the first delivery in this epoch.
     first: usize,
     latest: Option<usize>,
 }
@@ -132,8 +132,9 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch in which each peer starts after the items that `starts` counts, or at item 0 by default. Returns
-    /// the old snapshots, which the caller must drop, because dropping may run arbitrary code.
+    /// Begins an epoch in which each peer starts after the items that its entry of `starts` counts, or at item 0 if
+    /// `starts` is empty. Returns the snapshots of the previous epoch, which the caller must drop, because dropping may
+    /// run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -174,7 +175,8 @@ impl<S> Books<S> {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` returns how many delivered items the user has not received, or None if unknown.
+    /// Counts a delivered item. `lag` returns how many delivered items the user has not received yet, or None if this
+    /// number is unknown.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;
@@ -220,7 +222,7 @@ impl<S> Books<S> {
         positions.map(|(peer, given)| PeerPosition { given, snapshot: newest(&peer.snapshots, given) }).collect()
     }
 
-    /// Returns whether there is a snapshot of `peer`.
+    /// Returns whether a snapshot of `peer` is stored.
     pub fn has_snapshot(&self, peer: usize) -> bool {
         !self.peers[peer].snapshots.is_empty()
     }
@@ -248,7 +250,7 @@ impl<S> Books<S> {
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.memory.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If `lag` is None, assumes that the user has received at least the items before the start of the log.
+        // If `lag` is None, the user has at least the items before the start of the log.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);
@@ -265,7 +267,8 @@ impl<S> Books<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];
         }
-        // Snapshots arrive over several links in any order, so the new snapshot is inserted by its sort key.
+        // Snapshots arrive over several links in any order, so the new snapshot is inserted at its position in the
+        // sorted list.
         let place = self.dealt.iter().rposition(|known| order(known) <= order(&dealt)).map_or(0, |place| place + 1);
         self.dealt.insert(place, dealt);
         let oldest = self.oldest_shares();

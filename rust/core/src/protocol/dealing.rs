@@ -4,7 +4,7 @@ use super::grant::Reader;
 use super::sending::Permit;
 use crate::round_robin::RoundRobin;
 
-/// The next step of a writer.
+/// The next step of a writer (a worker or the dispatching process).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Deal {
     /// Compute an item and send it to this reader.
@@ -17,7 +17,8 @@ pub enum Deal {
     Nobody,
 }
 
-/// The order in which readers receive items. The reader of an item depends only on the number of the item.
+/// The order in which readers receive items. The reader of an item depends on the item's number, and not on the
+/// readers' speed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
     turn: RoundRobin,
@@ -44,7 +45,7 @@ impl Dealing {
         self.turn.next()
     }
 
-    /// Returns the next step. `permit` returns whether a reader accepts an item.
+    /// Returns the next step. `permit` returns for a reader whether this reader accepts an item now.
     #[inline]
     pub fn next(&self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
         let Some(target) = self.turn.next() else { return Deal::Nobody };
@@ -57,7 +58,8 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step of a worker that takes turns between its shards, which all have the same reader and grant.
+    /// Returns the next step of a worker that takes turns between its shards, all of which send to one reader under one
+    /// grant.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)
@@ -83,7 +85,7 @@ impl Dealing {
         self.turn.end(reader);
     }
 
-    /// Returns whether a reader has received its end, or an error.
+    /// Returns whether a reader has received the end of its items, or an error.
     pub fn is_ended(&self, reader: usize) -> bool {
         self.turn.is_ended(reader)
     }

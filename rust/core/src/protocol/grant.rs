@@ -1,4 +1,4 @@
-//! The word with which the reader of a link requests items from the writer. Each access to the word is atomic.
+//! The word with which the reader of a link requests items from the writer. The word is read and written atomically.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The low bits are sufficient,
-//! because the streams of writer and reader are never far apart. A writer that mistakes one stream for another only
-//! sends an item too early, and the item remains in the ring (see `Receiving`).
+//! because the streams of writer and reader are never far apart. If a writer confuses two streams, the only effect is
+//! that an item is sent too early and remains in the ring (see `Receiving`).
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -19,7 +19,7 @@ const EPOCH_BITS: u32 = 14;
 /// A reader's request for items of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wish {
-    /// How many items the reader wants in this stream in total, modulo 2^30.
+    /// The total number of items that the reader wants from this stream, modulo 2^30.
     Items(u32),
     /// The reader wants no more items of this pass, but may request another pass.
     Left,

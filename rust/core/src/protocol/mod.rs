@@ -17,9 +17,9 @@
 //! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
 //! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
 //!
-//! The model checker (`tests/protocol/`) explores all interleavings of small loaders. It verifies that there are no
-//! deadlocks, and that no item is lost, duplicated or delivered to another epoch. If a process exits early, the loader
-//! raises an error and never ends as if the data had ended.
+//! The model checker (`tests/protocol/`) explores all interleavings of small loaders. The model checker verifies that
+//! there are no deadlocks, and that no item is lost, duplicated or delivered to another epoch. If a process exits
+//! early, the loader raises an error and never ends as if the data had ended.
 
 mod account;
 mod books;

@@ -5,7 +5,8 @@
 pub enum Command {
     /// Run the epoch with this number, and abandon any other running epoch.
     Epoch(u32),
-    /// Recompute the end of this epoch to restore the child's state. The main process has all items of the epoch.
+    /// Recompute the end of this epoch to restore the child's state. The main process already has all items of this
+    /// epoch.
     Repeat(u32),
     /// Apply a function to the graph, between two items. The running epoch continues.
     Call,
@@ -90,7 +91,7 @@ impl Obedience {
     }
 
     /// Returns whether the child must stop computing or waiting for an item of `epoch`, because the main process has
-    /// ordered a later epoch or a stop. Call commands are executed between two items.
+    /// ordered a later epoch or a stop.
     #[inline]
     pub fn is_superseded(epoch: u32, order: u64) -> bool {
         order > u64::from(epoch)

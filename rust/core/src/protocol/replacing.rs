@@ -20,7 +20,7 @@ struct Deaths {
 pub struct Verdict {
     /// How many processes have exited at this item.
     pub deaths: usize,
-    /// Whether this exit was counted for the first time.
+    /// Whether this exit was not counted before.
     pub is_new: bool,
 }
 
@@ -67,8 +67,8 @@ impl Replacing {
     }
 
     /// Returns the children that must be replaced because this epoch needs them. `ended` contains for each worker
-    /// whether the main process has all its items. If there is a dispatching process, all children are replaced, unless
-    /// the main process has all items and no worker repeats the epoch.
+    /// whether the main process has all its items. If there is a dispatching process and a child has exited, all
+    /// children are replaced, unless the main process has all items and no worker repeats the epoch.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),

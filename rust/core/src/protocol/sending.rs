@@ -24,7 +24,7 @@ pub enum Permit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
-    /// The number of bytes taken since the reader last waited.
+    /// The number of bytes that the reader has taken since it last had to wait.
     taken: u64,
 }
 
@@ -50,7 +50,8 @@ impl Ahead {
         self.taken = self.taken.saturating_add(bytes);
     }
 
-    /// Records that the reader waits for the writer. Returns whether the limit has changed.
+    /// Records that the reader has to wait for the writer, which adapts the limit. Returns whether the limit in bytes
+    /// has changed.
     pub fn wait(&mut self) -> bool {
         let before = self.allowed;
         let taken = std::mem::take(&mut self.taken);
@@ -67,7 +68,7 @@ pub struct Sending {
     /// The number of items sent in this stream, modulo 2^30.
     sent: u32,
     /// The number of further items that the reader had requested when the writer last read the reader's control word.
-    /// Since the last read, the reader may have requested more items, or paused the writer.
+    /// After this read, the reader may have requested more items or paused the writer.
     credit: u32,
     /// The number of items that must be recomputed before the first item is sent.
     owed: u64,
@@ -101,7 +102,7 @@ impl Sending {
         self.stream
     }
 
-    /// Returns whether another item may be sent according to the reader's grant, as last read by `permit`.
+    /// Returns whether the grant that `permit` has last read allows another item.
     #[inline]
     pub fn has_credit(&self) -> bool {
         self.credit > 0
@@ -126,7 +127,8 @@ impl Sending {
         })
     }
 
-    /// Like `permit`, but makes the next item wait, because the writer has reached its limit in bytes (see [`Ahead`]).
+    /// Like `permit`, but returns `Wait` instead of `Now`, because the writer has reached its limit in bytes (see
+    /// [`Ahead`]).
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

@@ -9,7 +9,7 @@ use std::fmt;
 pub struct Stream(u64);
 
 impl Stream {
-    /// Creates the stream of the pass `pass` of the epoch `epoch`.
+    /// Creates the stream for pass number `pass` of epoch number `epoch`.
     pub const fn new(epoch: u32, pass: u32) -> Self {
         Self(((epoch as u64) << 32) | pass as u64)
     }

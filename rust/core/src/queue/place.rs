@@ -17,9 +17,9 @@ pub type Index = u64;
 #[derive(Debug)]
 pub struct QueuePosition<M> {
     mark: M,
-    /// How many items after the mark were delivered without a gap.
+    /// The number of consecutive items after the mark that were delivered.
     steps: u64,
-    /// The number of the first item that was not delivered.
+    /// The number of the first item that was not delivered yet.
     next: Index,
     /// The numbers of items that were delivered before an item with a lower number. Always empty in strict order.
     ahead: BTreeSet<Index>,
@@ -61,7 +61,7 @@ impl<M> QueuePosition<M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }
 
-    /// Records a delivered item, and the mark after this item if there is one.
+    /// Records a delivered item, and the mark (snapshot of the source) after this item if there is one.
     pub fn note(&mut self, index: Index, mark: Option<M>) {
         if index != self.next {
             self.ahead.insert(index);

@@ -8,7 +8,8 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected. `heard` is the time of the member's last message, or None before its first heartbeat.
+    /// The member is connected. `heard` is the time at which the hub received the member's last message, or None before
+    /// the member's first heartbeat.
     Taken {
         heard: Option<Instant>,
     },
@@ -29,9 +30,10 @@ struct Trial {
 pub struct Hub {
     /// The number of the current or next operation. In operation 0, all ranks connect.
     operation: u64,
-    /// For each rank, the value for this operation, if received. The first entry is the value of rank 0.
+    /// For each rank, the value that the hub has received for `operation`, or None if it is missing. The first entry is
+    /// the value of rank 0.
     values: Vec<Option<i64>>,
-    /// For each rank, the state of its connection. The entry of rank 0 is not used.
+    /// For each rank, the state of its connection. The entry of rank 0, which is the hub itself, is not used.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -59,7 +61,7 @@ impl Hub {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected. During operation 0, the connection counts as the member's value.
+    /// Records that a member has connected. The connection counts as the member's value for operation 0.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);

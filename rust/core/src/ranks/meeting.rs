@@ -66,7 +66,8 @@ impl Door {
                 Ok((socket, _)) => self.callers.extend(RankStream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The process has reached its limit of open descriptors, so an unidentified connection is closed.
+                // Accepting usually fails because of the limit of open descriptors, so the oldest unidentified
+                // connection is closed.
                 Err(_) => return drop(self.callers.pop_front()),
             }
             if self.callers.len() > most {

@@ -102,7 +102,7 @@ impl Member {
     /// Checks whether the hub has timed out. Must be called at least once per heartbeat interval during an operation.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // The member waits for an answer as long as the hub may wait for other ranks.
+        // The member waits for the hub's answer as long as the hub itself may wait for missing ranks.
         let heard = self.heard.is_some_and(|heard| heard > since);
         let patience = if heard { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {

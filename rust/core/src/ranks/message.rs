@@ -15,7 +15,7 @@ pub enum Message {
         /// The rank of the member.
         rank: u32,
     },
-    /// The first message of the hub, which confirms that the member is connected to the right group.
+    /// The first message of the hub, in which the hub identifies itself to the member.
     Welcome {
         /// The secret of the hub.
         token: Token,
@@ -58,7 +58,8 @@ const HEAD: usize = 3;
 /// The length of a [`Message::Hello`], which limits what is read from a connection that has not identified itself.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum length of a message without its head. A failure report contains only about the first 16,000 ranks.
+/// The maximum length of a message without its head. A message that reports a failure can contain only about the first
+/// 16,000 ranks at fault.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];

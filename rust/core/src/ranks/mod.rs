@@ -40,7 +40,7 @@ pub enum Fault {
     Silent,
     /// Some ranks had already left normally.
     Parted,
-    /// A rank has abandoned the operation.
+    /// A rank has abandoned the operation by calling `leave`.
     Left,
 }
 

@@ -1,4 +1,4 @@
-//! The memory of a board of counters: creating, sharing and opening it, and the pages of processes.
+//! The memory of a board of counters, and the pages of its processes.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -19,7 +19,8 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The `generation` of a board that is only read. No process has this generation, so no process may write to the board.
+/// A `generation` that no process has, so that no process may write to a board that was opened only for reading. No
+/// process has this generation, so no process may write to the board.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The role of a process in its loader.
@@ -37,7 +38,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Returns whether `number` is a valid role.
+    /// Returns whether `number` is the number of a role.
     pub(super) fn is_one(number: u32) -> bool {
         number <= Self::Dispatcher as u32
     }
@@ -194,7 +195,8 @@ pub struct PageRef {
 impl PageRef {
     pub(super) fn at<T>(&self, offset: usize) -> *const T {
         let page = MEMORY_PAGE + self.index * self.board.config.page_len();
-        // SAFETY: callers pass offsets inside a page. The page is inside the region, because the sizes were checked.
+        // SAFETY: callers pass offsets that are inside a page. The page is inside the region, because the sizes were
+        // checked.
         unsafe { self.board.region.as_mut_ptr().add(page + offset).cast_const().cast::<T>() }
     }
 
@@ -213,7 +215,8 @@ impl PageRef {
     /// Returns the counters of one link end, or None if `index` exceeds the capacity.
     pub(super) fn flow_at(&self, index: usize) -> Option<&Flow> {
         let offset = self.board.config.flows_at() + index * size_of::<Flow>();
-        // SAFETY: the checked index is inside the page. The offset is a multiple of 64, and all access is atomic.
+        // SAFETY: the index was checked, so the counters are inside the page. The offset is a multiple of 64, and all
+        // access is atomic.
         (index < self.board.config.flows as usize).then(|| unsafe { &*self.at::<Flow>(offset) })
     }
 
@@ -252,7 +255,7 @@ impl PageRef {
         Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
-    /// Returns the number of the page.
+    /// Returns the index of this page on its board, which is also the index of its process.
     pub fn index(&self) -> usize {
         self.index
     }
@@ -268,7 +271,7 @@ impl PageRef {
         self.header().first.begin(nanoseconds());
     }
 
-    /// Ends the wait for the first item.
+    /// Ends the main process's wait for the first item of an epoch.
     pub fn end_first(&self) {
         self.header().first.end(nanoseconds());
     }
@@ -314,7 +317,7 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the time of a measured call of the last pipe. The call represents `weight` calls.
+    /// Adds a measured call of the main process's last pipe, with its duration. The call represents `weight` calls.
     pub fn inside(&self, nanoseconds: u64, weight: u64) {
         super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
         super::layout::add(&self.header().inside_samples, 1);
@@ -377,8 +380,8 @@ impl PipeRef {
         &self.page
     }
 
-    /// Returns the word that identifies the running pipe of the process, and the value of this word while this pipe
-    /// runs.
+    /// Returns the counter word in which the process stores its running pipe, and the value that this word has while
+    /// this pipe runs.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

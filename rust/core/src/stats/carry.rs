@@ -18,14 +18,15 @@ use super::layout::{Flow, PageHeader, PipeRecord, Sequence, Wait, add, write_tex
 use crate::error::Corrupted;
 
 const WORD: usize = size_of::<u64>();
-/// The number of words before the counters: the time of the copy, and the number of pipes and flows.
+/// The number of words of a copy before the counters: the time of the copy, the number of pipes and the number of
+/// flows.
 const HEAD: usize = 3;
 const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another machine have inconsistent lengths");
 
 /// Consecutive words of a page that are copied together.
 struct Span {
     words: Range<usize>,
-    /// The word with the sequence number that guards `words`, or None if no sequence number guards them.
+    /// The index of the sequence number that guards `words`, or None if no sequence number guards them.
     guard: Option<usize>,
     /// The word that contains a time, if there is one.
     moment: Option<usize>,
@@ -59,7 +60,7 @@ fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     spans
 }
 
-/// Converts a time to the clock of this machine.
+/// Converts a time of another machine's clock to the clock of this machine.
 fn moved(moment: u64, by: u64) -> u64 {
     if moment == 0 { 0 } else { moment.wrapping_add(by).max(1) }
 }
@@ -117,7 +118,8 @@ impl PageRef {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {
                 let [.., a, b, c, d] = value.to_ne_bytes();
-                // SAFETY: the 32 bits after the sequence number are inside the page, aligned and atomic.
+                // SAFETY: the upper 32 bits of the word after the sequence number are inside the page, aligned and
+                // atomic.
                 let half = unsafe { &*self.at::<AtomicU32>(word * WORD + WORD / 2) };
                 half.store(u32::from_ne_bytes([a, b, c, d]), Ordering::Release);
             } else {

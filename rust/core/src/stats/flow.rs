@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::clock::nanoseconds;
 use super::layout::{Flow, Wait};
 
-/// An owner that keeps the memory of a counter mapped.
+/// A reference that keeps the memory of a counter mapped.
 type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
 /// Counters on a board or in the header of a link, with a reference that keeps the memory mapped.
@@ -53,7 +53,7 @@ impl<C> Deref for Counter<C> {
 }
 
 impl WaitRef {
-    /// Returns the wait counter of a flow (the counters of a link end).
+    /// Returns the wait counter of one link end.
     pub fn of(flow: &FlowRef) -> Self {
         Self { counters: NonNull::from(&flow.wait), keeper: Arc::clone(&flow.keeper) }
     }

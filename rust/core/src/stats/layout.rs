@@ -74,13 +74,14 @@ pub(super) struct BoardHeader {
     pub pages: AtomicU32,
     pub flows: AtomicU32,
     pub pipes: AtomicU32,
-    /// Whether the time of each pipe is measured.
+    /// Whether processes measure the time that each pipe takes.
     pub full: AtomicU32,
-    /// The process that created the board.
+    /// The id of the process that created the board.
     pub main: AtomicU32,
     /// The time of creation.
     pub made: AtomicU64,
-    /// Whether snapshots of any size may be sent. The main process sets this field when a state is requested.
+    /// Whether child processes may send snapshots of any size. The main process sets this field when a state is
+    /// requested.
     pub wants_large: AtomicU32,
 }
 
@@ -90,7 +91,8 @@ pub(super) struct BoardHeader {
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. Also repairs the sequence number if a killed writer has left it odd.
+    /// Changes the guarded data. Also repairs the sequence number if it is odd because the writer was killed during a
+    /// change.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -131,7 +133,7 @@ pub struct Wait {
     sequence: Sequence,
     /// The index of the link end (flow) from which an item is awaited.
     pub whom: AtomicU32,
-    /// The start of the wait in progress, or 0.
+    /// The start of the wait in progress as a time in nanoseconds, or 0 if no wait is in progress.
     pub since: AtomicU64,
     /// The nanoseconds of all finished waits.
     pub total: AtomicU64,
@@ -174,7 +176,7 @@ impl Wait {
 pub struct Flow {
     /// The number of items sent or received in all epochs.
     pub items: AtomicU64,
-    /// The number of bytes sent in all epochs, including blocks.
+    /// The number of bytes of units and their blocks that were sent in all epochs.
     pub bytes: AtomicU64,
     /// The number of fragments sent.
     pub fragments: AtomicU64,
@@ -182,14 +184,14 @@ pub struct Flow {
     pub wakes: AtomicU64,
     /// The number of buffers that were copied because too many other buffers were leased.
     pub copies: AtomicU64,
-    /// The total size of the copied buffers in bytes.
+    /// The total size in bytes of the buffers that `copies` counts.
     pub copied: AtomicU64,
-    /// The page of the process at the opposite end.
+    /// The page number of the process at the opposite end of the link.
     pub peer: AtomicU32,
     /// 0: unused, 1: the owner sends, 2: the owner receives.
     pub direction: AtomicU32,
     _pad: AtomicU64,
-    /// Counts a sender's waits for space or for a grant, or a receiver's waits for items.
+    /// Counts the waits of this end: a sender waits for space or for a grant, and a receiver waits for items.
     pub wait: Wait,
     /// The number of bytes of the arena in use.
     pub arena_used: AtomicU64,
@@ -222,7 +224,7 @@ pub(super) struct SkippedKind {
 pub struct PipeRecord {
     /// The number of items that the current iterator has yielded, including items from before a resume.
     pub yielded: AtomicU64,
-    /// The number of items that all iterators have yielded, minus `yielded`.
+    /// The number of items that all iterators of this pipe have yielded, minus `yielded`.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
     /// The number of the pipe that reads this pipe, plus 1, or 0 if no pipe reads this pipe.
@@ -279,7 +281,8 @@ impl PipeRecord {
             } else if place.name.iter().zip(&mut cut).any(|(one, other)| one.load(Relaxed) != *other.get_mut()) {
                 continue;
             }
-            // SYNC(kind): pairs with PipeRecord::skipped_kinds; a reader that sees a count also sees its name.
+            // SYNC(kind): pairs with PipeRecord::skipped_kinds; a reader that sees a count also sees the name of the
+            // exception type.
             place.count.store(count.wrapping_add(1), Ordering::Release);
             return;
         }
@@ -316,23 +319,25 @@ pub(super) struct PageHeader {
     pub began: AtomicU64,
     /// The current or last epoch.
     pub epoch: AtomicU32,
-    /// The number of counted pipes. `all_pipes` is the number of all pipes.
+    /// The number of counted pipes. `all_pipes` also includes the pipes that exceed the capacity of the page and are
+    /// not counted.
     pub pipes: AtomicU32,
     pub all_pipes: AtomicU32,
-    /// If all pipes are measured, 1 + the number of the running pipe, or 0 if no pipe runs or the pipe is not known.
+    /// 1 + the number of the running pipe if all pipes are measured, or 0 if no pipe runs or the pipe is not known.
     pub current: AtomicU32,
     /// The signal that makes the process write its stack to the descriptor `stack`, or 0.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// How often the process was restarted. `snapshots` is the number of snapshots that the process has sent.
+    /// How often the process was restarted. `snapshots` is the number of snapshots that the process has sent to its
+    /// consumer.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
     /// The nanoseconds that the loader in the main process spent in its last pipe.
     pub inside: AtomicU64,
     /// The number of measured calls of the last pipe.
     pub inside_samples: AtomicU64,
-    /// 1 if a remote process has exited. Only the main process writes the fields from `gone` to `carried`, and the
-    /// field `place`.
+    /// 1 if a remote process has exited. Only the main process writes the fields from `gone` to `carried` and the field
+    /// `place`.
     pub gone: AtomicU64,
     /// The time at which the counters of a process on another machine were last received, or 0 for a local process.
     pub heard: AtomicU64,
@@ -349,7 +354,7 @@ pub(super) struct PageHeader {
     /// The main process's waits for the first item of each epoch.
     pub first: Wait,
     /// The durations of epochs. In the main process, an epoch begins with its first item. In a child, an epoch begins
-    /// with the command.
+    /// when the child receives the command to run the epoch.
     pub span: Wait,
     /// The size of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,

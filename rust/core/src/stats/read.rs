@@ -55,7 +55,7 @@ impl<T: Into<Value>> From<Vec<T>> for Value {
     }
 }
 
-/// Creates named values for a record. A name without an expression stands for the counter with this name.
+/// Converts the fields of a record to a list of named values.
 macro_rules! fields {
     (@value $of:ident $name:ident) => { Value::from($of.$name.load(Relaxed)) };
     (@value $of:ident $name:ident $value:expr) => { Value::from($value) };

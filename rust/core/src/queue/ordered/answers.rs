@@ -21,7 +21,7 @@ pub enum Claim<T> {
     Given(Slot, T),
     /// No submitted item is available, or the queue is on hold.
     TimedOut,
-    /// The queue is closed, so results would be dropped.
+    /// The queue is closed, so it would drop further results.
     Closed,
 }
 
@@ -34,7 +34,7 @@ pub enum Outcome<T> {
     Error(T),
     /// An error after which no item is computed until the consumer has received the error.
     Break(T),
-    /// The end of the results, with the error that caused it, if any.
+    /// The end of the results, with the exception of the source that has caused this end, if any.
     End(Option<T>),
 }
 

@@ -112,9 +112,9 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores the outcomes of claimed items. `complete` creates an outcome from the rest of the item and the part that
-    /// the worker has processed. `complete` runs under the lock and must not call this queue. Returns the new parts of
-    /// drained slots, which the caller drops.
+    /// Stores the outcomes of claimed items. `complete` creates an outcome from the part of the item that stayed in the
+    /// queue and the part that the worker processed. `complete` runs under the lock and must not call this queue.
+    /// Returns the processed parts of slots that were drained in the meantime, which the caller drops.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -133,7 +133,7 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Returns claimed items to the queue. Returned items are claimed before all other items. `restore` puts the part
+    /// Returns claimed items to the queue. Workers claim returned items before all other items. `restore` puts the part
     /// that `take` has removed back into the item. Returns the parts of drained slots, which the caller drops.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();

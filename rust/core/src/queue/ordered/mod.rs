@@ -10,9 +10,9 @@
 //! If one worker reads the source for all workers, it submits the items ([`OrderedQueue::hand_over`]). The other
 //! workers claim several submitted items at once ([`OrderedQueue::claim_some`]).
 //!
-//! After computing the item, the worker stores the outcome in its slot. Results are returned in the order of the slots,
-//! or in the order in which they become ready. A thread that holds the queue (see [`OrderedQueue::hold`]) can inspect
-//! every item. Any number of threads can hold the queue independently.
+//! The worker computes an item and stores the outcome in the item's slot. Results are returned in the order of the
+//! slots, or in the order in which they become ready. A thread that holds the queue (see [`OrderedQueue::hold`]) can
+//! inspect every item. Any number of threads can hold the queue independently.
 //!
 //! Crossbeam's channels and `ArrayQueue` cannot reserve a slot before its item exists, change their capacity, or let
 //! saved states and Python's garbage collector visit the buffered items.
@@ -42,7 +42,7 @@ use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
 pub struct OrderedQueue<T> {
     in_order: bool,
     state: Mutex<State<T>>,
-    /// `room` is notified for workers that wait to reserve a slot, and `work` for workers that wait to claim an item.
+    /// `room` wakes up workers that wait to reserve a slot, and `work` wakes up workers that wait to claim an item.
     room: Condvar,
     work: Condvar,
     still: Condvar,
@@ -62,7 +62,7 @@ impl<T> OrderedQueue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the maximum number of slots. Restored and submitted items may exceed this maximum.
+    /// Returns the maximum number of slots. Restored and submitted items may exceed this maximum number of slots.
     pub fn capacity(&self) -> usize {
         self.lock().capacity
     }
@@ -80,7 +80,7 @@ impl<T> OrderedQueue<T> {
         state.hungry > 0 && !state.fed
     }
 
-    /// Returns the number of used slots. An error or the end uses one slot.
+    /// Returns the number of used slots. An error or the end of the results uses one slot.
     pub fn len(&self) -> usize {
         self.lock().len()
     }
@@ -160,7 +160,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Stores the outcome of a slot, even if the queue was closed, so that no item of the source is lost. Releases the
-    /// source if the slot's worker uses it. Returns the copy of a submitted item, which the caller drops.
+    /// source if the slot's worker uses it. If the item of the slot was submitted, returns the queue's copy of this
+    /// item, which the caller drops.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -187,7 +188,7 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Stores the outcome of a slot, which may make the slot ready, and returns the previous state of the slot.
+    /// Stores the outcome of a slot, which may complete the slot, and returns the slot's previous state.
     fn put_down(&self, state: &mut State<T>, at: usize, outcome: Outcome<T>) -> Phase<T> {
         state.settle(at);
         state.finished |= matches!(outcome, Outcome::End(_));
@@ -275,13 +276,14 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Removes all outcomes, all submitted items, and the queue's copies of items that workers are processing. Slots of
-    /// items that workers are processing stay reserved.
+    /// Removes all outcomes, all submitted items, and the queue's copies of items that workers are processing. Slots
+    /// stay reserved if workers are processing their items.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // Draining removes the end, too. A closed queue does not return the end, because some results are missing.
+        // Draining removes the end, too. A closed queue does not return the end to the consumer, because some results
+        // are missing.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();
@@ -328,8 +330,8 @@ impl<T> OrderedQueue<T> {
         });
     }
 
-    /// Replaces the content of a slot if no worker is processing the slot. Returns the previous content, or `content`
-    /// if it was not stored. The caller drops the result.
+    /// Replaces the content of a slot if no worker is processing the slot. Returns the content that the slot had
+    /// before, or `content` if it was not stored. The caller drops the result.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {

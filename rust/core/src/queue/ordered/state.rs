@@ -15,8 +15,8 @@ pub(super) enum Phase<T> {
     /// A worker computes the item.
     Making,
     Waiting(T),
-    /// A worker has claimed the item. The queue keeps a copy, or only the part of the item that the worker does not
-    /// need.
+    /// A worker has claimed the item. The queue keeps a copy of the item, or the part of the item that the worker does
+    /// not need.
     Running(T),
     Done(Outcome<T>),
 }
@@ -29,16 +29,16 @@ pub(super) struct Pending<T> {
     pub busy: bool,
 }
 
-/// The workers that sleep for the same reason.
+/// The workers that sleep until they can reserve a slot, or until they can claim an item.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     pub count: usize,
-    /// Whether a worker was woken up but has not run yet.
+    /// Whether a worker of this group was woken up but has not run yet.
     pub waking: bool,
 }
 
 impl Idle {
-    /// Returns whether to wake up a worker. `has_work` is true if a worker can continue.
+    /// Returns whether to wake up a worker. `has_work` is true if there is something to do for a sleeping worker.
     pub fn wake(&mut self, has_work: bool) -> bool {
         let wake = has_work && self.count > 0 && !self.waking;
         self.waking |= wake;
@@ -52,26 +52,27 @@ pub(super) struct State<T> {
     pub ready: VecDeque<(Slot, Outcome<T>)>,
     /// Slots that are not ready or that must wait for earlier slots, ordered by number.
     pub pending: VecDeque<Pending<T>>,
-    /// The numbers of the slots with submitted items that are not claimed.
+    /// The numbers of the slots whose submitted items no worker has claimed.
     pub waiting: VecDeque<Slot>,
     pub next: Slot,
-    /// The number of holds. A worker starts an item only if this number is 0.
+    /// The number of holds. A worker starts an item only if no thread holds the queue, that is, if this number is 0.
     pub holds: usize,
     /// The number of workers for which `wait_still` waits: the user of the source and workers that may change items.
     pub busy: usize,
     /// Whether a worker uses the source.
     pub source_taken: bool,
     pub closed: bool,
-    /// Whether the end is stored. `broken` means that no item is computed until the consumer has received an error.
+    /// Whether the end is stored. `broken` means that no item is computed until the consumer has received an error
+    /// outcome.
     pub finished: bool,
     pub broken: bool,
     /// Whether the consumer has received the end.
     pub ended: bool,
-    /// Workers that wait to reserve a slot. `claiming` contains workers that wait to claim an item.
+    /// Workers that wait to reserve a slot. `claiming` describes the workers that wait to claim an item.
     pub reserving: Idle,
     pub claiming: Idle,
     /// The number of consumers that wait for an outcome. `fed` is true if the waiting consumers were woken up but have
-    /// not run yet. There is more than one consumer only if the user makes a mistake.
+    /// not run yet. Several consumers wait only if the user iterates in several threads, which is a mistake.
     pub hungry: usize,
     pub fed: bool,
     /// The maximum number of used slots.
