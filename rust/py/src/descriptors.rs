@@ -44,7 +44,8 @@ impl OwnedDescriptor {
 
 #[pymethods]
 impl OwnedDescriptor {
-    /// Takes ownership of a descriptor. The object keeps a duplicate of `fd`, and the number `fd` is closed.
+    /// Takes ownership of a descriptor. The object keeps a duplicate of the descriptor `fd`, and the original is
+    /// closed.
     #[new]
     fn new(fd: i32) -> PyResult<Self> {
         Ok(Self(Mutex::new(Some(take_fd(fd)?))))

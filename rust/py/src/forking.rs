@@ -18,12 +18,13 @@ const UNCONTENDED: Duration = Duration::from_micros(30);
 /// threads can take the lock during `PAUSE` between two calls.
 const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
-/// The maximum time by which a fork is delayed. All other threads that need the GIL are blocked during this time.
+/// The maximum time by which a fork is delayed. All other threads that need the GIL are blocked while a fork is
+/// delayed.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
     /// The function that takes and releases PyTorch's lock. Only set in a thread that is about to fork. `RETURNED`
-    /// keeps the results of the function until after the fork, because dropping a tensor releases the GIL.
+    /// keeps the results of this function until after the fork, because dropping a tensor releases the GIL.
     static TAKE: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }

@@ -71,7 +71,7 @@ impl GilNumber {
         }
     }
 
-    /// Stores `new` if the number is `old`. Returns whether it was.
+    /// Stores `new` if the current number is `old`. Returns whether it was.
     #[inline]
     pub fn replace(&self, old: u64, new: u64) -> bool {
         if cfg!(Py_GIL_DISABLED) {

@@ -1,10 +1,10 @@
 //! NumPy's C API, looked up at the first use of an array or scalar, so that this extension does not import NumPy.
 //!
 //! NumPy's C API is a table of pointers in a capsule. This module looks up the table itself and uses only type
-//! definitions of the `numpy` crate. The crate's own lookup panics if it fails, for example because a signal handler
-//! raises. It also stores the table under a lock, which a forked child may inherit in locked state. In this module, a
-//! failed lookup raises an exception, and the next call tries again. One store publishes the table. If two threads look
-//! up the table at the same time, both get the same table.
+//! definitions of the `numpy` crate. The lookup of the `numpy` crate panics if it fails, for example because a signal
+//! handler raises an exception. It also stores the table under a lock, which a forked child may inherit in locked
+//! state. In this module, a failed lookup raises an exception, and the next call tries again. One store publishes the
+//! table. If two threads look up the table at the same time, both get the same table.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -109,7 +109,7 @@ fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>
 }
 
 impl NumPy {
-    /// Returns entry `index` of the table. `T` is the type of this entry in NumPy's headers.
+    /// Returns entry `index` of the table. `T` is the type that NumPy's headers declare for this entry.
     ///
     /// # Safety
     /// `T` is the pointer type or function pointer type of this entry.

@@ -16,7 +16,7 @@ use pyo3::types::{PyDict, PyString};
 pub struct Exchange {
     /// Triples: a dict or object, the name of an entry or attribute, the expected value. Missing entries count as None.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
-    /// Modules' dicts, and the names of the variables in them.
+    /// The dicts of modules, each with the name of a variable in this dict.
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
     memory: Vec<PyBuffer<u8>>,
 }
@@ -84,7 +84,7 @@ impl SavedGlobals {
         self.save_again(py)
     }
 
-    /// Sets the variables and random generators of the process to the values that were saved last.
+    /// Sets the process's variables and random generators to the values that this shard has saved last.
     fn load(&mut self, py: Python<'_>) -> PyResult<()> {
         self.is_away = false;
         let Some(exchange) = &self.exchange else { return Ok(()) };
@@ -107,7 +107,8 @@ impl SavedGlobals {
 
 impl SavedGlobals {
     /// Saves the globals of the running shard (`self`) and loads the globals of `other`. Returns false without any
-    /// change if another library was loaded, or if one shard needs more than an exchange of globals.
+    /// change if a library was loaded in the meantime, or if one of the two shards needs more than an exchange of
+    /// globals.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);
@@ -132,7 +133,7 @@ impl SavedGlobals {
     }
 }
 
-/// The shards that take turns in a process.
+/// The shards of a worker, which take turns in the worker's process.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShardTurns {
     shards: Vec<Py<SavedGlobals>>,

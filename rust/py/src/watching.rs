@@ -15,7 +15,7 @@ pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }
 
-/// Reports a stall in the watching thread. If the thread must wait for the GIL, the next report is delayed.
+/// Reports a stall in the watching thread. If the watching thread must wait for the GIL, its next report is delayed.
 fn tell(stall: &Stall) {
     Python::try_attach(|py| {
         if let (true, Some(on_stall)) = (stall.lasts(), ON_STALL.get(py))

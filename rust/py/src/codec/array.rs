@@ -211,7 +211,8 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;
-    // SAFETY: callers pass existing NumPy scalars. An element of a plain dtype fits into the buffer.
+    // SAFETY: callers pass existing NumPy scalars. The buffer is large enough, because an element of a plain dtype has
+    // at most `LARGEST` bytes.
     unsafe {
         let descr = numpy.dtype_of(scalar)?;
         let Some((dtype, size)) = Dtype::of(py, descr.as_ptr().cast()) else { return Ok(None) };

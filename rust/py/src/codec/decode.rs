@@ -40,7 +40,7 @@ struct Decoder<'py, 'a> {
     rest: &'a [u8],
     buffers: &'a [Buffer],
     may_lease: bool,
-    /// Objects that later parts of the item refer to by their number.
+    /// Objects to which later parts of the item can refer by number.
     kept: Vec<Bound<'py, PyAny>>,
 }
 
@@ -51,7 +51,7 @@ thread_local! {
     static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// A sequence of bytes, either inline or in a buffer.
+/// A sequence of bytes that is stored either inline or in a large buffer.
 #[derive(Clone, Copy)]
 enum Bulk<'a> {
     Inline(&'a [u8]),

@@ -89,8 +89,8 @@ struct ExchangeApi {
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor in this process, typically a sparse tensor. After a failure, the
-/// layout of each tensor is checked before torch is called, because an exception takes a millisecond.
+/// Whether torch has failed to describe a tensor in this process, typically a sparse tensor. After such a failure, the
+/// layout of each tensor is checked before torch is called, because catching an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 /// The name of a capsule that still owns its tensor.
 const UNUSED: &CStr = c"dltensor";
@@ -334,7 +334,8 @@ impl Own {
     }
 }
 
-/// The owner of a new tensor's memory. Torch frees the owner in any thread, after the last tensor that uses the memory.
+/// The owner of the memory of a new tensor. Torch frees the owner in any thread, after the last tensor that uses the
+/// memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,
@@ -350,7 +351,7 @@ impl<M> Home<M> {
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 
-    /// Moves the value to the heap. `free` deletes the value later.
+    /// Moves the value to the heap and returns a pointer to its first field. `free` deletes the value later.
     fn leave(self) -> *mut M {
         Box::into_raw(Box::new(self)).cast()
     }

@@ -17,7 +17,7 @@ pub struct Dtype {
     unit: Option<TimeUnit>,
 }
 
-/// A NumPy unit of time: NumPy's number for the unit, and a factor.
+/// A NumPy unit of time: NumPy's number for the base unit, and the number of base units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TimeUnit {
     base: u32,

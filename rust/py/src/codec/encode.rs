@@ -26,13 +26,14 @@ const DEEPEST: usize = 64;
 /// If an item contains a string of at least this length several times, the string is sent only once. Shorter strings,
 /// such as most dictionary keys, are always copied, because a copy is as fast as a lookup.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// The encoder reuses its tables of objects for the next item, but reduces larger tables to this capacity.
+/// The encoder reuses its tables of objects for the next item, and shrinks a table that has become larger than this
+/// capacity.
 const MOST_REMEMBERED: usize = 1024;
 
 /// A range of addresses in this process's memory, from the first byte to the byte after the last.
 type Span = (usize, usize);
 
-/// The state of the encoder at one object of the item.
+/// What the encoder knows about the position of the current object in the item.
 #[derive(Clone, Copy)]
 struct Within<'a> {
     arena: &'a Arc<Arena>,
@@ -74,17 +75,17 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// The addresses of this item's containers and arrays that are also referenced from outside the item.
     visited: FxHashSet<usize>,
-    /// The long strings and bytes objects of this item that are also referenced from outside the item, by address. Each
-    /// entry contains the object's number, and a reference that keeps the address valid.
+    /// The long strings and bytes objects of this item that code outside the item also references, stored by address.
+    /// Each entry contains the object's number within the item, and a reference that keeps the address valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     /// The number of long strings and bytes objects of this item.
     announced: u64,
-    /// The memory ranges of the item's tensors: the end address for each start address.
+    /// The memory ranges of the item's tensors, stored as the end address for each start address.
     spans: BTreeMap<usize, usize>,
     /// The member that must be pickled because it may contain objects of other members, and its offset in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
     /// Whether an equal item may be encoded to different bytes. Pickles and references to strings depend on which
-    /// objects are identical, and arrays depend on the order of their axes in memory.
+    /// objects are identical, and the bytes of arrays depend on the order of the axes in memory.
     pub opaque: bool,
 }
 
@@ -142,7 +143,8 @@ impl Encoder {
 
     /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes. If a
     /// long string is new, writes `Kept`, even if the string cannot occur twice, because the encoding must not depend
-    /// on reference counts. Like `visit`, this function looks up only objects with more than two references.
+    /// on reference counts. Like `visit`, this function looks up an object only if the object has more than two
+    /// references.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -170,7 +172,8 @@ impl Encoder {
         Ok(false)
     }
 
-    /// Records a tensor's memory. Tensors that share memory must be pickled, because only pickle preserves sharing.
+    /// Records a tensor's memory. Tensors that share memory must be pickled, because other encodings do not preserve
+    /// the sharing.
     fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
         if start == end {
             return Ok(());
@@ -243,7 +246,7 @@ impl Encoder {
             if !tuple.is_empty() {
                 self.visit(item)?;
             }
-            // SAFETY: an exact tuple. The members are borrowed while the tuple exists.
+            // SAFETY: an exact tuple. The members are borrowed references, which are valid while the tuple exists.
             let member = |index: usize| unsafe { ffi::PyTuple_GetItem(object, index as ffi::Py_ssize_t) };
             // SAFETY: as above.
             if unsafe { numbers::put_block(&mut self.payload, Tag::Tuple, tuple.len(), member) } {
@@ -331,7 +334,8 @@ impl Encoder {
             return Ok(());
         }
         let mut len = 0;
-        // SAFETY: `item` is an exact str. The object caches its UTF-8 form as long as it exists.
+        // SAFETY: `item` is an exact str. The string caches its UTF-8 form, which stays valid as long as the string
+        // exists.
         let data = unsafe { ffi::PyUnicode_AsUTF8AndSize(item.as_ptr(), &mut len) };
         if data.is_null() {
             drop(PyErr::take(item.py())); // a string with lone surrogates has no UTF-8 form, but can be pickled
@@ -463,7 +467,7 @@ impl Encoder {
         }
         self.reserve(len)?;
         self.inline_head(len);
-        // SAFETY: the vector has capacity for these bytes, and contains them after the copy.
+        // SAFETY: the vector has capacity for these bytes, and the copy initializes them.
         unsafe {
             source.copy(py, self.payload.as_mut_ptr().add(self.payload.len()));
             self.payload.set_len(self.payload.len() + len);

@@ -22,7 +22,7 @@ pub struct Helpers {
     pub data_chunk: Py<PyType>,
 }
 
-/// Returns the helpers. The first call looks up the helpers.
+/// Returns the helpers. The first call looks up the helpers, and later calls return them.
 ///
 /// FORK: the look-up uses no lock. If several threads look up the helpers, the first result is kept.
 /// `torchdata._engine.workers.child` has already imported the modules of the helpers, so nothing is imported here.

@@ -58,9 +58,9 @@ pub enum Tag {
     /// len, items
     Tuple,
     List,
-    /// len, key and value items in turn
+    /// len, followed by the encoded key and the encoded value of each entry
     Dict,
-    /// len, items: an object of torchdata's batch class
+    /// len, followed by the items of an object of torchdata's batch class
     DataChunk,
     /// dtype, number of dimensions, order of the axes, shape, bulk
     Array,
@@ -70,9 +70,9 @@ pub enum Tag {
     Tensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,
-    /// an item that later parts can refer to (such items are numbered from zero)
+    /// an item to which later parts can refer, numbered from zero among such items
     Kept,
-    /// number: a reference to the `Kept` item with this number
+    /// number: the item is the `Kept` item with this number
     Again,
     /// u64, for an int that does not fit into i64
     Unsigned,

@@ -31,7 +31,8 @@ fn width(element: Tag) -> usize {
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     let mut overflow = 0;
-    // SAFETY: as above. For large ints, the first call sets `overflow`, the second sets an exception.
+    // SAFETY: as above. For an int that does not fit, the first call sets `overflow`, and the second call sets an
+    // exception.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {
@@ -135,7 +136,7 @@ unsafe fn put_ints(
 
 unsafe fn put_floats(payload: &mut Vec<u8>, len: usize, member: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
     for index in 0..len {
-        // SAFETY: as for `put_block`. Reading an exact float cannot fail.
+        // SAFETY: as for `put_block`. Reading an exact float never sets an exception.
         let value = unsafe {
             let object = member(index);
             if object.is_null() || ffi::PyFloat_CheckExact(object) == 0 {

@@ -36,7 +36,7 @@ impl Owner {
 
 /// Memory of this process. The owner keeps this memory alive until it is copied.
 pub struct Source {
-    /// The address of the first element, stored as a number so that it can be sent to other threads.
+    /// The address of the first element, as an integer, because pointers cannot be sent to other threads.
     address: usize,
     len: usize,
     strided: Option<Box<Strided>>,

@@ -22,8 +22,8 @@ const FIRST: u8 = 0x1f;
 pub struct GzipReader {
     /// The state of the current member, or None between two members and after the last member.
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The stream after the last member. Must be dropped with the GIL held: without the GIL, PyO3 would take a lock,
-    /// which a forked child could inherit in its locked state.
+    /// The stream after the last gzip member was read. This field must be dropped with the GIL held, because otherwise
+    /// PyO3 would take a lock, which a forked child could inherit in its locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
     /// An error that occurred after the bytes that were already returned.
@@ -50,7 +50,7 @@ impl GzipReader {
         Ok(PyBytes::new(py, &self.buffer[..count.map_err(raised)?]))
     }
 
-    /// Needs no `__clear__`, for the same reason as `FilterIterator`.
+    /// Needs no `__clear__`, because the reader never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(self.decoder.as_ref().map(|decoder| &decoder.get_ref().read))
     }

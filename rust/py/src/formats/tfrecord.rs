@@ -119,7 +119,7 @@ impl TFRecordReader {
         )))
     }
 
-    /// Returns the exception that describes a fault in the next record.
+    /// Returns the exception that reports a fault in the next record of the file.
     fn explained(&self, py: Python<'_>, fault: Fault) -> PyErr {
         let (offset, record) = (self.records.offset(), self.records.record());
         let explain =
@@ -158,7 +158,7 @@ struct Maker {
     wanted: Option<FxHashSet<String>>,
     convert: Option<Py<PyAny>>,
     finish: Option<Py<PyAny>>,
-    /// Buffers that are reused for all features.
+    /// A buffer for the values of a feature, which is reused for all features of floats.
     floats: Vec<f32>,
     integers: Vec<i64>,
 }

@@ -6,9 +6,9 @@
 //! depends on the duration of root calls, and varies at random so that measured calls do not coincide with a periodic
 //! pattern of the pipeline. A measured call never represents more time than has passed since the previous measurement.
 //!
-//! Each root call may require many nested calls. A guard skips this module if its last call was nested and no root call
-//! is measured ([`is_measuring`]). The guard still calls this module from time to time, to detect that its calls are no
-//! longer nested.
+//! A root call may make many nested calls. A guard skips this module if its last call was nested and no root call is
+//! measured ([`is_measuring`]). A guard still calls this module from time to time, to detect that its own calls are no
+//! longer nested in other calls.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -20,7 +20,8 @@ const COST: u64 = 60;
 /// Measuring all pipes takes at most 1/`PRICE` of the time, and measuring only the loader 1/`PRICE_METERED`.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
-/// How many calls a measured call represents at most. `LONGEST_METERED` is used if only the loader is measured.
+/// How many calls a measured call represents at most. `LONGEST_METERED` applies if only the loader is measured, and not
+/// each pipe.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
 /// An unmeasured call that takes more nanoseconds than this is detected with the coarse clock.
@@ -39,19 +40,20 @@ pub fn is_measuring() -> bool {
 }
 
 struct Clocking {
-    /// The number of nested calls in progress, including the root call.
+    /// The number of nested calls in progress in this thread, including the root call.
     depth: Cell<u32>,
     /// The number of calls that the current root call represents, or 0 if the root call is not measured.
     weight: Cell<u64>,
-    /// The nanoseconds spent in the calls that the innermost measured call has made.
+    /// The nanoseconds spent in the calls that the innermost measured call has made itself.
     children: Cell<u64>,
     calls: Cell<u64>,
     countdown: Cell<u64>,
     gap: Cell<u64>,
-    /// The upper limit for the mean of the next gap (see [`next_gap`]).
+    /// The upper limit for the mean of the next gap, that is, the number of calls between two measurements (see
+    /// [`next_gap`]).
     most: Cell<u64>,
     last: Cell<u64>,
-    /// The average duration of recent root calls, in nanoseconds.
+    /// The moving average of the durations of root calls in this thread, in nanoseconds.
     usual: Cell<u64>,
     random: Cell<u64>,
 }
@@ -88,7 +90,7 @@ pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
 }
 
 /// Returns the number of calls until the next measured call. The average of the returned numbers is `mean`. The average
-/// of the first numbers is lower, and doubles with each measurement, so that short runs are measured too.
+/// of the first numbers is lower, and doubles with each measurement up to `mean`, so that short runs are measured, too.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
     most.set((2 * most.get()).min(LONGEST_METERED));
@@ -111,15 +113,17 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// For a measured call: the nanoseconds without nested calls, and the maximum number of calls that it represents.
+    /// If the call was measured: the nanoseconds without its nested calls, and the maximum number of calls that it
+    /// represents.
     pub own: Option<(u64, u64)>,
-    /// If a root call was measured or slow: its nanoseconds, and the number of calls that it represents.
+    /// If the call is a root call that was measured or slow: its nanoseconds, and the number of calls that it
+    /// represents.
     pub whole: Option<(u64, u64)>,
-    /// The nanoseconds since the last measured root call.
+    /// The nanoseconds since the previous measured root call of this thread.
     pub passed: u64,
 }
 
-/// Makes a call, and measures it if a measurement is due. The returned bool is true for a nested call.
+/// Makes a call, and measures the call if a measurement is due. The returned bool is true for a nested call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {

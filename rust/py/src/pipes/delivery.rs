@@ -1,10 +1,10 @@
 //! Returns the items of a loader to its user one at a time, and counts them.
 //!
-//! This code runs in the threads that read the loader, in one thread at a time. A loader has one [`Delivery`]. A
-//! `Delivery` contains the ID of the valid iterator, the source of the items, and the count of the items that the user
-//! has received in the epoch. If another thread starts an epoch or shuts the loader down during a read, the result of
-//! the read is dropped, and the reader is informed. The count of received items changes exactly when an item is
-//! returned, without Python code in between, so signal handlers always read the correct count.
+//! This code runs in the threads that iterate the loader, but in only one thread at a time. A loader has one
+//! [`Delivery`]. A `Delivery` contains the ID of the valid iterator, the source of the items, and the count of the
+//! items that the user has received in the epoch. If another thread starts an epoch or shuts the loader down during a
+//! read, the result of the read is dropped, and the reader is informed. The count of received items changes exactly
+//! when an item is returned, without Python code in between, so signal handlers always read the correct count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -34,7 +34,8 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch. An item that was already read is dropped.
+    /// Another thread or a signal handler has ended the epoch during the read. If an item was already read, this item
+    /// is dropped.
     Left,
 }
 
@@ -48,7 +49,7 @@ pub struct Delivery {
     turn: Py<Turn>,
     /// Whether the user has requested an item in the current epoch.
     begun: AtomicBool,
-    /// The number of items of the epoch that the user has received in this run.
+    /// The number of items of the current epoch that the user has received, excluding items of earlier runs.
     given: Arc<GilNumber>,
     /// The heartbeat of the calls of the source. The flags of the heartbeat are set if the loader is paused or limited,
     /// if the watching thread does not run, or if the last call was interrupted.
@@ -73,7 +74,7 @@ impl Delivery {
 
     #[inline]
     fn step<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
-        // The new reference keeps the iterator alive even if the source is replaced during the call.
+        // The new reference keeps the iterator alive, even if another thread replaces the source during the call.
         let source = |source: &EpochSource| (source.iterator.bind(py).clone(), source.next);
         let Some((iterator, next)) = self.source.with(py, |current| current.as_ref().map(source)) else {
             return DeliveryStep::End;
@@ -92,7 +93,7 @@ impl Delivery {
         }
     }
 
-    /// After the end of the epoch: drops the result of a read, but raises exceptions such as KeyboardInterrupt.
+    /// Drops the result of a read that ended after its epoch, but raises exceptions such as KeyboardInterrupt.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {

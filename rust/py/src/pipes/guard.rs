@@ -33,37 +33,39 @@ const CLEARED: u64 = u64::MAX;
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
-    // Fields that each item needs come first, so that they share one cache line.
+    // The fields that are needed for each item come first, so that they share one cache line.
     /// The number of this iterator. The guard is valid while the token's current number equals this number.
     id: u64,
     /// The pipe's token. The pointer is valid as long as the guard owns `token_object`.
     token: *const IterationToken,
-    /// The function that returns the next item, and a borrowed reference to its argument. The function is either the
-    /// iterator's own function, called with the iterator, or `next_timed` or `next_metered`, called with this guard.
+    /// The C function that returns the next item, and a borrowed reference to the argument of this function. The
+    /// function is the iterator's own C function with the iterator as its argument, or `next_timed` or `next_metered`
+    /// with this guard as the argument.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The counter of items on a board, or null. The pointer is valid as long as the token exists.
+    /// The counter of items on a board, or null. The pointer is valid as long as the pipe's token exists.
     counter: *const AtomicU64,
-    /// The iterator from the pipe's own `__iter__`. The guard owns the references in this and the next two fields. NULL
-    /// after clearing.
+    /// The iterator from the pipe's own `__iter__`. The guard owns the references in this field and in the next two
+    /// fields. NULL after clearing.
     iterator: *mut ffi::PyObject,
     /// The pipe. The guard keeps the pipe alive during the iteration.
     pipe: *mut ffi::PyObject,
     token_object: *mut ffi::PyObject,
     /// The function of the iterator's type that returns the next item.
     inner: ffi::iternextfunc,
-    /// The word on the board that contains the number of the running pipe, or null if the pipes are not measured. The
-    /// pointer is valid while the token exists. While the pipe of this guard runs, the word is `mark`.
+    /// The board's word that contains the number of the running pipe, or null if the pipes are not measured. The
+    /// pointer is valid while the pipe's token exists. While the pipe of this guard runs, the word is `mark`.
     current: *const AtomicU32,
     mark: u32,
-    /// Whether the last call that `clocking` made was nested in another call.
+    /// Whether the last call that `clocking` measured or counted was nested in another call.
     nested: bool,
     /// Selects the calls that `next_metered` measures. `next_timed` only uses the countdown to detect nested calls.
     metering: Metering,
     /// Whether the iterator is the built-in `map`. A StopIteration that the function of the `map` raises is converted
     /// to another error, because it would look like the end of the data (PEP 479).
     sealed: bool,
-    /// The settings for profiler ranges if PyTorch is loaded: a boxed `Ranging`, otherwise NULL. Freed with the guard.
+    /// A boxed `Ranging` with the settings for profiler ranges if PyTorch is loaded, otherwise NULL. Freed with the
+    /// guard.
     ranging: *mut Ranging,
 }
 
@@ -72,10 +74,11 @@ struct Ranging {
     /// The function and the argument that `next_ranged` calls, like `Guard::next` and `Guard::argument`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The dictionary of `torch.autograd.profiler`, and the key whose value shows whether a profiler runs.
+    /// The dictionary of the module `torch.autograd.profiler`, and the name of the variable that shows whether a
+    /// profiler runs.
     profiler: Py<PyDict>,
     runs: Py<PyString>,
-    /// Begins a range for a pipe, and returns a function that ends it.
+    /// Begins a profiler range for a pipe, and returns a function that ends this range.
     begin: Py<PyAny>,
 }
 
@@ -192,7 +195,8 @@ pub fn guard_iterator<'py>(
 
 /// The `__next__` of guards. The hot path contains no code that can panic.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the caller keeps the guard alive. A current guard is not cleared, so it owns its token and iterator.
+    // SAFETY: the caller keeps the guard alive. A guard with the token's current number is not cleared, so the guard
+    // owns its token and its iterator.
     unsafe {
         let guard = object.cast::<Guard>();
         let item = ask(guard);
@@ -258,7 +262,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
     }
 }
 
-/// Makes a call and measures it. This function cannot panic.
+/// Makes a call of the guard's iterator and measures its duration. This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered`. The record is not used after the call, which may bind the token to another record.
@@ -317,7 +321,7 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Records the measurements of a call. `first` is true for the first call of an epoch.
+/// Adds the measurements of a call to the record of the pipe. `first` is true for the first call of an epoch.
 unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) {
     // SAFETY: the caller passes a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
@@ -348,7 +352,8 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins a profiler range, and returns the function that ends it. Errors are only reported, so that loading continues.
+/// Begins a profiler range, and returns the function that ends it. Errors in the profiler are only reported, so that
+/// loading continues.
 ///
 /// # Safety
 /// The pipe exists.
@@ -410,7 +415,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
         if id == CLEARED || is_panic(py) {
             return false;
         }
-        // SAFETY: the guard is not cleared, so it owns these references, and outlives this call.
+        // SAFETY: the guard is not cleared, so it owns these three references, and the guard outlives this call.
         let (token, pipe, iterator) = unsafe {
             let pipe = Bound::from_borrowed_ptr(py, (*guard).pipe);
             (&*(*guard).token, pipe, Bound::from_borrowed_ptr(py, (*guard).iterator))
@@ -424,7 +429,8 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the current exception is a panic of Rust code. Fetching a panic exception would raise another panic.
+/// Returns whether the current Python exception was created from a panic of Rust code. Fetching a panic exception would
+/// raise another panic.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
     unsafe {

@@ -3,7 +3,8 @@
 //! Python can handle signals between any two instructions. If a handler raised an exception between taking and
 //! returning an item, the item would be lost. Therefore the iterator calls two Python methods for each item. `_wait`
 //! waits for an item without taking it, so a signal handler can interrupt `_wait` without losing the item. `_hand_over`
-//! takes the item. A Ctrl-C during `_hand_over` is recorded, and raised after the item was returned.
+//! takes the item. A Ctrl-C during `_hand_over` is recorded, and its KeyboardInterrupt is raised after the item was
+//! returned.
 //!
 //! Threads read the iterator one at a time. Only the main thread handles signals, so other threads record no signal.
 
@@ -74,8 +75,8 @@ impl HandingIterator {
     }
 }
 
-/// The temporary handler of Ctrl-C, which records the signal. A second Ctrl-C is passed to the previous handler, so
-/// that the user can interrupt a function that hangs.
+/// The temporary signal handler for Ctrl-C, which only records the signal. A second Ctrl-C is passed to the previous
+/// handler, so that the user can interrupt a function that hangs.
 #[pyclass(frozen)]
 struct Noted {
     pressed: AtomicBool,
@@ -116,7 +117,7 @@ impl<'py> Deferred<'py> {
         }
     }
 
-    /// Stops recording. A recorded signal is handled once the caller has returned to Python code.
+    /// Stops recording. If a signal was recorded, it is handled once the caller has returned to Python code.
     fn end(mut self) -> PyResult<()> {
         self.restore()
     }

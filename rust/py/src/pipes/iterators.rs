@@ -48,7 +48,7 @@ pub fn next_of<'py>(py: Python<'py>, iterator: &Py<PyAny>) -> PyResult<Option<Bo
 pub struct FilterIterator {
     source: Py<PyAny>,
     predicate: Py<PyAny>,
-    /// The types of items for which `on_dropped` is not called.
+    /// Items of these types are dropped without a call of `on_dropped`.
     plain: Vec<Py<PyType>>,
     on_dropped: Py<PyAny>,
     to_bool: Py<PyAny>,

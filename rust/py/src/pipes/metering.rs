@@ -1,8 +1,8 @@
 //! Measures the time that a program spends in `next` of a loader. Only some calls are measured.
 //!
-//! [`Metering`] selects the measured calls. A measured call represents itself and the unmeasured calls before it.
-//! [`Meter`] counts and measures items of iterators that are not pipes. The reading thread uses `Metering` and `Meter`
-//! with the GIL held.
+//! [`Metering`] selects the measured calls. The measured call represents itself and the unmeasured calls since the
+//! previous measured call. [`Meter`] counts and measures items of iterators that are not pipes. The reading thread uses
+//! `Metering` and `Meter` with the GIL held.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,11 +15,12 @@ use crate::pipes::clocking;
 
 pub struct Metering {
     pub countdown: u32,
-    /// How many calls the next measured call represents. `most` is the upper limit for the mean of `gap`.
+    /// How many calls the next measured call represents. `most` is the upper limit for the mean of the numbers from
+    /// which `gap` is drawn.
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
-    /// The time at which the last measured call ended, or 0 before the first measured call.
+    /// The time at which the last measured call ended, in nanoseconds, or 0 before the first measured call.
     pub measured: u64,
 }
 
@@ -34,7 +35,8 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Records that a measured call has ended. Returns the total nanoseconds of the calls that this call represents.
+    /// Records that a measured call has ended. Returns the total duration, in nanoseconds, of the calls that this
+    /// measured call represents.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);
@@ -48,7 +50,7 @@ impl Metering {
     }
 }
 
-/// Counts and measures the items of an iterator, once `count_into` was called.
+/// Counts and measures the items of an iterator that is not a pipe, once `count_into` was called.
 pub struct Meter(GilCell<Option<CountedItems>>);
 
 struct CountedItems {

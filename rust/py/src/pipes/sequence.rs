@@ -30,7 +30,8 @@ pub struct SequenceIterator {
     kind: SequenceKind,
     /// The length of an immutable sequence. A list can change, so its length is read each time.
     length: usize,
-    /// The index of the next item, or `u64::MAX` after the end. The end is final, even if a list grows afterwards.
+    /// The index of the next item, or `u64::MAX` after the end. The value `u64::MAX` is final, even if a list grows
+    /// afterwards.
     position: GilNumber,
 }
 
@@ -102,7 +103,8 @@ impl SequenceIterator {
                 return Ok(None);
             }
             let item = self.item(py, position as usize)?;
-            // If the position has changed, another thread has taken this item.
+            // If the position has changed in the meantime, another thread has taken this item, so this thread tries the
+            // next item.
             if self.position.replace(position, position + 1) {
                 return Ok(Some(item));
             }

@@ -39,11 +39,11 @@ impl BoardSlot {
 pub struct IterationToken {
     /// The number of the valid iterator, or 0 before the first iterator. Each call of `begin` increments the number.
     current: AtomicU64,
-    /// The number of items that the valid iterator has yielded or skipped, including items from before a resume. States
-    /// contain this number.
+    /// The number of items that the valid iterator has yielded or skipped, even if it has resumed after some of these
+    /// items. States contain this number.
     own: AtomicU64,
-    /// The pipe's record on a board of counters, which counts items for display: a boxed `BoardSlot`, or null. A pipe
-    /// and the copy by which a loader has replaced this pipe may share a record.
+    /// The record of the pipe on a board of counters that are displayed: a pointer to a boxed `BoardSlot`, or null. A
+    /// pipe and the copy by which a loader has replaced this pipe may share a record.
     place: AtomicPtr<BoardSlot>,
     /// The record that the next `begin` activates. Only changed together with `place`, in one call of `with`.
     pending: GilCell<Option<Box<BoardSlot>>>,
@@ -96,7 +96,8 @@ impl IterationToken {
             let Some(mut place) = pending.take() else { return };
             place.pipe.record().restart(self.yielded(), true);
             let old = self.place.load(Relaxed);
-            // SAFETY: an earlier call created the pointer with `into_raw` below. The new record owns the old record.
+            // SAFETY: an earlier call of this method created the pointer with `into_raw`. The new record keeps the old
+            // record, and frees it later.
             place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
             // SYNC(slot): pairs with the load in `place`.
             self.place.store(Box::into_raw(place), Release);

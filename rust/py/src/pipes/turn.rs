@@ -99,7 +99,7 @@ impl Turn {
         })
     }
 
-    /// Waits for, and takes, the turn to read. If `reads` is true, raises an error after `close` was called.
+    /// Waits for, and takes, the turn to read. If `reads` is true, this method raises an error once `close` was called.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {
@@ -193,7 +193,7 @@ impl Turn {
         all.iter().for_each(Thread::unpark);
     }
 
-    /// Waits up to `seconds` until no other thread reads or waits for its turn.
+    /// Waits up to `seconds` until no other thread reads the iterator or waits for its turn to read.
     fn join(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let is_free = |py: Python<'_>| Ok(self.is_left() && self.crowd.with(py, |crowd| crowd.waiting.is_empty()));
         enter::poll(py, Some(duration(seconds)), is_free).map(drop)

@@ -10,7 +10,7 @@ use crate::gil_cell::GilCell;
 /// of a hold, because the child has no worker threads and may have inherited a locked lock.
 #[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
 pub struct ReadAheadHold {
-    /// The queue that is held, or None after the release.
+    /// The queue whose workers are held, or None after the release.
     queue: GilCell<Option<Py<ReadAheadQueue>>>,
 }
 

@@ -34,7 +34,7 @@ struct Entry {
     index: Option<Index>,
     /// The state of the source after the item, or any object that the worker stores with the item if `index` is None.
     mark: Option<Py<PyAny>>,
-    /// Whether a hold may begin while a worker processes this item.
+    /// Whether a hold of the queue need not wait for a worker that processes this item.
     is_plain: bool,
     /// Whether the item and its result both count as small.
     is_small: bool,
@@ -75,7 +75,7 @@ type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
-    /// The number of items to read ahead, or None if this number does not grow for small items.
+    /// Determines the number of items to read ahead, or None if this number does not grow for small items.
     window: GilCell<Option<Window>>,
     /// The process of the worker threads, identified by its number of forks and its process id.
     generation: u64,
@@ -109,7 +109,7 @@ impl ReadAheadQueue {
         ))
     }
 
-    /// Stores the outcome of a slot, or appends an outcome to the queue if `slot` is None.
+    /// Stores the outcome in its slot, or appends the outcome to the queue if `slot` is None.
     fn settle(&self, slot: Option<Slot>, outcome: Outcome<Entry>) -> PyResult<()> {
         let queue = self.get()?;
         match slot {
@@ -127,7 +127,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Changes the recorded position, and drops the states that are no longer needed, usually one state.
+    /// Changes the recorded position, and then drops the source states that are no longer needed.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
@@ -267,7 +267,8 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Releases the slot of an item that an earlier run has delivered. `mark` is the source's state after this item.
+    /// Releases the slot of an item that an earlier run has delivered. `mark` is the state of the source after this
+    /// item.
     #[pyo3(signature = (slot, index, mark=None))]
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);
@@ -329,7 +330,7 @@ impl ReadAheadQueue {
         self.settle(None, Outcome::Error(Entry::new(error)))
     }
 
-    /// Waits until `pop` can return or raise.
+    /// Waits until a call of `pop` would return or raise without waiting.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let queue = self.get()?;
         if queue.wait_filled(Duration::ZERO) { Ok(()) } else { wait_for(py, |slice| queue.wait_filled(slice)) }
@@ -355,7 +356,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Appends the next result to a list. No signal is handled between taking and storing the result.
+    /// Appends the next result of the queue to a list. No signal is handled between taking and storing the result.
     fn pop_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         hand.append(self.pop(hand.py())?)
     }
@@ -394,7 +395,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Returns all buffered outcomes and items, in order.
+    /// Returns all buffered outcomes and items, in the order of their slots.
     fn slots(&self, py: Python<'_>) -> PyResult<Vec<SlotParts>> {
         let mut slots = Vec::new();
         self.get()?.for_each(|slot, view| {

@@ -19,7 +19,8 @@ type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 /// Reads a source. The thread that has reserved the source owns all fields except the atomic fields.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SourceReader {
-    /// The function that returns the next item. `state_of` is the function that returns the state of the source.
+    /// The function that returns the next item. `state_of` is the function that returns the current state of the
+    /// source.
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,

@@ -1,7 +1,8 @@
 //! Limits access to the [`Reader`]: only one thread reads at a time, and only for the current epoch.
 //!
-//! Any thread can stop or pause the reader, or start another epoch. A signal handler can also control the reader while
-//! its own thread waits for an item. Other threads only set flags, which the reading thread checks while it waits.
+//! Any thread can stop or pause the reader, or start another epoch. A signal handler can control the reader even while
+//! the thread of the handler waits for an item. Other threads only set flags, which the reading thread checks while it
+//! waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -20,7 +21,7 @@ use crate::enter;
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
-    /// Whether a stream begins with its first request, as in a worker that reads dispatched items, or with the epoch.
+    /// Whether a stream begins with its first request (in a worker that reads dispatched items) or with the epoch.
     on_demand: bool,
     /// The process that may read. A forked child must not take items of its parent.
     owner: OwningProcess,

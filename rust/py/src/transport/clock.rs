@@ -16,7 +16,8 @@ struct Stall {
 /// The settings for calling `on_hang` instead of raising an error when a wait is too long.
 struct Hang {
     next: Duration,
-    /// Called with (peer, seconds, patience in seconds). Kills a hanging process, or returns false if none hangs.
+    /// Called with (peer, seconds, patience in seconds). Kills a process that hangs, or returns false if no process
+    /// hangs.
     on_hang: Py<PyAny>,
 }
 
@@ -25,7 +26,7 @@ const CHECKS: u32 = 4;
 /// The maximum number of times that the limit is doubled for one item.
 const MOST_TRIES: u32 = 8;
 
-/// Measures the wait for one item, which may consist of several sleeps.
+/// Measures how long a reader waits for one item, possibly in several sleeps.
 pub struct Clock {
     limit: Option<Duration>,
     /// The kind of peer, for the error message.
@@ -42,7 +43,8 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// Sets the function that is called regularly during waits, and that replaces the error after the time limit.
+    /// Sets the function that is called regularly during waits, and that is called instead of raising an error after
+    /// the time limit.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();
@@ -78,7 +80,7 @@ impl Clock {
         self.tries = 0;
     }
 
-    /// Restarts the intervals of the warnings and of the checks for hanging processes.
+    /// Restarts the intervals after which a warning is given or `on_hang` is called.
     pub fn rearm(&mut self) {
         if let Some(stall) = &mut self.stall {
             stall.next = stall.patience;
@@ -88,7 +90,8 @@ impl Clock {
         }
     }
 
-    /// Warns or returns an error if the wait for `peer` is too long. Waiting for `paused` peers is not a stall.
+    /// Warns or returns an error if the wait for `peer` is too long. Waiting for peers that are `paused` causes neither
+    /// a warning nor an error.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {
@@ -117,7 +120,7 @@ impl Clock {
         Ok(())
     }
 
-    /// Calls `on_hang` if the wait has lasted long enough for the next check.
+    /// Calls `on_hang` if the wait has lasted until the time of the next check.
     fn tell_hang(
         &mut self,
         py: Python<'_>,

@@ -31,8 +31,8 @@ use crate::pipes::delivery::Delivery;
 use crate::seconds::duration;
 
 /// Reads the items of several links as one sequence, in one thread at a time. Any thread can stop or pause the
-/// collector, or start another epoch. After a stop or the start of another epoch, the reading thread
-/// does not take items of its previous epoch any more.
+/// collector, or start another epoch. After a stop or the start of another epoch, the reading thread takes no more
+/// items of its previous epoch.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
@@ -99,9 +99,9 @@ impl Collector {
 
     /// Watches processes, and replaces any process that exits.
     ///
-    /// Once processes have exited, `on_death(dead, received, ended, paused)` is called with their indices, each peer's
-    /// number of received items, whether each peer has ended, and whether all peers are paused. The callback returns
-    /// the processes to replace, after making sure that all of them have exited.
+    /// Once processes have exited, `on_death(dead, received, ended, paused)` is called with their indices, the number
+    /// of items received from each peer, whether each peer has ended, and whether all peers are paused. The callback
+    /// returns the processes to replace, after making sure that all of them have exited.
     ///
     /// Then `on_replace(dead, positions, ended)` is called. `positions` contains each peer's position (received items
     /// and newest snapshot), and the snapshot of the dispatching process. For each replaced process, the callback
@@ -274,7 +274,8 @@ impl Collector {
         self.access.finish_epoch(py, epoch)
     }
 
-    /// Pauses all peers. Items that were already sent stay valid. Can be called at any time, also during a read.
+    /// Pauses all peers. Items that the peers have already sent stay valid. Can be called at any time, also during a
+    /// read.
     fn pause(&self) {
         self.access.set_paused(true);
     }
@@ -289,9 +290,9 @@ impl Collector {
         self.access.stop();
     }
 
-    /// Lets peers compute more items, by receiving their finished items before their turn. Otherwise, a peer could wait
-    /// forever for the dispatching process, which may wait for other peers. Must be called repeatedly while the main
-    /// process waits until all children have executed a command. `done` is true in the last call.
+    /// Receives finished items of peers before their turn, so that these peers compute more items. Otherwise, a peer
+    /// could wait forever for the dispatching process, which may wait for other peers. Must be called repeatedly while
+    /// the main process waits until all children have executed a command. `done` is true in the last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {
@@ -377,7 +378,8 @@ impl ItemStream {
         self.collector.get().access.next(py, self.epoch, &self.pass)
     }
 
-    /// Appends the next item to a list. If a signal handler raises, the item was either not taken or is in the list.
+    /// Appends the next item to a list. If a signal handler raises an exception, the item was either not taken or is
+    /// already in the list.
     fn next_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         let item = self.collector.get().access.next(hand.py(), self.epoch, &self.pass)?;
         hand.append(item.ok_or_else(|| PyStopIteration::new_err(()))?)

@@ -34,22 +34,22 @@ pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool
     control.as_ref().is_some_and(|probe| probe.pending() && obeys(probe))
 }
 
-/// The state of a thread that sends.
+/// The state of a sender, which only the sending thread uses.
 pub(super) struct Outlet {
     pub owner: OwningProcess,
     /// A worker has one producer for all its shards. The dispatching process has one producer for each worker.
     pub producers: Vec<Producer>,
-    /// The arenas of the producers, which `tidy` needs while a producer waits.
+    /// The arenas of the producers, so that `tidy` can be called while a producer waits.
     arenas: Vec<Arc<Arena>>,
     /// Selects the shard of the next item in a worker, or the reader of the next item in the dispatching process.
     pub dealing: Dealing,
     /// Whether this process is a worker with an iterator per shard, not a dispatching process with a single iterator.
     pub has_shards: bool,
-    /// Whether a shard may still have to recompute items.
+    /// Whether some shard may still have to recompute items of an earlier run.
     pub owes: bool,
-    /// The shard for which an end must be sent, because its iterator has ended.
+    /// The shard whose end must be sent to the reader, because the iterator of the shard has ended.
     pub closing: Option<usize>,
-    /// The shard from which an item was last requested.
+    /// The shard from whose iterator an item was last requested.
     pub entered: usize,
     pub own: BellRef,
     /// The control link. A pending command in this link interrupts the pump.
@@ -59,7 +59,7 @@ pub(super) struct Outlet {
     pub more_comes: bool,
     /// A unit that was encoded but not completely sent.
     pub departing: Option<Departing>,
-    /// Whether all items of the pass were computed, so that only the ends of streams must be sent.
+    /// Whether all items of the pass were computed, so that only the ends of the shards must still be sent.
     pub ending: bool,
     /// The time after which sending fails with a TimeoutError, or None.
     pub deadline: Option<Instant>,
@@ -72,16 +72,17 @@ pub(super) struct Outlet {
     /// For each shard or reader, the expected checksum after the recomputed items, or None if no checksum is expected.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
-    /// For each reader, the counter of waits for space and for grants. Empty if statistics are disabled.
+    /// For each reader, the counter of waits for space in the link and for grants of the reader. Empty if statistics
+    /// are disabled.
     pub meters: Vec<WaitRef>,
-    /// The counter of waits for the next pass.
+    /// The counter of waits for the request of the next pass.
     pub idle: Option<WaitRef>,
     pub page: Option<PageRef>,
 }
 
 /// A unit that waits for free space. Commands may be executed while the unit waits.
 pub(super) struct Departing {
-    /// The shard that has produced the unit, or the reader that receives it.
+    /// The index of the shard that has produced the unit, or of the reader that receives the unit.
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
@@ -91,7 +92,7 @@ pub(super) struct Departing {
     pub streamed: usize,
 }
 
-/// Returns the producer of a shard or reader. Switches a producer with several shards to the given shard.
+/// Returns the producer of a shard or reader. A producer with several shards is switched to the given shard.
 #[inline]
 fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {
@@ -172,8 +173,8 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must still recompute items. Shards that recompute items run first, because the main process
-    /// already has these items and waits for later items.
+    /// Returns a shard that must still recompute items of an earlier run. Shards that recompute items run first,
+    /// because the main process already has these items and waits for later items.
     #[inline]
     fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
@@ -264,7 +265,7 @@ impl Outlet {
         self.go_on(py)
     }
 
-    /// Encodes an item. A small item is sent immediately if there is space, which is the fast path.
+    /// Encodes an item. If there is space, a small item is encoded and sent immediately.
     #[inline]
     pub fn depart_item(&mut self, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let Self { encoder, producers, has_shards, .. } = self;
@@ -287,7 +288,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Encodes an object, followed by the bytes in `behind`. `go_on` sends the encoded unit.
+    /// Encodes an object, followed by the bytes in `behind`, as the next unit. `go_on` sends the encoded unit.
     pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.encode(object, self.producer(target).arena())?;
@@ -310,7 +311,8 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
     }
 
-    /// Sends the current unit. The unit is abandoned if a signal handler or `tick` raises, or if the deadline expires.
+    /// Sends the current unit. The unit is abandoned if a signal handler or `tick` raises an exception, or if the
+    /// deadline expires.
     pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing, tick)?;
@@ -394,7 +396,8 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer into an arena block, if necessary after a wait. Returns None if no memory will become free.
+    /// Copies a buffer into an arena block, if necessary after a wait. Returns None if the arena has too little memory
+    /// and waiting would free no memory.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,
@@ -420,8 +423,8 @@ impl Outlet {
         }
     }
 
-    /// Pushes a unit of this size once there is space. If the reader no longer wants the unit, this method drops the
-    /// unit and still returns `Sent::Done`.
+    /// Waits for space, and then pushes a unit of this size. If the reader no longer wants the unit, this method drops
+    /// the unit and still returns `Sent::Done`.
     fn push_with(
         &mut self,
         py: Python<'_>,
@@ -442,7 +445,8 @@ impl Outlet {
         }
     }
 
-    /// Waits for space, and returns None. If the wait ends for another reason, returns the result of sending.
+    /// Waits until there is space, and then returns None. If the wait ends for another reason, returns the result with
+    /// which sending ends.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,
@@ -473,7 +477,7 @@ impl Outlet {
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }
-        // If the reader wants no more items, the unit is dropped.
+        // If the reader wants no more items, the unit is dropped instead of waiting.
         let gone = unwanted(producer) && !room(producer);
         Ok(gone.then(|| {
             producer.give_up();
@@ -485,6 +489,6 @@ impl Outlet {
 
 enum Placed {
     At(Part),
-    /// The buffer was not stored, because a command is pending or the reader does not want the unit.
+    /// The buffer was not stored, because a command is pending or because the reader does not want the unit.
     Nowhere(Sent),
 }

@@ -7,7 +7,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use torchdata_core::process::fork;
 
-/// The process that created an end of a link.
+/// The process that created an end of a link, identified by its number of forks and its process id.
 #[derive(Clone, Copy)]
 pub struct OwningProcess {
     generation: u64,

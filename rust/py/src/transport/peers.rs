@@ -23,7 +23,7 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether the unit was counted, so that its sender may compute another item.
+    /// Whether the unit was counted as received, so that its sender may compute another item.
     pub counted: bool,
 }
 
@@ -61,7 +61,7 @@ struct Surplus {
     bytes: u64,
     /// The number of bytes above which the user is warned.
     most: u64,
-    /// Whether the user was already warned in this epoch.
+    /// Whether `on_surplus` was already called in this epoch.
     said: bool,
     /// Called with (awaited peer, received peer, bytes) to warn.
     on_surplus: Option<Py<PyAny>>,
@@ -69,17 +69,18 @@ struct Surplus {
 
 pub struct Peers {
     links: Vec<Consumer>,
-    /// For each peer, the units that were received before its turn, or could not be decoded yet.
+    /// For each peer, the units that were taken out of the ring before the peer's turn, or that could not be decoded
+    /// yet.
     taken_in: Vec<VecDeque<Taken>>,
     /// How many items each peer may compute ahead of this reader.
     window: u64,
     paused: bool,
-    /// The only link with items that wake up this process, or None if items of all links wake up this process.
+    /// The link whose items wake up this process, or None if items of all links wake up this process.
     awaited: Option<usize>,
-    /// Whether a peer has waited for the dispatching process in this epoch. Once this is true, items of all peers wake
-    /// up this process, because a waiting peer may depend on other peers.
+    /// Whether a peer has waited for the dispatching process in this epoch. Once this flag is true, items of all peers
+    /// wake up this process, because the awaited peer may depend on other peers.
     has_starved: bool,
-    /// The last unit that was taken. The memory of this unit is reused for the next unit.
+    /// The unit that was last taken out of a ring. The memory of this unit is reused for the next unit.
     pub current: Taken,
     surplus: Surplus,
 }
@@ -112,7 +113,8 @@ impl Peers {
 
     #[inline]
     pub fn link_of(&self, peer: usize) -> usize {
-        // With one shard per link, each peer has its own link. A division would double the cost of this function.
+        // With one shard per link, each peer has its own link. The comparison avoids a division, which would double the
+        // cost of this function.
         if peer < self.links.len() { peer } else { peer % self.links.len() }
     }
 
@@ -128,7 +130,7 @@ impl Peers {
         if peer < self.len() { Ok(peer) } else { Err(errors::corrupted(Corrupted("a unit has an unknown shard"))) }
     }
 
-    /// Returns whether the next unit of a peer can be delivered now.
+    /// Returns whether the next item of a peer has arrived, so that it can be delivered.
     #[inline]
     fn is_ready(&mut self, peer: usize) -> bool {
         !self.taken_in[peer].is_empty() || self.has_arrived(peer)
@@ -177,7 +179,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.set_window(window));
     }
 
-    /// Returns the next step: deliver from a peer, receive a unit of a peer before its turn, or wait.
+    /// Returns the next step: deliver an item of a peer, receive a unit of a peer before its turn, or wait.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
         loop {
             let all = RefCell::new(&mut *self);
@@ -198,7 +200,7 @@ impl Peers {
         }
     }
 
-    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve.
+    /// From now on, only items of this peer's link wake up this process, unless a peer has starved in this epoch.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -268,7 +270,8 @@ impl Peers {
         may_lease(&self.links[self.link_of(peer)])
     }
 
-    /// Records that the current unit was delivered. If `leased` is false, the leased buffers of the unit were copied.
+    /// Records that the current unit was delivered. `leased` is false if the buffers of the unit were copied instead of
+    /// leased.
     #[inline]
     pub fn delivered(&mut self, peer: usize, leased: bool) {
         let link = self.link_of(peer);
@@ -329,12 +332,14 @@ impl Peers {
         Ok(())
     }
 
-    /// Sets the function that warns of surplus items, and the number of bytes above which the function is called.
+    /// Sets the function that warns of items received before their turn, and the number of bytes above which it is
+    /// called.
     pub fn tell_surplus_to(&mut self, most: u64, on_surplus: Py<PyAny>) {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// If a peer starves, lets the other peers compute more items, by receiving their finished items before their turn.
+    /// If a peer starves (waits for another process), receives finished items of the other peers before their turn, so
+    /// that these peers compute more items.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
         // Items of the next peer in turn are received, too, because its answer to a command may follow its items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();

@@ -30,7 +30,7 @@ impl StreamProgress {
         }
     }
 
-    /// Begins a stream at `starts`, and clears `starts`.
+    /// Begins a stream at the positions in `starts`, and clears `starts`.
     pub fn begin(&mut self, py: Python<'_>) {
         let starts = std::mem::take(&mut self.starts);
         drop(self.books.with(py, |books| books.begin(&starts)));

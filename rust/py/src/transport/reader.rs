@@ -27,9 +27,9 @@ use crate::errors;
 
 /// The flags with which other threads control the reading thread, which checks the flags during waits.
 pub struct Signs {
-    /// The current epoch. A thread that reads another epoch must stop.
+    /// The current epoch. A thread that reads for another epoch must stop.
     pub epoch: AtomicU64,
-    /// Whether no more items of the epoch may be returned.
+    /// Whether the reading thread must not return any more items of the epoch.
     pub stopped: AtomicBool,
     pub paused: AtomicBool,
     pub pass: AtomicU64,
@@ -60,15 +60,16 @@ pub struct Reader {
     pub clock: Clock,
     pub meters: Meters,
     pub watch: DeathWatch,
-    /// In a worker: the commands that end a wait.
+    /// In a worker: the connection to the control link, whose commands end a wait of the reader.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
     /// A stream that was begun before an item was requested, only to receive the first snapshot.
     looked_into: Option<Stream>,
     own: BellRef,
-    /// The callback for failures that a peer reports. Called with (peer, description), and must raise.
+    /// The callback for failures that a peer reports. Called with (peer, description of the failure), and must raise an
+    /// exception.
     on_error: Py<PyAny>,
-    /// Called with (peer, note) for each note, or None if notes are ignored.
+    /// The callback for notes, which is called with (peer, note), or None if notes are ignored.
     pub on_note: Option<Py<PyAny>>,
 }
 
@@ -151,8 +152,8 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.unit, self.peers.may_lease(peer));
-                // The unit is put back, so the next call raises this error again, even after a signal handler's
-                // exception.
+                // The unit is put back, so that the next call raises this error again, even if a signal handler raises
+                // an exception now.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
                 return Ok(false); // reached only if `on_error` does not raise
@@ -235,10 +236,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of each peer in this epoch, and stores the unit if it is a snapshot. If `dealt` is
-    /// true, also waits for the snapshot of the dispatching process, which the first peer relays. Waiting for a
-    /// snapshot takes no longer than waiting for an item, because a peer sends its snapshot before its first item. The
-    /// wait ends for the same reasons as a wait for an item, and the next read reports the reason.
+    /// Waits until the first unit of each peer in this epoch has arrived, and stores the unit if it is a snapshot. If
+    /// `dealt` is true, also waits for the snapshot of the dispatching process, which the first peer relays. Waiting
+    /// for a snapshot takes no longer than waiting for an item, because a peer sends its snapshot before its first
+    /// item. The wait ends for the same reasons as a wait for an item, and the next read reports the reason.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
@@ -294,7 +295,7 @@ impl Reader {
         let next = match awoken {
             Ok(Some(next)) => next,
             Ok(None) => {
-                // Items that the exited process had sent completely are delivered first, as far as the order allows.
+                // The complete items of the exited process are delivered first, as far as the order allows.
                 self.watch.note_death();
                 self.collecting.note_death();
                 return Ok(());
@@ -450,7 +451,7 @@ pub type Callbacks = (
     Option<Py<PyAny>>,
 );
 
-/// Creates an error that ends a wait inside this module. Users never see this error.
+/// Creates an error that ends a wait for an item, because a watched process has exited. Users never see this error.
 fn a_process_has_died() -> PyErr {
     PyRuntimeError::new_err("a process has died")
 }
@@ -460,7 +461,7 @@ pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
 /// The kind of a unit, for a caller that waits for results.
 enum Came<'py> {
-    /// A result, and the seconds since work on its batch began.
+    /// A result, and the seconds since the work on the result's batch began.
     Result(Bound<'py, PyAny>, f64),
     Message(Bound<'py, PyAny>),
     Late,
@@ -481,7 +482,8 @@ fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<
     with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Passes a unit's payload and buffers to `look`. A long payload is copied first, so that its sender cannot change it.
+/// Passes the payload and the other buffers of a unit to `look`. A long payload is copied first, so that its sender
+/// cannot change it.
 #[inline]
 fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
     match unit.buffers.split_last() {

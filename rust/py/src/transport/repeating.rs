@@ -1,7 +1,8 @@
 //! Sends snapshots, and checks items that are recomputed after a restart.
 //!
-//! An epoch that resumes an earlier run starts from a snapshot. Items that the reader received after the snapshot are
-//! recomputed, counted and dropped. A rolling checksum verifies that the recomputed items equal the original items.
+//! An epoch that resumes an earlier run starts from a snapshot. Items that the reader has already received after the
+//! snapshot are recomputed and counted, but not sent. A rolling checksum verifies that the recomputed items equal the
+//! original items.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +24,7 @@ use crate::errors;
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
-    /// Takes and sends snapshots that are due. Must be called between two items.
+    /// Takes snapshots that are due according to the schedule, and sends them. Must be called between two items.
     #[inline]
     pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
         if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
@@ -33,7 +34,8 @@ impl Outlet {
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
-    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space if necessary.
+    /// Relays a pending snapshot of the dispatching process to the main process, over the first link. Waits for space
+    /// if necessary.
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -58,7 +60,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Takes a snapshot of a shard. Returns the head and the content of the snapshot.
+    /// Takes a snapshot of a shard. Returns the head and the content of the snapshot, or None if no snapshot was taken.
     fn take(&self, py: Python<'_>, shard: usize) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
         let Some((taker, _)) = &self.taker else { return Ok(None) };
         let made: Option<Made> = taker.call1(py, (shard,))?.extract(py)?;
@@ -124,7 +126,8 @@ impl Outlet {
         Ok(())
     }
 
-    /// Counts a recomputed item that the reader already has. After the last recomputed item, compares the checksum.
+    /// Counts a recomputed item that the reader already has. After the last recomputed item, compares the checksum of
+    /// all recomputed items with the expected checksum.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -154,7 +157,7 @@ impl Outlet {
         self.compare(target)
     }
 
-    /// Checks that the recomputed items equal the items that were sent before.
+    /// Checks by their checksum that the recomputed items equal the items that an earlier run has sent.
     fn compare(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

@@ -1,8 +1,9 @@
 //! Replaces processes that exit in the middle of a stream.
 //!
 //! The reading thread of the main process first receives all complete units and snapshots that the exited process has
-//! sent. The replacement resumes from the latest snapshot, and sends over a new link. The memory of the old link stays
-//! mapped while received items use it. Python code decides which processes to replace, and starts the replacements.
+//! sent. The replacement resumes from the latest snapshot of the exited process, and sends over a new link. The memory
+//! of the old link stays mapped while received items use it. Python code decides which processes to replace, and starts
+//! the replacements.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;
@@ -48,7 +49,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Receives all units that exited processes had committed, and stores their snapshots. A dispatching process is
+    /// Receives all units that exited processes had committed, and stores their snapshots. The dispatching process is
     /// ignored, because it sends no units to this reader.
     fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
         let links = self.peers.links().len();

@@ -102,8 +102,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch. Units contain the number of their stream, and items are counted from zero. A unit that was not
-    /// completely sent in an earlier epoch is dropped.
+    /// Starts an epoch. Units contain the number of their stream, and items are counted from zero. A unit of an earlier
+    /// epoch that was sent only in part is dropped.
     ///
     /// `starts` describes, for each shard or reader, where to resume an earlier run: the number and the checksum of the
     /// items before this position, the number of further items that the reader already has, and the checksum after
@@ -178,12 +178,13 @@ impl Sender {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
 
-    /// Sends the items of `iterator` that the readers request, until the iterator ends or fails, or a command is
-    /// pending. If `iterator` is a tuple, its members are the iterators of several shards, from which items are
-    /// requested in turn. `turns` switches the process to the shard of the next item.
+    /// Sends the items that the readers request, until `iterator` ends, `iterator` fails, or a command is pending. If
+    /// `iterator` is a tuple, it contains the iterators of several shards, from which items are requested in turn.
+    /// `turns` switches the process to the shard of the next item.
     ///
-    /// Returns False if a command is pending. The caller must execute the command and call this method again with the
-    /// iterators. Returns True once all requested items of this pass were sent. Raises the errors of the iterators.
+    /// Returns False if a command is pending. The caller must then execute the command and call this method again with
+    /// the iterators of the shards. Returns True once all requested items of this pass were sent. Raises the errors of
+    /// the iterators.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
         &self,

@@ -31,14 +31,15 @@ pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;
 
-/// The schedule of snapshots. The pause between two snapshots is `factor` times the time of a snapshot, but at least
-/// `most_often`. The schedule uses the shortest of the last three times, because the system may suspend a process
+/// The schedule of snapshots. The pause between two snapshots is `factor` times the time that a snapshot takes, but at
+/// least `most_often`. The schedule uses the shortest of the last three times, because the system may suspend a process
 /// during a snapshot. The pauses after the first two snapshots are shorter, because these snapshots run code for the
 /// first time and take several times as long as later snapshots.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
-    /// The seconds that the last snapshots took, oldest first, or infinity for missing snapshots.
+    /// The seconds that the last three snapshots took, oldest first, or infinity for each snapshot that was not taken
+    /// yet.
     took: [f64; 3],
     due: Instant,
     clock: SampledClock,
@@ -48,7 +49,7 @@ pub struct Cadence {
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
-/// The pause after the first and after the second snapshot, as a fraction of the usual pause.
+/// The pause after the first and after the second snapshot, as a fraction of the pause after later snapshots.
 const EARLY: f64 = 0.1;
 
 impl Cadence {
@@ -75,7 +76,8 @@ impl Cadence {
     }
 }
 
-/// In a worker: the latest snapshot of the dispatching process, until the pump sends it to the main process.
+/// The latest snapshot of the dispatching process in a worker, until the pump has sent this snapshot to the main
+/// process.
 #[derive(Default)]
 pub struct Relay {
     waits: AtomicBool,

@@ -144,8 +144,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Starts counting the items of the pipes in this process's graphs. `end` is the index of the pipe that is iterated
-    /// now.
+    /// Starts counting the items of the pipes in this process's graphs. `end` is the index of the last pipe of this
+    /// process.
     fn bind(&self, page: usize, pipes: Vec<Pipe<'_>>, end: usize) -> PyResult<()> {
         let own = self.own_page(page)?;
         let count = pipes.len();

@@ -19,7 +19,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// This process's statistics about how often yielding before the first sleep has helped.
 static TURNS: Turns = Turns::new();
 
-/// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.
+/// Waits until `ready` returns true. `ready` is called many times without the GIL, but not again after it has returned
+/// true.
 ///
 /// `meter` counts the wait, unless it ends after a few checks. `asleep` is called before the first sleep. After each
 /// slice, Python's signals are handled, and `tick` is called. An error in a handler or `tick` ends the wait.
@@ -73,8 +74,8 @@ pub fn wait_among(
     Ok(())
 }
 
-/// Sleeps until `ready` returns true or the slice ends. If the bell rings but `ready` returns false, for example after
-/// an item of another worker, the thread continues to sleep without taking the GIL.
+/// Sleeps until `ready` returns true or the slice ends. The thread does not take the GIL if the bell rings but `ready`
+/// returns false, for example after an item of another worker.
 fn sleep(
     bell: &BellRef,
     slice: Duration,

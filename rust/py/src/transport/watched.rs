@@ -46,7 +46,7 @@ pub struct Replacing {
 pub struct DeathWatch {
     /// The watched processes, each with the index that the callbacks receive.
     processes: Vec<(usize, WatchedProcess)>,
-    /// The index of a process that was found to have exited.
+    /// The index of a watched process that has exited, or None.
     dead: Option<usize>,
     /// The callback for an exit. Called with the index of the exited process, and must raise.
     on_exit: Option<Py<PyAny>>,
