@@ -2,8 +2,8 @@
 //!
 //! The hook of the C library is used because it runs after Python's own hooks, which may release the GIL. The GIL is
 //! not released between this hook and the fork, so a thread that has drawn a random number must wait for the GIL before
-//! it draws another number. The forking thread takes and releases the lock repeatedly, so that a thread that waits for
-//! the lock without the GIL can take it.
+//! it draws another number. The forking thread takes and releases the lock of PyTorch's generator repeatedly, so that a
+//! thread that waits for the lock without the GIL can take it.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// A call of `take` that lasts longer than this had to wait for the lock. Otherwise, the call lasts about 3 µs.
+/// A call of `take` that lasts longer than this had to wait for the lock. A call that need not wait for the lock lasts
+/// about 3 µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
 /// If a call of `take` had to wait, this many further calls must find the lock free before the process forks. Other
 /// threads can take the lock during `PAUSE` between two calls.

@@ -19,8 +19,8 @@ use pyo3::prelude::*;
 /// during a wait, so signal handlers and other threads find a consistent value.
 pub struct GilCell<T>(Cell<T>);
 
-// SAFETY: `with` requires a token of the interpreter, which one thread has at a time, and no `look` releases the GIL.
-// If a `look` released the GIL, the `RefCell` would refuse access by another thread.
+// SAFETY: `with` requires a token of the interpreter, which only one thread has at a time, and no `look` releases the
+// GIL. If a `look` released the GIL nevertheless, the `RefCell` would refuse access by another thread.
 #[cfg(not(Py_GIL_DISABLED))]
 unsafe impl<T: Send> Sync for GilCell<T> {}
 

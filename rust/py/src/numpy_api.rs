@@ -47,7 +47,7 @@ struct SecondDescr {
     unit: *mut c_void,
 }
 
-/// The newest supported ABI version, which is the version of NumPy 2.
+/// The newest NumPy ABI version that this module supports, which is that of NumPy 2.
 const NEWEST_ABI: c_uint = 0x0200_0000;
 
 /// Returns NumPy's C API, and imports NumPy if necessary. If NumPy is already loaded, this call runs no Python code, so

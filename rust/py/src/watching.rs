@@ -1,4 +1,4 @@
-//! Python functions for watching calls of loaders: set the callback for a stalled call, stop the watching thread.
+//! Python functions that set the callback for stalled calls of loaders, and stop the watching thread.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

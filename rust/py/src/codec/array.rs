@@ -152,8 +152,8 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
 /// covers the whole block. The caller ensures that nothing except the item refers to the array and the tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
-    // SAFETY: the call only reads the reference count of an existing object. The array and this function have one
-    // reference each.
+    // SAFETY: the call only reads the reference count of an existing object. One reference belongs to the array and one
+    // to this function, so more references mean that other code uses the block.
     if unsafe { ffi::Py_REFCNT(base.as_ptr()) } > 2 {
         return None;
     }
@@ -195,7 +195,8 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), flags),
     };
     let numpy = numpy(py)?;
-    // SAFETY: dtype, shape and strides are valid. `data`, if given, covers the array, and is kept alive by its owner.
+    // SAFETY: dtype, shape and strides are valid. If `data` is given, it covers the array, and its owner keeps it
+    // alive.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;

@@ -68,12 +68,12 @@ impl From<PyErr> for Stop {
     }
 }
 
-/// Encodes items. An encoder can be reused, which avoids allocating its vectors again.
+/// Encodes items. An encoder can be reused for many items, so that its vectors need not be allocated again.
 #[derive(Default)]
 pub struct Encoder {
     pub payload: Vec<u8>,
     pub buffers: Vec<OutBuffer>,
-    /// The addresses of this item's containers and arrays that are also referenced from outside the item.
+    /// The addresses of the item's containers and arrays to which code outside the item also has references.
     visited: FxHashSet<usize>,
     /// The long strings and bytes objects of this item that code outside the item also references, stored by address.
     /// Each entry contains the object's number within the item, and a reference that keeps the address valid.
@@ -197,7 +197,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Pickles the postponed member. Before pickling, the encoder makes sure that the whole item need not be pickled,
+    /// Pickles the postponed member. Before this call, the encoder ensures that the whole item need not be pickled,
     /// because pickling may be expensive, and some objects expect to be pickled only once.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };

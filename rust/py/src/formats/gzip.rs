@@ -20,13 +20,13 @@ const FIRST: u8 = 0x1f;
 /// Decompresses the contents of a gzip file. The file may have several members, with zeros between and after them.
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
-    /// The state of the current member, or None between two members and after the last member.
+    /// The decompression state of the current gzip member, or None between two members and after the last member.
     decoder: Option<GzDecoder<GzipSource>>,
     /// The stream after the last gzip member was read. This field must be dropped with the GIL held, because otherwise
     /// PyO3 would take a lock, which a forked child could inherit in its locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
-    /// An error that occurred after the bytes that were already returned.
+    /// An error that is raised after all bytes that were decompressed before the error were returned.
     failed: Option<Error>,
 }
 

@@ -123,7 +123,8 @@ pub struct Timed {
     pub passed: u64,
 }
 
-/// Makes a call, and measures the call if a measurement is due. The returned bool is true for a nested call.
+/// Makes a call, and measures the call if a measurement is due. The returned bool is true if the call was nested in
+/// another call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
@@ -156,7 +157,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// After a slow unmeasured call, lets the next call be measured, because slow calls may follow each other.
+/// Makes the next call a measured call after a slow unmeasured call, because slow calls may follow each other.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);

@@ -51,15 +51,15 @@ pub struct Delivery {
     begun: AtomicBool,
     /// The number of items of the current epoch that the user has received, excluding items of earlier runs.
     given: Arc<GilNumber>,
-    /// The heartbeat of the calls of the source. The flags of the heartbeat are set if the loader is paused or limited,
-    /// if the watching thread does not run, or if the last call was interrupted.
+    /// The heartbeat that counts the calls of the source. The flags of the heartbeat are set if the loader is paused or
+    /// limited, if the watching thread does not run, or if the last call was interrupted.
     pulse: Arc<Pulse>,
     /// The key for reports of stalled calls, and the maximum time for one item, or None if calls are not watched.
     watched: GilCell<Option<(u64, Duration)>>,
 }
 
 impl Delivery {
-    /// Returns the counter of delivered items, which continues to change.
+    /// Returns the counter of delivered items, which later deliveries increase.
     pub fn given(&self) -> Arc<GilNumber> {
         Arc::clone(&self.given)
     }
@@ -256,7 +256,7 @@ impl Delivery {
     }
 }
 
-/// The base class of loader iterators. A subclass handles everything except the common case of returning the next item.
+/// The base class of loader iterators. A subclass does everything except returning the next item in the common case.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct DeliveryIterator {
     delivery: Py<Delivery>,

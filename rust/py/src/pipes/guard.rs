@@ -69,9 +69,9 @@ struct Guard {
     ranging: *mut Ranging,
 }
 
-/// How a guard reports its calls as ranges to torch's profiler.
+/// The settings with which a guard reports its calls as ranges to torch's profiler.
 struct Ranging {
-    /// The function and the argument that `next_ranged` calls, like `Guard::next` and `Guard::argument`.
+    /// The C function that `next_ranged` calls and its argument, like the fields `next` and `argument` of `Guard`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// The dictionary of the module `torch.autograd.profiler`, and the name of the variable that shows whether a
@@ -153,8 +153,9 @@ pub fn guard_iterator<'py>(
         )));
     };
     let sealed = class.is(PyModule::import(py, "builtins")?.getattr("map")?);
-    // SAFETY: the guard is new, and all fields after its header are zero. The fields are set before other code sees the
-    // object. The garbage collector runs in this thread and skips NULLs. The references are transferred to the guard.
+    // SAFETY: the guard is new, and all fields after its header are zero. The fields are set before any other code can
+    // see the object. The garbage collector runs in this thread and skips NULLs. The references are transferred to the
+    // guard.
     unsafe {
         let object = ffi::PyType_GenericAlloc(guard_type(py)?.as_type_ptr(), 0);
         let object = Bound::from_owned_ptr_or_err(py, object)?;
@@ -216,7 +217,8 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
             return std::ptr::null_mut();
         }
         let item = ((*guard).next)((*guard).argument);
-        // If another thread has restarted the pipe during the call, the item is not counted.
+        // If another thread has restarted the pipe during the call, the item belongs to an invalid iterator and is not
+        // counted.
         if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
             count(guard, 1);
         }
@@ -265,7 +267,8 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 /// Makes a call of the guard's iterator and measures its duration. This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered`. The record is not used after the call, which may bind the token to another record.
+    // SAFETY: as in `next_metered`. The record is not used after the call, because the call may bind the token to
+    // another record.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -285,7 +288,8 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
 
 /// Calls the iterator of a pipe if all pipes are measured. During the call, the board shows that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: see `next_metered` and `metered`. The token keeps the word `current` valid until the guard is cleared.
+    // SAFETY: see `next_metered` and `metered`. The token keeps the word to which `current` points valid until the
+    // guard is cleared.
     unsafe {
         let guard = object.cast::<Guard>();
         let before = (*(*guard).current).load(Relaxed);
@@ -334,8 +338,8 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) 
 
 /// Calls the iterator within a profiler range if torch's profiler runs.
 unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered`. The box exists as long as the guard, which the caller of `next_item` keeps alive.
-    // The lookup raises no exception, because the keys of a module are strings.
+    // SAFETY: as in `next_metered`. The boxed `Ranging` exists as long as the guard, which the caller of `next_item`
+    // keeps alive. Looking up the key raises no exception, because all keys of a module's dict are strings.
     unsafe {
         let guard = object.cast::<Guard>();
         let ranging = &*(*guard).ranging;
@@ -382,7 +386,7 @@ unsafe fn begin_first(guard: *mut Guard, first: bool) {
     }
 }
 
-/// Ends measuring the wait for the first item. If an item was returned, marks the epoch as running.
+/// Ends measuring the wait for the first item. If an item was returned, marks the epoch of the main process as running.
 unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     // SAFETY: as in `next_metered`.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
@@ -393,7 +397,8 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     }
 }
 
-/// Handles a call without an item: the iterator has ended, has raised an exception that may be skipped, or is invalid.
+/// Handles a call that has returned no item: the iterator has ended, has raised an exception (which may be skipped), or
+/// is invalid.
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_item`.
@@ -429,8 +434,8 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the current Python exception was created from a panic of Rust code. Fetching a panic exception would
-/// raise another panic.
+/// Returns whether the current Python exception was created from a panic of Rust code. Converting a panic exception to
+/// a Rust error would raise the panic again.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
     unsafe {
@@ -477,7 +482,8 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Removes this package's frames from an exception and adds the pipe's name. Returns Ok(true) to skip the exception.
+/// Removes this package's frames from an exception and adds the pipe's name. Returns Ok(true) if the exception was
+/// handled by skipping it.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = pipe.py();

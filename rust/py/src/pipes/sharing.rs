@@ -20,7 +20,8 @@ pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// The number of items to skip before the first yielded item. `left` is the number of items to yield afterwards.
+    /// The number of items to skip before the first yielded item. `left` is the number of items to yield after these
+    /// skipped items.
     before: AtomicUsize,
     left: AtomicUsize,
 }

@@ -18,7 +18,7 @@ use crate::pipes::clocking::Timed;
 /// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether the pipe is the last pipe of its process. `main` is true for the last pipe of the loader.
+    /// Whether the pipe is the last pipe of its process. `main` is true if this pipe is the last pipe of the loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -169,7 +169,7 @@ impl IterationToken {
         self.armed.store(false, Relaxed);
     }
 
-    /// Whether the board on which this pipe counts, now or after the next `begin`, measures the time of each pipe.
+    /// Whether the time of each pipe is measured on the board on which this pipe counts, now or after the next `begin`.
     #[getter]
     fn is_timed(&self, py: Python<'_>) -> bool {
         self.pending.with(py, |pending| {

@@ -20,7 +20,7 @@ use crate::pipes::iterators::call;
 use crate::pipes::metering::Meter;
 use crate::seconds::duration;
 
-/// The number of bits in the address of a thread.
+/// The number of low bits of a thread's number that contain the result of `pthread_self`.
 const ADDRESS: u32 = 48;
 
 /// Returns a number that identifies this thread in this process. A thread of the parent process may have the same
@@ -80,8 +80,8 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Takes the turn to read, after all threads that requested it earlier. Dropping the returned guard releases the
-    /// turn.
+    /// Takes the turn to read, after all threads that requested it earlier. The turn ends when the returned guard is
+    /// dropped.
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
@@ -133,8 +133,8 @@ impl Turn {
         Ok(())
     }
 
-    /// Takes the turn if no thread has the turn and this thread is next. Returns whether the turn was taken, or an
-    /// error if this thread can never get the turn.
+    /// Takes the turn for this thread if no thread has the turn and this thread is the next to get it. Returns whether
+    /// the turn was taken, or an error if this thread can never get the turn.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self
             .crowd

@@ -30,7 +30,7 @@ use crate::seconds::duration;
 
 struct Entry {
     content: Py<PyAny>,
-    /// The number of the item, or None if positions are not recorded.
+    /// The number of the item, or None if the queue does not record positions.
     index: Option<Index>,
     /// The state of the source after the item, or any object that the worker stores with the item if `index` is None.
     mark: Option<Py<PyAny>>,
@@ -138,7 +138,7 @@ impl ReadAheadQueue {
         drop(spent);
     }
 
-    /// Records that the consumer takes an entry, and returns the content of the entry.
+    /// Records that the consumer has received an entry, and returns the content of the entry.
     fn given(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
         if let Some(index) = entry.index {
             let mut given = 0;

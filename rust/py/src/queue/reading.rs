@@ -1,4 +1,5 @@
-//! Takes the items of a source for threads that read ahead. Each item has a number, and may have a state of the source.
+//! Takes the items of a source for threads that read ahead. Each item of a source has a number, and may be stored with
+//! the state of the source after the item.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -32,9 +33,9 @@ pub struct SourceReader {
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
-    /// Whether the source has ended, or has raised an error and was not read since then.
+    /// Whether the source has ended, or has raised an error after which it was not read again.
     ended: AtomicBool,
-    /// An exception of `state_of` after the last item, which is raised instead of the next item.
+    /// An exception that `state_of` has raised after the last item, which is raised instead of returning the next item.
     state_error: GilCell<Option<Py<PyAny>>>,
 }
 

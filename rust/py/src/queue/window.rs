@@ -4,7 +4,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-/// The window grows by one item whenever this many consecutive small items were delivered.
+/// The number of consecutive small items after which the window grows by one item.
 const GROWTH: u64 = 8;
 
 /// The number of items to read ahead. This number depends only on the delivered items, so that an abandoned epoch
@@ -15,7 +15,7 @@ pub(super) struct Window {
     most: usize,
     /// The number of consecutive small items that were delivered last.
     pub row: u64,
-    /// The maximum number of items that may have been taken from the source so far.
+    /// An upper limit for the number of items that were taken from the source so far.
     reach: u64,
 }
 

@@ -82,7 +82,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error in a thread that is reading, because the thread would wait forever for itself.
+    /// Returns an error if the current thread is already reading, because the thread would wait forever for itself.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(format!(

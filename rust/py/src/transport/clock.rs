@@ -29,12 +29,13 @@ const MOST_TRIES: u32 = 8;
 /// Measures how long a reader waits for one item, possibly in several sleeps.
 pub struct Clock {
     limit: Option<Duration>,
-    /// The kind of peer, for the error message.
+    /// The kind of the awaited peer, which is used in error messages.
     name: String,
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// How many processes were killed while this item was awaited. Each killed process doubles the item's time limit.
+    /// How many processes were killed while this item was awaited. Each killed process doubles the time limit for this
+    /// item.
     tries: u32,
 }
 
@@ -67,13 +68,14 @@ impl Clock {
         }
     }
 
-    /// Ends the measured wait, but keeps `tries`, because a replacement process may send the same item.
+    /// Ends the measurement of the wait, but keeps `tries`, because a replacement process may send the item that was
+    /// awaited.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;
     }
 
-    /// Records that the awaited item has arrived or was abandoned.
+    /// Records that the awaited item has arrived, or that the wait for it was given up.
     #[inline]
     pub fn came(&mut self) {
         self.began = None;

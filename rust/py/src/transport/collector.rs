@@ -1,4 +1,4 @@
-//! The receiving side of links, for the workers' items in the main process, and for dispatched items in a worker.
+//! The receiving side of links: the main process receives items of workers, and a worker receives dispatched items.
 //!
 //! The collector runs in the thread that requests the next item: the main thread, or the thread of a pipe that reads
 //! ahead. This file contains the Python class. `access.rs` decides which thread may read, and `reader.rs` reads items.
@@ -101,7 +101,7 @@ impl Collector {
     ///
     /// Once processes have exited, `on_death(dead, received, ended, paused)` is called with their indices, the number
     /// of items received from each peer, whether each peer has ended, and whether all peers are paused. The callback
-    /// returns the processes to replace, after making sure that all of them have exited.
+    /// `on_death` returns the processes to replace, after making sure that all of them have exited.
     ///
     /// Then `on_replace(dead, positions, ended)` is called. `positions` contains each peer's position (received items
     /// and newest snapshot), and the snapshot of the dispatching process. For each replaced process, the callback
@@ -193,8 +193,9 @@ impl Collector {
     /// Starts an epoch with a `window` for each peer. Must be called before the command to start the epoch is sent. If
     /// another thread still reads for an earlier epoch, this call asks that thread to stop, and waits for the stop.
     ///
-    /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the peer that
-    /// sends the next item. `passed` is the number of passes over the dispatched items that the earlier run has read.
+    /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the index of the
+    /// peer that sends the next item. `passed` is the number of passes over the dispatched items that the earlier run
+    /// has read.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
@@ -251,7 +252,7 @@ impl Collector {
         self.books.with(py, |books| books.total())
     }
 
-    /// Stores the snapshots that this run resumes from.
+    /// Stores the snapshots from which this run resumes an earlier run.
     fn keep(&self, py: Python<'_>, snapshots: Vec<Option<Kept>>, dealt: Option<KeptDealt>) {
         let superfluous: Vec<Content> = self.books.with(py, |books| {
             let mut superfluous = Vec::new();

@@ -41,7 +41,7 @@ pub(super) struct Outlet {
     pub producers: Vec<Producer>,
     /// The arenas of the producers, so that `tidy` can be called while a producer waits.
     arenas: Vec<Arc<Arena>>,
-    /// Selects the shard of the next item in a worker, or the reader of the next item in the dispatching process.
+    /// Selects the shard (in a worker) or the reader (in the dispatching process) of the next item.
     pub dealing: Dealing,
     /// Whether this process is a worker with an iterator per shard, not a dispatching process with a single iterator.
     pub has_shards: bool,
@@ -174,15 +174,15 @@ impl Outlet {
     }
 
     /// Returns a shard that must still recompute items of an earlier run. Shards that recompute items run first,
-    /// because the main process already has these items and waits for later items.
+    /// because the main process already has these items and waits for later items of the shards.
     #[inline]
     fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the current epoch if this worker still has to recompute items of the epoch. Function calls are postponed
-    /// while items are recomputed, because the main process had these items before the call.
+    /// Returns the current epoch if this worker still has to recompute items of the epoch. Calls of functions are
+    /// postponed while items are recomputed, because the main process received these items before it sent the call.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -216,7 +216,7 @@ impl Outlet {
             self.flush();
             let Self { producers, arenas, control, meters, .. } = self;
             let link = if self.has_shards { 0 } else { target };
-            // If a word is damaged, the wait ends, and the next call of the producer reports the damage.
+            // If the control word is damaged, the wait ends, and the next call of the producer reports the damage.
             let ready = || producers[link].permit() != Ok(Permit::Wait) || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(link), ready, || (), |py| tidy(py, arenas).map(drop))?;
         }

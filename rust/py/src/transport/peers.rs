@@ -38,7 +38,7 @@ impl Taken {
     }
 }
 
-/// Returns whether a ring contains a unit or is corrupted, because taking a unit reports the corruption.
+/// Returns whether a ring contains a unit, or is corrupted, so that the attempt to take a unit reports the corruption.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -59,7 +59,7 @@ fn count_copies(consumer: &Consumer, unit: &Unit) {
 /// The memory use of units that were received before the turn of their peer.
 struct Surplus {
     bytes: u64,
-    /// The number of bytes above which the user is warned.
+    /// The number of bytes above which `on_surplus` is called.
     most: u64,
     /// Whether `on_surplus` was already called in this epoch.
     said: bool,
@@ -157,7 +157,8 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. `looked_into` is true if the stream was already begun with a window of 0 to get a snapshot.
+    /// Begins a stream. `looked_into` is true if the stream was already begun with a window of 0, to receive only a
+    /// snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -167,7 +168,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.begin(stream, self.window));
     }
 
-    /// Pauses or resumes the peers if their state differs from `paused`.
+    /// Pauses the peers if `paused` is true, or else resumes them, unless they are already in this state.
     pub fn set_paused(&mut self, paused: bool) {
         if paused != self.paused {
             self.paused = paused;
@@ -227,7 +228,7 @@ impl Peers {
     }
 
     /// Makes the next unit of a peer the current unit, and returns whether there was one. If the next unit in the ring
-    /// belongs to another peer, that unit is kept for later.
+    /// belongs to another peer, that other unit is kept until its peer is next.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         if let Some(taken) = self.taken_in[peer].pop_front() {
@@ -309,7 +310,7 @@ impl Peers {
         self.tell_surplus(py, peer, turn)
     }
 
-    /// Keeps a unit until its peer is next. An item is counted now.
+    /// Keeps a unit that was received before the turn of its peer, until this peer is next. An item is counted now.
     #[cold]
     fn keep_for_later(&mut self, peer: usize, unit: Unit) {
         let taken = Taken { unit, counted: true };

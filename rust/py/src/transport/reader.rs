@@ -63,7 +63,7 @@ pub struct Reader {
     /// In a worker: the connection to the control link, whose commands end a wait of the reader.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
-    /// A stream that was begun before an item was requested, only to receive the first snapshot.
+    /// A stream that was begun only to receive the first snapshot, before an item was requested.
     looked_into: Option<Stream>,
     own: BellRef,
     /// The callback for failures that a peer reports. Called with (peer, description of the failure), and must raise an
@@ -200,7 +200,7 @@ impl Reader {
         if self.interrupt.is_some() { self.progress.pass_on(unit) } else { self.progress.keep(py, peer, unit) }
     }
 
-    /// Stores the snapshots of a peer that were received before the peer's turn.
+    /// Stores the snapshots of a peer among the units that were received before the peer's turn.
     pub fn keep_taken_in(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
         self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
     }
@@ -217,7 +217,8 @@ impl Reader {
     }
 
     /// Waits in a worker for the snapshot that the dispatching process takes at the beginning of a stream, and relays
-    /// it. No item of the stream is requested yet. If another unit arrives first, that unit is kept for reading.
+    /// it. The worker does not yet request an item of this stream. If another unit arrives first, that unit is kept for
+    /// reading.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.links_mut()[0].begin(stream, 0);
@@ -245,7 +246,7 @@ impl Reader {
         self.clock.rearm();
         self.peers.await_all();
         for peer in 0..self.peers.len() {
-            // A peer that was not replaced may already have a snapshot.
+            // The snapshot of a peer that was not replaced may already have arrived.
             self.keep_taken_in(py, peer)?; // arrived while another peer was awaited
             while !self.peers.has_taken_in(peer) && !self.progress.has_snapshot(py, peer, dealt) {
                 if !self.take_snapshot(py, peer)? && !self.await_first(py, signs, epoch, peer, began)? {
@@ -459,7 +460,7 @@ fn a_process_has_died() -> PyErr {
 /// (results, total time of the results in seconds, message that follows the results or None)
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
-/// The kind of a unit, for a caller that waits for results.
+/// What a unit contains, for a caller that waits for results.
 enum Came<'py> {
     /// A result, and the seconds since the work on the result's batch began.
     Result(Bound<'py, PyAny>, f64),

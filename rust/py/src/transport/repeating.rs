@@ -90,7 +90,8 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Takes a snapshot (in a worker: of each shard), and sends it if there is space. Encodes a note for `go_on`.
+    /// Takes a snapshot, or in a worker one snapshot of each shard, and sends the snapshots if there is space. Encodes
+    /// a note for `go_on`.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();

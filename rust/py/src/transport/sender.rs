@@ -42,7 +42,7 @@ pub struct Sender {
     outlet: Mutex<Outlet>,
     /// The arena of each link.
     arenas: Vec<Arc<Arena>>,
-    /// The link that transports the next item.
+    /// The index of the link that transports the next item.
     link: AtomicUsize,
 }
 
@@ -173,7 +173,8 @@ impl Sender {
         self.outlet()?.send_relayed(py)
     }
 
-    /// Returns (items, checksum) for each shard or reader. Items sent by earlier runs of this stream are included.
+    /// Returns (items, checksum) for each shard or reader. Items that earlier runs of this stream have sent are
+    /// included.
     fn accounts(&self) -> PyResult<Vec<Entry>> {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }

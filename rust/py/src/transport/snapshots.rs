@@ -1,8 +1,8 @@
 //! Snapshots of a graph that are sent over a link: their schedule, their format, and their storage.
 //!
-//! A child takes snapshots between items, without a request. If the ring or the arena has no room, a snapshot is
-//! dropped, so that a snapshot never delays an item. A snapshot consists of little-endian words and the content, which
-//! is inline or in a block:
+//! A child takes snapshots between items, without a request. If the ring or the arena has no room for a snapshot, the
+//! snapshot is dropped, because waiting for room would delay items. A snapshot consists of little-endian words and the
+//! content, which is inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -145,7 +145,7 @@ pub fn head(pass: u32, share: Share, accounts: impl ExactSizeIterator<Item = Acc
     words.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
-/// A received snapshot with its decoded head and its encoded content.
+/// A received snapshot, whose head was decoded and whose content is still encoded.
 pub struct Opened<'a> {
     pass: u32,
     share: Share,
@@ -206,8 +206,8 @@ impl<'a> Opened<'a> {
 
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the lease's memory is valid for its length. No slice refers to the memory, so if a faulty producer writes
-    // at the same time, only the copied bytes are wrong. The call returns a new `bytes`, or NULL with an error.
+    // SAFETY: the lease's memory is valid for its length. No Rust slice refers to the memory, so if a faulty producer
+    // writes during the copy, only the copied bytes are wrong. The call returns a new `bytes`, or NULL with an error.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())

@@ -9,8 +9,8 @@ use torchdata_core::stats::{WaitRef, nanoseconds};
 
 use crate::enter::{self, Slices};
 
-/// The number of checks before the first sleep. The number is small because a spinning thread can prevent the awaited
-/// thread from running if there are fewer cores than runnable threads.
+/// The number of times that a thread checks for the event before its first sleep. The number is small because a
+/// spinning thread can prevent the awaited thread from running if there are fewer cores than runnable threads.
 const SPINS: u32 = 40;
 /// The interval at which a waiting thread checks whether other processes still run, because a process that exits does
 /// not ring the bell. A check consists of two system calls without the GIL, so the checks use less than 1 % of a core.
@@ -36,7 +36,7 @@ pub fn wait_until(
 }
 
 /// Waits like `wait_until`, but for an event that depends on other processes. `any_exited` is called every few
-/// milliseconds without the GIL. If it returns true, the slice ends early and `tick` is called.
+/// milliseconds without the GIL. If `any_exited` returns true, the slice ends early and `tick` is called.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,

@@ -40,8 +40,8 @@ pub struct Replacing {
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes that are watched while the reader waits. A worker watches no process, because it exits with the main
-/// process, and the main process reports the exit of other processes.
+/// The processes whose exit the reader notices while it waits. A worker watches no process, because it exits with the
+/// main process, and the main process reports the exit of other processes.
 #[derive(Default)]
 pub struct DeathWatch {
     /// The watched processes, each with the index that the callbacks receive.
