@@ -126,9 +126,9 @@ fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), R
     }
 }
 
-/// Resizes a region of an image into rows of pixels, stored from left to right. The pixel type is a parameter, so only
-/// the code for two types is compiled. Floating-point channels are not supported, because their results could differ
-/// between two builds.
+/// Resizes an image region into rows of pixels, from left to right. The pixel type is a parameter, so only the code for
+/// two types is compiled. Floating-point channels are not supported, because their results could differ between two
+/// builds.
 fn convolve<P: PixelTrait>(
     resizer: &mut Resizer,
     source: Pixels<'_>,

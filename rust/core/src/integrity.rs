@@ -1,8 +1,7 @@
 //! Detects damage in shared memory, in single words and in whole units.
 //!
-//! The checks detect accidental damage, such as a write through a stray pointer, but they do not detect attacks.
-//! Control words, cursors and units carry check bits. Blocks have no checksum, because computing it would cost as much
-//! as a copy.
+//! The checks detect accidental damage, such as stray writes, but not attacks. Control words, cursors and units carry
+//! check bits. Blocks have no checksum, because computing it would cost as much as a copy.
 
 /// An odd constant, so that every change within one byte of a value changes the check.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -79,10 +78,9 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes and adds them to the checksum. The checksum does not include `len`, so one of the words that
-    /// the caller has added before must contain the length. Each byte is read only once, so that the copied bytes are
-    /// the bytes in the checksum. One loop copies and sums the bytes, because a second loop would have to wait until
-    /// the copy is stored.
+    /// Copies `len` bytes and adds them to the checksum. The checksum does not include `len`, so the words that were
+    /// added before must contain the length. Each byte is read only once, so that the copied bytes are the bytes in the
+    /// checksum. One loop copies and sums the bytes, because a second loop would have to wait until the copy is stored.
     ///
     /// Bytes after the end of the copy, up to a multiple of 8, are also written: zeros, unless the source is `PADDED`.
     ///
@@ -142,8 +140,7 @@ unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
     }
 }
 
-/// Returns a word with the last `len % 8` bytes as its lowest bytes; its other bytes are undefined. `len % 8` must not
-/// be 0.
+/// Returns the last `len % 8` bytes as the lowest bytes of a word with undefined other bytes. `len % 8` must not be 0.
 ///
 /// # Safety
 /// `from` is readable for `len` bytes.
@@ -162,8 +159,7 @@ unsafe fn last_word(from: *const u8, len: usize) -> u64 {
 /// The number of words from which the sample of a large buffer is computed.
 const SAMPLES: usize = 16;
 
-/// Returns 16 bits that depend on a buffer's length and on a few words. The other words are ignored, because reading
-/// all words would take as long as a copy.
+/// Returns 16 bits that depend on a buffer's length and on a few words. Reading all words would take as long as a copy.
 ///
 /// # Safety
 /// `data` is readable for `len` bytes.

@@ -37,8 +37,7 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // The stride of an axis with one element has no meaning, so such an axis is sorted by the stride of the preceding
-    // axis.
+    // The stride of an axis with one element has no meaning, so this axis uses the stride of the preceding axis.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };

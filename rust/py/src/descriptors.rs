@@ -44,8 +44,7 @@ impl OwnedDescriptor {
 
 #[pymethods]
 impl OwnedDescriptor {
-    /// Takes ownership of a descriptor. The object keeps a duplicate of the descriptor `fd`, and the original is
-    /// closed.
+    /// Takes ownership of a descriptor. The object keeps a duplicate of `fd`, and `fd` itself is closed.
     #[new]
     fn new(fd: i32) -> PyResult<Self> {
         Ok(Self(Mutex::new(Some(take_fd(fd)?))))

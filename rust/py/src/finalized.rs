@@ -3,10 +3,9 @@
 //! Python handles signals in a `__del__` method as in other code, but ignores exceptions that are raised in `__del__`.
 //! If Ctrl-C interrupted a `__del__` method, the object would not be finalized, and the KeyboardInterrupt would be
 //! lost. Therefore the finalizer is implemented in Rust, where no signals are handled. The finalizer calls the method
-//! `_finalize`. If a signal interrupts a call of `_finalize`, the finalizer calls `_finalize` again with an argument
-//! that reports the interruption. The last call of `_finalize` must raise the KeyboardInterrupt after finalizing the
-//! object. If the attribute `_ended` of an object is true, there is nothing to finalize, so the finalizer runs no
-//! Python code.
+//! `_finalize`. If a signal interrupts this call, the finalizer calls `_finalize` again with an argument that reports
+//! the interruption. The last call of `_finalize` must raise the KeyboardInterrupt after finalizing the object. If the
+//! attribute `_ended` of an object is true, there is nothing to finalize, so the finalizer runs no Python code.
 //!
 //! The finalizer runs in any thread that drops the last reference or collects garbage.
 

@@ -12,15 +12,13 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// A call of `take` that lasts longer than this had to wait for the lock. A call that need not wait for the lock lasts
-/// about 3 µs.
+/// A call of `take` that lasts longer than this had to wait for the lock. Without a wait, the call lasts about 3 µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
 /// If a call of `take` had to wait, this many further calls must find the lock free before the process forks. Other
 /// threads can take the lock during `PAUSE` between two calls.
 const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
-/// The maximum time by which a fork is delayed. All other threads that need the GIL are blocked while a fork is
-/// delayed.
+/// The maximum time by which a fork is delayed. All other threads that need the GIL are blocked during this time.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {

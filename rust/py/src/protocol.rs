@@ -95,8 +95,7 @@ impl PyReplacing {
         self.with(|replacing| replacing.wanted(&dead, &ended))
     }
 
-    /// Counts a process's exit. Returns a tuple: the number of exits at this item, whether this exit is new, and
-    /// whether the loader must give up.
+    /// Counts a process's exit. Returns (number of exits at this item, whether this exit is new, whether to give up).
     fn judge(&self, child: usize, process: u64, epoch: u32, received: Vec<u64>, halted: bool) -> (usize, bool, bool) {
         let verdict = self.with(|replacing| replacing.judge(child, process, epoch, &received, halted));
         (verdict.deaths, verdict.is_new, verdict.is_final())

@@ -21,8 +21,7 @@ type Blame = (&'static str, Vec<u32>, u32);
 
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]
 pub struct PyMeeting {
-    /// None after `close`. A waiting thread has its own reference to the `Meeting`, so `close` does not free the
-    /// `Meeting` during the wait.
+    /// None after `close`. A waiting thread has its own reference to the `Meeting`.
     meeting: ManuallyDrop<Mutex<Option<Arc<Meeting>>>>,
     process: u32,
 }

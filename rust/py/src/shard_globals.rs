@@ -107,8 +107,7 @@ impl SavedGlobals {
 
 impl SavedGlobals {
     /// Saves the globals of the running shard (`self`) and loads the globals of `other`. Returns false without any
-    /// change if a library was loaded in the meantime, or if one of the two shards needs more than an exchange of
-    /// globals.
+    /// change if another library was loaded, or if one shard needs more than an exchange of globals.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);

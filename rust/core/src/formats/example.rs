@@ -22,8 +22,7 @@ pub enum FeatureKind {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feature<'a> {
     kind: Option<FeatureKind>,
-    /// For byte strings, each part is one value. If the values are numbers, each part contains the encoding of one or
-    /// more numbers.
+    /// For byte strings, each part is one value. For numbers, each part is the encoding of one or more numbers.
     parts: Vec<&'a [u8]>,
 }
 

@@ -153,8 +153,7 @@ pub struct ArenaUse {
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
-    /// Whether `tidy` may have an effect, because blocks are allocated or free pages may still be returned to the
-    /// system. Otherwise, `tidy` has no effect.
+    /// Whether blocks are allocated, or free pages may still be returned. Otherwise, `tidy` has no effect.
     untidy: AtomicBool,
     /// The `fork::generation` of the only process that may allocate and free blocks.
     generation: u64,

@@ -40,9 +40,8 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// The number of bytes that describe a unit in a frame's head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// Sealed control words that a carrier sends to the carrier on the other machine. The words `order` and `starving` come
-/// from the header of the inbound link. The words `granted` and `acknowledged` are read from the header of the outbound
-/// link.
+/// Sealed control words for the carrier on the other machine. The words `order` and `starving` are read from the
+/// inbound link. The words `granted` and `acknowledged` are read from the outbound link.
 pub type Words = [u64; 4];
 
 /// Several units that are transferred together.

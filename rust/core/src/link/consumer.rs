@@ -191,8 +191,7 @@ impl Consumer {
 
     /// Returns whether the producer starves, that is, waits for another process (see [`crate::link::Announcer`]).
     pub fn starves(&self) -> bool {
-        // SYNC(starve): pairs with Announcer::starve. A damaged word is harmless, because the producer overwrites it at
-        // its next check.
+        // SYNC(starve): pairs with Announcer::starve. A damaged word is overwritten at the producer's next check.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }

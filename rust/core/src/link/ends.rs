@@ -103,8 +103,7 @@ impl Probe {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Equal positions have equal words, because a word consists of a position and the check of this position. The
-        // consumer detects damage.
+        // Equal positions have equal words, because a word is a position and its checksum. The consumer detects damage.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 

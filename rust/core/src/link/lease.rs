@@ -20,8 +20,8 @@ pub(super) struct Returns {
     /// The total size of all leases in bytes.
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The `fork::generation` of the process that owns the leases. A forked child has another generation, so it does
-    /// not return blocks.
+    /// The `fork::generation` of the process that owns the leases. A forked child must not return the blocks of these
+    /// leases.
     generation: u64,
 }
 

@@ -33,8 +33,7 @@ const TIDY_NEAR: Duration = Duration::from_millis(1);
 pub enum Part {
     /// The buffer is in a block of this link's arena.
     Block(Arc<Block>),
-    /// The buffer was sent in fragments before the unit. The value is the buffer's length as returned by
-    /// [`sampled_len`].
+    /// The buffer was sent in fragments before the unit. The value is the buffer's length from [`sampled_len`].
     Streamed(u64),
 }
 
@@ -169,8 +168,8 @@ impl Producer {
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Continues the stream after the items that `account` counts, which an earlier run has sent. The next `again`
-    /// items are recomputed and dropped.
+    /// Continues after the items of earlier runs, which `account` counts. The next `again` items are recomputed and
+    /// dropped.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
@@ -272,8 +271,7 @@ impl Producer {
     }
 
     /// Records that `bytes` bytes of blocks are in flight. Small items share an entry of `ahead`, so that `ahead` does
-    /// not grow with the number of items. The blocks of an entry of `ahead` count as taken once the consumer has taken
-    /// the last item of the entry.
+    /// not grow with the number of items. The blocks of an entry count as taken once the entry's last item was taken.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -326,8 +324,7 @@ impl Producer {
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether the consumer has not yet taken all units with blocks, so that waiting for the consumer may free
-    /// memory.
+    /// Returns whether blocks are in flight that the consumer has not taken yet, so that waiting may free memory.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
@@ -363,9 +360,8 @@ impl Producer {
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item, and reduces by one the number of items that the consumer still accepts. The consumer may be
-    /// woken up later. Every push method panics if the unit does not fit (see [`Producer::fits`]), or if a block
-    /// belongs to another arena.
+    /// Pushes an item, which uses up one item of the consumer's grant. The consumer may be woken up later. Every push
+    /// method panics if the unit does not fit (see [`Producer::fits`]), or if a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         // A busy producer may never wait, so it must return idle memory to the system before an item.
         if self.arena.is_untidy()

@@ -10,8 +10,7 @@ use crate::integrity::{Checksum, sample};
 
 /// The kind of a unit that is a fragment of a buffer.
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of the first fragment of a unit. Fragments before a first fragment belong to a unit that the producer has
-/// abandoned.
+/// The kind of the first fragment of a unit. Fragments that precede a first fragment belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
 /// A flag in the kind of an item: equal items may have different bytes in different runs, for example in a pickle.

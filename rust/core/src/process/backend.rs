@@ -19,8 +19,7 @@ pub enum Choice {
     Lacking = 3,
 }
 
-/// Returns the implementation that this process uses. Each child process determines the implementation itself, with the
-/// same result.
+/// Returns the implementation that this process uses. Each child process makes the same choice itself.
 pub fn choice() -> Choice {
     /// The number of the chosen implementation, or 0 before the first call. No lock is used, because a fork could copy
     /// a lock that another thread holds.

@@ -197,8 +197,7 @@ fn span(entry: &InheritedEntry) -> (usize, usize) {
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// Merges adjacent ranges. The links of many workers are adjacent in memory, so one system call can replace the
-/// mappings of several links.
+/// Merges adjacent ranges. The links of many workers are adjacent, so one system call can replace several links.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {

@@ -177,8 +177,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     loop {
         // SYNC(watch): pairs with the exchange below, so a watch is read after it was initialized.
         let current = WATCH.load(Acquire);
-        // SAFETY: the pointer is null, or valid because a `Watch` is never freed. A forked child leaks the `Watch` of
-        // its parent.
+        // SAFETY: the pointer is null, or valid because a `Watch` is never freed. A child leaks its parent's `Watch`.
         if let Some(watch) = unsafe { current.as_ref() }
             && watch.generation == generation
         {

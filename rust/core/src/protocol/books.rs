@@ -132,9 +132,8 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch in which each peer starts after the items that its entry of `starts` counts, or at item 0 if
-    /// `starts` is empty. Returns the snapshots of the previous epoch, which the caller must drop, because dropping may
-    /// run arbitrary code.
+    /// Begins an epoch in which each peer starts after the items that `starts` counts, or at item 0 by default. Returns
+    /// the snapshots of the previous epoch, which the caller must drop, because dropping may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -175,8 +174,7 @@ impl<S> Books<S> {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` returns how many delivered items the user has not received yet, or None if this
-    /// number is unknown.
+    /// Counts a delivered item. `lag` returns how many delivered items the user has not received, or None if unknown.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;
@@ -267,8 +265,7 @@ impl<S> Books<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];
         }
-        // Snapshots arrive over several links in any order, so the new snapshot is inserted at its position in the
-        // sorted list.
+        // Snapshots arrive over several links in any order, so the new snapshot is inserted by its sort key.
         let place = self.dealt.iter().rposition(|known| order(known) <= order(&dealt)).map_or(0, |place| place + 1);
         self.dealt.insert(place, dealt);
         let oldest = self.oldest_shares();

@@ -17,8 +17,7 @@ pub enum Deal {
     Nobody,
 }
 
-/// The order in which readers receive items. The reader of an item depends on the item's number, and not on the
-/// readers' speed.
+/// The order in which readers receive items. The reader of an item depends only on the item's number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
     turn: RoundRobin,
@@ -58,8 +57,7 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step of a worker that takes turns between its shards, all of which send to one reader under one
-    /// grant.
+    /// Returns the next step of a worker that takes turns between its shards, which all have the same reader and grant.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)

@@ -5,8 +5,7 @@
 pub enum Command {
     /// Run the epoch with this number, and abandon any other running epoch.
     Epoch(u32),
-    /// Recompute the end of this epoch to restore the child's state. The main process already has all items of this
-    /// epoch.
+    /// Recompute the end of this epoch to restore the child's state. The main process has all items of the epoch.
     Repeat(u32),
     /// Apply a function to the graph, between two items. The running epoch continues.
     Call,

@@ -50,8 +50,7 @@ impl Ahead {
         self.taken = self.taken.saturating_add(bytes);
     }
 
-    /// Records that the reader has to wait for the writer, which adapts the limit. Returns whether the limit in bytes
-    /// has changed.
+    /// Records that the reader waits for the writer. Returns whether the limit in bytes has changed.
     pub fn wait(&mut self) -> bool {
         let before = self.allowed;
         let taken = std::mem::take(&mut self.taken);
@@ -127,8 +126,7 @@ impl Sending {
         })
     }
 
-    /// Like `permit`, but returns `Wait` instead of `Now`, because the writer has reached its limit in bytes (see
-    /// [`Ahead`]).
+    /// Like `permit`, but makes the next item wait, because the writer has reached its limit in bytes (see [`Ahead`]).
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

@@ -8,8 +8,7 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected. `heard` is the time at which the hub received the member's last message, or None before
-    /// the member's first heartbeat.
+    /// The member is connected. `heard` is the time of the member's last message, or None before its first heartbeat.
     Taken {
         heard: Option<Instant>,
     },
@@ -30,8 +29,7 @@ struct Trial {
 pub struct Hub {
     /// The number of the current or next operation. In operation 0, all ranks connect.
     operation: u64,
-    /// For each rank, the value that the hub has received for `operation`, or None if it is missing. The first entry is
-    /// the value of rank 0.
+    /// For each rank, its value for `operation`, or None if missing. The first entry is the value of rank 0.
     values: Vec<Option<i64>>,
     /// For each rank, the state of its connection. The entry of rank 0, which is the hub itself, is not used.
     seats: Vec<Seat>,

@@ -66,8 +66,7 @@ impl Door {
                 Ok((socket, _)) => self.callers.extend(RankStream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // Accepting usually fails because of the limit of open descriptors, so the oldest unidentified
-                // connection is closed.
+                // Usually the limit of descriptors was reached, so the oldest unidentified connection is closed.
                 Err(_) => return drop(self.callers.pop_front()),
             }
             if self.callers.len() > most {

@@ -58,8 +58,7 @@ const HEAD: usize = 3;
 /// The length of a [`Message::Hello`], which limits what is read from a connection that has not identified itself.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum length of a message without its head. A message that reports a failure can contain only about the first
-/// 16,000 ranks at fault.
+/// The maximum length of a message without its head. A failure report lists only about the first 16,000 ranks at fault.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];

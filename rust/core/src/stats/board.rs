@@ -19,8 +19,8 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// A `generation` that no process has, so that no process may write to a board that was opened only for reading. No
-/// process has this generation, so no process may write to the board.
+/// The `generation` of a board that was opened only for reading. No process has this generation, so no process may
+/// write to the board.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The role of a process in its loader.
@@ -195,8 +195,7 @@ pub struct PageRef {
 impl PageRef {
     pub(super) fn at<T>(&self, offset: usize) -> *const T {
         let page = MEMORY_PAGE + self.index * self.board.config.page_len();
-        // SAFETY: callers pass offsets that are inside a page. The page is inside the region, because the sizes were
-        // checked.
+        // SAFETY: callers pass offsets inside a page. The page is inside the region, because the sizes were checked.
         unsafe { self.board.region.as_mut_ptr().add(page + offset).cast_const().cast::<T>() }
     }
 
@@ -215,8 +214,7 @@ impl PageRef {
     /// Returns the counters of one link end, or None if `index` exceeds the capacity.
     pub(super) fn flow_at(&self, index: usize) -> Option<&Flow> {
         let offset = self.board.config.flows_at() + index * size_of::<Flow>();
-        // SAFETY: the index was checked, so the counters are inside the page. The offset is a multiple of 64, and all
-        // access is atomic.
+        // SAFETY: the checked index is inside the page. The offset is a multiple of 64, and all access is atomic.
         (index < self.board.config.flows as usize).then(|| unsafe { &*self.at::<Flow>(offset) })
     }
 

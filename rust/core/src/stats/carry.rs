@@ -18,8 +18,7 @@ use super::layout::{Flow, PageHeader, PipeRecord, Sequence, Wait, add, write_tex
 use crate::error::Corrupted;
 
 const WORD: usize = size_of::<u64>();
-/// The number of words of a copy before the counters: the time of the copy, the number of pipes and the number of
-/// flows.
+/// The number of words before a copy's counters: the time of the copy, and the number of pipes and flows.
 const HEAD: usize = 3;
 const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another machine have inconsistent lengths");
 
@@ -118,8 +117,7 @@ impl PageRef {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {
                 let [.., a, b, c, d] = value.to_ne_bytes();
-                // SAFETY: the upper 32 bits of the word after the sequence number are inside the page, aligned and
-                // atomic.
+                // SAFETY: the 32 bits after the sequence number are inside the page, aligned and atomic.
                 let half = unsafe { &*self.at::<AtomicU32>(word * WORD + WORD / 2) };
                 half.store(u32::from_ne_bytes([a, b, c, d]), Ordering::Release);
             } else {

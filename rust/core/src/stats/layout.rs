@@ -80,8 +80,7 @@ pub(super) struct BoardHeader {
     pub main: AtomicU32,
     /// The time of creation.
     pub made: AtomicU64,
-    /// Whether child processes may send snapshots of any size. The main process sets this field when a state is
-    /// requested.
+    /// Whether snapshots of any size may be sent. The main process sets this field when a state is requested.
     pub wants_large: AtomicU32,
 }
 
@@ -91,8 +90,7 @@ pub(super) struct BoardHeader {
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. Also repairs the sequence number if it is odd because the writer was killed during a
-    /// change.
+    /// Changes the guarded data. Also repairs the sequence number if a killed writer has left it odd.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -281,8 +279,7 @@ impl PipeRecord {
             } else if place.name.iter().zip(&mut cut).any(|(one, other)| one.load(Relaxed) != *other.get_mut()) {
                 continue;
             }
-            // SYNC(kind): pairs with PipeRecord::skipped_kinds; a reader that sees a count also sees the name of the
-            // exception type.
+            // SYNC(kind): pairs with PipeRecord::skipped_kinds; a reader that sees a count also sees its name.
             place.count.store(count.wrapping_add(1), Ordering::Release);
             return;
         }
@@ -319,8 +316,7 @@ pub(super) struct PageHeader {
     pub began: AtomicU64,
     /// The current or last epoch.
     pub epoch: AtomicU32,
-    /// The number of counted pipes. `all_pipes` also includes the pipes that exceed the capacity of the page and are
-    /// not counted.
+    /// The number of counted pipes. `all_pipes` also includes uncounted pipes.
     pub pipes: AtomicU32,
     pub all_pipes: AtomicU32,
     /// 1 + the number of the running pipe if all pipes are measured, or 0 if no pipe runs or the pipe is not known.
@@ -328,8 +324,7 @@ pub(super) struct PageHeader {
     /// The signal that makes the process write its stack to the descriptor `stack`, or 0.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// How often the process was restarted. `snapshots` is the number of snapshots that the process has sent to its
-    /// consumer.
+    /// How often the process was restarted. `snapshots` is the number of snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
     /// The nanoseconds that the loader in the main process spent in its last pipe.

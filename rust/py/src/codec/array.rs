@@ -195,8 +195,7 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), flags),
     };
     let numpy = numpy(py)?;
-    // SAFETY: dtype, shape and strides are valid. If `data` is given, it covers the array, and its owner keeps it
-    // alive.
+    // SAFETY: dtype, shape and strides are valid. `data`, if given, covers the array, and is kept alive by its owner.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;
@@ -212,8 +211,7 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;
-    // SAFETY: callers pass existing NumPy scalars. The buffer is large enough, because an element of a plain dtype has
-    // at most `LARGEST` bytes.
+    // SAFETY: callers pass existing NumPy scalars. The buffer has room for an element of any plain dtype.
     unsafe {
         let descr = numpy.dtype_of(scalar)?;
         let Some((dtype, size)) = Dtype::of(py, descr.as_ptr().cast()) else { return Ok(None) };

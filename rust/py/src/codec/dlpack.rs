@@ -334,8 +334,7 @@ impl Own {
     }
 }
 
-/// The owner of the memory of a new tensor. Torch frees the owner in any thread, after the last tensor that uses the
-/// memory.
+/// The owner of a new tensor's memory. Torch frees the owner in any thread, after the last tensor that uses the memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,

@@ -26,8 +26,7 @@ const DEEPEST: usize = 64;
 /// If an item contains a string of at least this length several times, the string is sent only once. Shorter strings,
 /// such as most dictionary keys, are always copied, because a copy is as fast as a lookup.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// The encoder reuses its tables of objects for the next item, and shrinks a table that has become larger than this
-/// capacity.
+/// The encoder reuses its tables of objects for the next item, but reduces larger tables to this capacity.
 const MOST_REMEMBERED: usize = 1024;
 
 /// A range of addresses in this process's memory, from the first byte to the byte after the last.
@@ -143,8 +142,7 @@ impl Encoder {
 
     /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes. If a
     /// long string is new, writes `Kept`, even if the string cannot occur twice, because the encoding must not depend
-    /// on reference counts. Like `visit`, this function looks up an object only if the object has more than two
-    /// references.
+    /// on reference counts. Like `visit`, this function looks up only objects with more than two references.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -172,8 +170,7 @@ impl Encoder {
         Ok(false)
     }
 
-    /// Records a tensor's memory. Tensors that share memory must be pickled, because other encodings do not preserve
-    /// the sharing.
+    /// Records a tensor's memory. Tensors that share memory must be pickled, because only pickle preserves sharing.
     fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
         if start == end {
             return Ok(());
@@ -334,8 +331,7 @@ impl Encoder {
             return Ok(());
         }
         let mut len = 0;
-        // SAFETY: `item` is an exact str. The string caches its UTF-8 form, which stays valid as long as the string
-        // exists.
+        // SAFETY: `item` is an exact str. The string keeps its cached UTF-8 form as long as it exists.
         let data = unsafe { ffi::PyUnicode_AsUTF8AndSize(item.as_ptr(), &mut len) };
         if data.is_null() {
             drop(PyErr::take(item.py())); // a string with lone surrogates has no UTF-8 form, but can be pickled

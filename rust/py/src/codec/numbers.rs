@@ -31,8 +31,7 @@ fn width(element: Tag) -> usize {
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     let mut overflow = 0;
-    // SAFETY: as above. For an int that does not fit, the first call sets `overflow`, and the second call sets an
-    // exception.
+    // SAFETY: as above. For large ints, the first call sets `overflow`, the second sets an exception.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {
@@ -50,8 +49,7 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Appends a sequence of `len` members as a block. Returns false without a change to `payload` if a block cannot
-/// contain these members.
+/// Appends a sequence of `len` members as a block. Returns false without a change if a block cannot contain them.
 ///
 /// # Safety
 /// The GIL is held. For each index below `len`, `member` runs no Python code and returns a borrowed member or NULL.
@@ -173,9 +171,8 @@ pub fn block_bytes(element: Tag, len: usize) -> PyResult<usize> {
 pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
-    // SAFETY: no other code refers to the new sequence until all members are set. If creating a member fails, the
-    // remaining entries are NULL, which the destructor of the sequence allows. Setting a member takes ownership of the
-    // reference.
+    // SAFETY: no other code refers to the new sequence until all members are set. After an exception, the remaining
+    // entries are NULL, which the destructor of the sequence allows. Setting a member takes ownership of the reference.
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
         let sequence = Bound::from_owned_ptr_or_err(py, object)?;

@@ -9,11 +9,10 @@ use super::malformed;
 pub enum Layout {
     /// The elements are contiguous, in the order of their indices.
     Contiguous,
-    /// The elements have no gaps, and are encoded in the order in which they are stored in memory. The decoded tensor
-    /// has these strides, in elements.
+    /// The elements are encoded in memory order, and have no gaps. The decoded tensor has these strides, in elements.
     MemoryOrder(Vec<i64>),
     /// The elements have gaps between them, so the encoder copies the elements. The decoded tensor has these strides,
-    /// in elements, without gaps.
+    /// in elements.
     WithGaps(Strided, Vec<i64>),
 }
 

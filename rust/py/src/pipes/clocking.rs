@@ -20,8 +20,7 @@ const COST: u64 = 60;
 /// Measuring all pipes takes at most 1/`PRICE` of the time, and measuring only the loader 1/`PRICE_METERED`.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
-/// How many calls a measured call represents at most. `LONGEST_METERED` applies if only the loader is measured, and not
-/// each pipe.
+/// How many calls a measured call represents at most. `LONGEST_METERED` is used if only the loader is measured.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
 /// An unmeasured call that takes more nanoseconds than this is detected with the coarse clock.
@@ -49,8 +48,7 @@ struct Clocking {
     calls: Cell<u64>,
     countdown: Cell<u64>,
     gap: Cell<u64>,
-    /// The upper limit for the mean of the next gap, that is, the number of calls between two measurements (see
-    /// [`next_gap`]).
+    /// The upper limit for the mean of the next gap (see [`next_gap`]).
     most: Cell<u64>,
     last: Cell<u64>,
     /// The moving average of the durations of root calls in this thread, in nanoseconds.
@@ -113,18 +111,15 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// If the call was measured: the nanoseconds without its nested calls, and the maximum number of calls that it
-    /// represents.
+    /// For a measured call: the nanoseconds without nested calls, and the maximum number of calls that it represents.
     pub own: Option<(u64, u64)>,
-    /// If the call is a root call that was measured or slow: its nanoseconds, and the number of calls that it
-    /// represents.
+    /// If a root call was measured or slow: its nanoseconds, and the number of calls that it represents.
     pub whole: Option<(u64, u64)>,
     /// The nanoseconds since the previous measured root call of this thread.
     pub passed: u64,
 }
 
-/// Makes a call, and measures the call if a measurement is due. The returned bool is true if the call was nested in
-/// another call.
+/// Makes a call, and measures the call if a measurement is due. The returned bool is true for a nested call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {

@@ -34,8 +34,7 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch during the read. If an item was already read, this item
-    /// is dropped.
+    /// Another thread or a signal handler has ended the epoch. If an item was already read, this item is dropped.
     Left,
 }
 

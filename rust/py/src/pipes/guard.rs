@@ -64,8 +64,7 @@ struct Guard {
     /// Whether the iterator is the built-in `map`. A StopIteration that the function of the `map` raises is converted
     /// to another error, because it would look like the end of the data (PEP 479).
     sealed: bool,
-    /// A boxed `Ranging` with the settings for profiler ranges if PyTorch is loaded, otherwise NULL. Freed with the
-    /// guard.
+    /// The settings for profiler ranges if PyTorch is loaded: a boxed `Ranging`, otherwise NULL. Freed with the guard.
     ranging: *mut Ranging,
 }
 
@@ -74,8 +73,7 @@ struct Ranging {
     /// The C function that `next_ranged` calls and its argument, like the fields `next` and `argument` of `Guard`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The dictionary of the module `torch.autograd.profiler`, and the name of the variable that shows whether a
-    /// profiler runs.
+    /// The dictionary of the module `torch.autograd.profiler`, and the variable that shows whether a profiler runs.
     profiler: Py<PyDict>,
     runs: Py<PyString>,
     /// Begins a profiler range for a pipe, and returns a function that ends this range.
@@ -153,9 +151,8 @@ pub fn guard_iterator<'py>(
         )));
     };
     let sealed = class.is(PyModule::import(py, "builtins")?.getattr("map")?);
-    // SAFETY: the guard is new, and all fields after its header are zero. The fields are set before any other code can
-    // see the object. The garbage collector runs in this thread and skips NULLs. The references are transferred to the
-    // guard.
+    // SAFETY: the guard is new, and all fields after its header are zero. The fields are set before other code sees the
+    // object. The garbage collector runs in this thread and skips NULLs. The references are transferred to the guard.
     unsafe {
         let object = ffi::PyType_GenericAlloc(guard_type(py)?.as_type_ptr(), 0);
         let object = Bound::from_owned_ptr_or_err(py, object)?;
@@ -196,8 +193,7 @@ pub fn guard_iterator<'py>(
 
 /// The `__next__` of guards. The hot path contains no code that can panic.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the caller keeps the guard alive. A guard with the token's current number is not cleared, so the guard
-    // owns its token and its iterator.
+    // SAFETY: the caller keeps the guard alive. A current guard is not cleared, so it owns its token and iterator.
     unsafe {
         let guard = object.cast::<Guard>();
         let item = ask(guard);
@@ -217,8 +213,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
             return std::ptr::null_mut();
         }
         let item = ((*guard).next)((*guard).argument);
-        // If another thread has restarted the pipe during the call, the item belongs to an invalid iterator and is not
-        // counted.
+        // If another thread has restarted the pipe during the call, the item is not counted.
         if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
             count(guard, 1);
         }
@@ -267,8 +262,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 /// Makes a call of the guard's iterator and measures its duration. This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered`. The record is not used after the call, because the call may bind the token to
-    // another record.
+    // SAFETY: as in `next_metered`. The record is not used after the call, which may bind the token to another record.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -288,8 +282,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
 
 /// Calls the iterator of a pipe if all pipes are measured. During the call, the board shows that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: see `next_metered` and `metered`. The token keeps the word to which `current` points valid until the
-    // guard is cleared.
+    // SAFETY: see `next_metered` and `metered`. The token keeps the word `current` valid until the guard is cleared.
     unsafe {
         let guard = object.cast::<Guard>();
         let before = (*(*guard).current).load(Relaxed);
@@ -356,8 +349,7 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins a profiler range, and returns the function that ends it. Errors in the profiler are only reported, so that
-/// loading continues.
+/// Begins a profiler range, and returns the function that ends it. Errors are only reported, so that loading continues.
 ///
 /// # Safety
 /// The pipe exists.
@@ -397,8 +389,7 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     }
 }
 
-/// Handles a call that has returned no item: the iterator has ended, has raised an exception (which may be skipped), or
-/// is invalid.
+/// Handles a call without an item: the iterator has ended, has raised an exception that may be skipped, or is invalid.
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_item`.
@@ -482,8 +473,7 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Removes this package's frames from an exception and adds the pipe's name. Returns Ok(true) if the exception was
-/// handled by skipping it.
+/// Removes this package's frames from an exception and adds the pipe's name. Returns Ok(true) to skip the exception.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = pipe.py();

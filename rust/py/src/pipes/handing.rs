@@ -3,8 +3,7 @@
 //! Python can handle signals between any two instructions. If a handler raised an exception after an item was taken and
 //! before it was returned, this item would be lost. Therefore the iterator calls two Python methods for each item.
 //! `_wait` waits for an item without taking it, so a signal handler can interrupt `_wait` without losing the item.
-//! `_hand_over` takes the item. A Ctrl-C during `_hand_over` is recorded, and its KeyboardInterrupt is raised after the
-//! item was returned.
+//! `_hand_over` takes the item. A Ctrl-C during `_hand_over` is recorded, and raised after the item was returned.
 //!
 //! Threads read the iterator one at a time. Only the main thread handles signals, so other threads record no signal.
 

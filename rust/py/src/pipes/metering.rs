@@ -15,8 +15,7 @@ use crate::pipes::clocking;
 
 pub struct Metering {
     pub countdown: u32,
-    /// How many calls the next measured call represents. `most` is the upper limit for the mean of the numbers from
-    /// which `gap` is drawn.
+    /// How many calls the next measured call represents. `most` is the upper limit for the mean of random gaps.
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
@@ -35,8 +34,8 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Records that a measured call has ended. Returns the total duration, in nanoseconds, of the calls that this
-    /// measured call represents.
+    /// Records that a measured call has ended. Returns the total nanoseconds of the calls that the measured call
+    /// represents.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);

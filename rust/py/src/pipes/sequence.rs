@@ -30,8 +30,7 @@ pub struct SequenceIterator {
     kind: SequenceKind,
     /// The length of an immutable sequence. A list can change, so its length is read each time.
     length: usize,
-    /// The index of the next item, or `u64::MAX` after the end. The value `u64::MAX` is final, even if a list grows
-    /// afterwards.
+    /// The index of the next item, or `u64::MAX` after the end. The end is final, even if a list grows afterwards.
     position: GilNumber,
 }
 
@@ -103,8 +102,7 @@ impl SequenceIterator {
                 return Ok(None);
             }
             let item = self.item(py, position as usize)?;
-            // If the position has changed in the meantime, another thread has taken this item, so this thread tries the
-            // next item.
+            // If the position has changed, another thread has taken this item.
             if self.position.replace(position, position + 1) {
                 return Ok(Some(item));
             }

@@ -20,8 +20,7 @@ pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// The number of items to skip before the first yielded item. `left` is the number of items to yield after these
-    /// skipped items.
+    /// The number of items to skip before the first yielded item. `left` is the number of items to yield afterwards.
     before: AtomicUsize,
     left: AtomicUsize,
 }

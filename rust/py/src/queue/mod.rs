@@ -267,8 +267,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Releases the slot of an item that an earlier run has delivered. `mark` is the state of the source after this
-    /// item.
+    /// Releases the slot of an item that an earlier run has delivered. `mark` is the source's state after this item.
     #[pyo3(signature = (slot, index, mark=None))]
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);

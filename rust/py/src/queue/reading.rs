@@ -1,5 +1,5 @@
-//! Takes the items of a source for threads that read ahead. Each item of a source has a number, and may be stored with
-//! the state of the source after the item.
+//! Takes the items of a source for threads that read ahead. Each item has a number, and may be stored with a state of
+//! the source.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -20,8 +20,7 @@ type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 /// Reads a source. The thread that has reserved the source owns all fields except the atomic fields.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SourceReader {
-    /// The function that returns the next item. `state_of` is the function that returns the current state of the
-    /// source.
+    /// The function that returns the next item. `state_of` is the function that returns the state of the source.
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,

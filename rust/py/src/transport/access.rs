@@ -1,8 +1,7 @@
 //! Limits access to the [`Reader`]: only one thread reads at a time, and only for the current epoch.
 //!
-//! Any thread can stop or pause the reader, or start another epoch. A signal handler can control the reader even while
-//! the thread of the handler waits for an item. Other threads only set flags, which the reading thread checks while it
-//! waits.
+//! Any thread can stop or pause the reader, or start another epoch. A signal handler can also control the reader while
+//! its own thread waits for an item. Other threads only set flags, which the reading thread checks while it waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -16,8 +16,7 @@ struct Stall {
 /// The settings for calling `on_hang` instead of raising an error when a wait is too long.
 struct Hang {
     next: Duration,
-    /// Called with (peer, seconds, patience in seconds). Kills a process that hangs, or returns false if no process
-    /// hangs.
+    /// Called with (peer, seconds, patience in seconds). Kills a hanging process, or returns false if none hangs.
     on_hang: Py<PyAny>,
 }
 
@@ -34,8 +33,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// How many processes were killed while this item was awaited. Each killed process doubles the time limit for this
-    /// item.
+    /// How many processes were killed while this item was awaited. Each killed process doubles the item's time limit.
     tries: u32,
 }
 
@@ -44,8 +42,7 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// Sets the function that is called regularly during waits, and that is called instead of raising an error after
-    /// the time limit.
+    /// Sets the function that is called regularly during waits, and that replaces the error after the time limit.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();
@@ -68,8 +65,7 @@ impl Clock {
         }
     }
 
-    /// Ends the measurement of the wait, but keeps `tries`, because a replacement process may send the item that was
-    /// awaited.
+    /// Ends the measured wait, but keeps `tries`, because a replacement process may send the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;
@@ -92,8 +88,8 @@ impl Clock {
         }
     }
 
-    /// Warns or returns an error if the wait for `peer` is too long. Waiting for peers that are `paused` causes neither
-    /// a warning nor an error.
+    /// Warns or returns an error if the wait for `peer` is too long. Waiting for `paused` peers causes no warning or
+    /// error.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {

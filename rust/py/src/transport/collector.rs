@@ -193,9 +193,8 @@ impl Collector {
     /// Starts an epoch with a `window` for each peer. Must be called before the command to start the epoch is sent. If
     /// another thread still reads for an earlier epoch, this call asks that thread to stop, and waits for the stop.
     ///
-    /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the index of the
-    /// peer that sends the next item. `passed` is the number of passes over the dispatched items that the earlier run
-    /// has read.
+    /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the peer that
+    /// sends the next item. `passed` is the number of passes over the dispatched items that the earlier run has read.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
@@ -275,8 +274,7 @@ impl Collector {
         self.access.finish_epoch(py, epoch)
     }
 
-    /// Pauses all peers. Items that the peers have already sent stay valid. Can be called at any time, also during a
-    /// read.
+    /// Pauses all peers. Items that were already sent stay valid. Can be called at any time, also during a read.
     fn pause(&self) {
         self.access.set_paused(true);
     }
@@ -379,8 +377,7 @@ impl ItemStream {
         self.collector.get().access.next(py, self.epoch, &self.pass)
     }
 
-    /// Appends the next item to a list. If a signal handler raises an exception, the item was either not taken or is
-    /// already in the list.
+    /// Appends the next item to a list. If a signal handler raises, the item was either not taken or is in the list.
     fn next_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         let item = self.collector.get().access.next(hand.py(), self.epoch, &self.pass)?;
         hand.append(item.ok_or_else(|| PyStopIteration::new_err(()))?)

@@ -18,8 +18,7 @@ pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
     bells.bell(index).ok_or_else(|| PyIndexError::new_err(format!("there are {} bells, not {index}", bells.len())))
 }
 
-/// The shared memory of one link. A `Sender` uses the producer end of the link, and a `Collector` uses the consumer
-/// end.
+/// The shared memory of one link. A `Sender` uses one end of the link, and a `Collector` the other end.
 #[pyclass(frozen, name = "Link", module = "torchdata._native")]
 pub struct PyLink(pub Link);
 

@@ -17,8 +17,7 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// Starts counting on a page of the board, and returns the counters (flow) of each link end. See
-    /// `Collector.count_into`.
+    /// Starts counting on a page, and returns the counters (flow) of each link. See `Collector.count_into`.
     pub fn count_into(
         &mut self,
         board: &PyStatsBoard,

@@ -72,8 +72,7 @@ pub(super) struct Outlet {
     /// For each shard or reader, the expected checksum after the recomputed items, or None if no checksum is expected.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
-    /// For each reader, the counter of waits for space in the link and for grants of the reader. Empty if statistics
-    /// are disabled.
+    /// For each reader, the counter of waits for space and for grants. Empty if statistics are disabled.
     pub meters: Vec<WaitRef>,
     /// The counter of waits for the request of the next pass.
     pub idle: Option<WaitRef>,
@@ -311,8 +310,7 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
     }
 
-    /// Sends the current unit. The unit is abandoned if a signal handler or `tick` raises an exception, or if the
-    /// deadline expires.
+    /// Sends the current unit. The unit is abandoned if a signal handler or `tick` raises, or if the deadline expires.
     pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing, tick)?;
@@ -396,8 +394,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer into an arena block, if necessary after a wait. Returns None if the arena has too little memory
-    /// and waiting would free no memory.
+    /// Copies a buffer into an arena block, if necessary after a wait. Returns None if waiting would free no memory.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,

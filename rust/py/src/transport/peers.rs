@@ -69,8 +69,7 @@ struct Surplus {
 
 pub struct Peers {
     links: Vec<Consumer>,
-    /// For each peer, the units that were taken out of the ring before the peer's turn, or that could not be decoded
-    /// yet.
+    /// For each peer, the units that were received before its turn, or could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,
     /// How many items each peer may compute ahead of this reader.
     window: u64,
@@ -113,8 +112,7 @@ impl Peers {
 
     #[inline]
     pub fn link_of(&self, peer: usize) -> usize {
-        // With one shard per link, each peer has its own link. The comparison avoids a division, which would double the
-        // cost of this function.
+        // With one shard per link, each peer has its own link. A division would double the cost of this function.
         if peer < self.links.len() { peer } else { peer % self.links.len() }
     }
 
@@ -157,8 +155,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. `looked_into` is true if the stream was already begun with a window of 0, to receive only a
-    /// snapshot.
+    /// Begins a stream. `looked_into` is true if the stream was already begun with a window of 0 to get a snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -271,8 +268,7 @@ impl Peers {
         may_lease(&self.links[self.link_of(peer)])
     }
 
-    /// Records that the current unit was delivered. `leased` is false if the buffers of the unit were copied instead of
-    /// leased.
+    /// Records that the current unit was delivered. If `leased` is false, the leased buffers of the unit were copied.
     #[inline]
     pub fn delivered(&mut self, peer: usize, leased: bool) {
         let link = self.link_of(peer);
@@ -333,14 +329,12 @@ impl Peers {
         Ok(())
     }
 
-    /// Sets the function that warns of items received before their turn, and the number of bytes above which it is
-    /// called.
+    /// Sets the function that warns of items received early, and the number of bytes above which it is called.
     pub fn tell_surplus_to(&mut self, most: u64, on_surplus: Py<PyAny>) {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// If a peer starves (waits for another process), receives finished items of the other peers before their turn, so
-    /// that these peers compute more items.
+    /// If a peer starves, receives finished items of other peers before their turn, so that these peers continue.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
         // Items of the next peer in turn are received, too, because its answer to a command may follow its items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();

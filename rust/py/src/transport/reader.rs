@@ -66,8 +66,7 @@ pub struct Reader {
     /// A stream that was begun only to receive the first snapshot, before an item was requested.
     looked_into: Option<Stream>,
     own: BellRef,
-    /// The callback for failures that a peer reports. Called with (peer, description of the failure), and must raise an
-    /// exception.
+    /// The callback for failures that a peer reports. Called with (peer, description), and must raise.
     on_error: Py<PyAny>,
     /// The callback for notes, which is called with (peer, note), or None if notes are ignored.
     pub on_note: Option<Py<PyAny>>,
@@ -217,8 +216,7 @@ impl Reader {
     }
 
     /// Waits in a worker for the snapshot that the dispatching process takes at the beginning of a stream, and relays
-    /// it. The worker does not yet request an item of this stream. If another unit arrives first, that unit is kept for
-    /// reading.
+    /// it. The worker requests no item of the stream yet. If another unit arrives first, that unit is kept for reading.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.links_mut()[0].begin(stream, 0);
@@ -483,8 +481,7 @@ fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<
     with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Passes the payload and the other buffers of a unit to `look`. A long payload is copied first, so that its sender
-/// cannot change it.
+/// Passes a unit's payload and buffers to `look`. A long payload is copied first, so that its sender cannot change it.
 #[inline]
 fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
     match unit.buffers.split_last() {

@@ -1,8 +1,8 @@
 //! Sends snapshots, and checks items that are recomputed after a restart.
 //!
-//! An epoch that resumes an earlier run starts from a snapshot. Items that the reader has already received after the
-//! snapshot are recomputed and counted, but not sent. A rolling checksum verifies that the recomputed items equal the
-//! original items.
+//! An epoch that resumes an earlier run starts from a snapshot. Items that the reader received after the snapshot are
+//! recomputed and counted, but not sent. A rolling checksum verifies that the recomputed items equal the original
+//! items.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,8 +34,7 @@ impl Outlet {
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
-    /// Relays a pending snapshot of the dispatching process to the main process, over the first link. Waits for space
-    /// if necessary.
+    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space if necessary.
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -90,8 +89,7 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Takes a snapshot, or in a worker one snapshot of each shard, and sends the snapshots if there is space. Encodes
-    /// a note for `go_on`.
+    /// Takes a snapshot (in a worker: of each shard), and sends it if there is space. Encodes a note for `go_on`.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
@@ -127,8 +125,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Counts a recomputed item that the reader already has. After the last recomputed item, compares the checksum of
-    /// all recomputed items with the expected checksum.
+    /// Counts a recomputed item that the reader already has. Compares the checksums after the last recomputed item.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);

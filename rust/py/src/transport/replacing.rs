@@ -1,9 +1,8 @@
 //! Replaces processes that exit in the middle of a stream.
 //!
 //! The reading thread of the main process first receives all complete units and snapshots that the exited process has
-//! sent. The replacement resumes from the latest snapshot of the exited process, and sends over a new link. The memory
-//! of the old link stays mapped while received items use it. Python code decides which processes to replace, and starts
-//! the replacements.
+//! sent. The replacement resumes from the latest snapshot, and sends over a new link. The memory of the old link stays
+//! mapped while received items use it. Python code decides which processes to replace, and starts the replacements.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;

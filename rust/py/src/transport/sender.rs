@@ -173,8 +173,7 @@ impl Sender {
         self.outlet()?.send_relayed(py)
     }
 
-    /// Returns (items, checksum) for each shard or reader. Items that earlier runs of this stream have sent are
-    /// included.
+    /// Returns (items, checksum) for each shard or reader. Items sent by earlier runs of this stream are included.
     fn accounts(&self) -> PyResult<Vec<Entry>> {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
@@ -183,9 +182,8 @@ impl Sender {
     /// `iterator` is a tuple, it contains the iterators of several shards, from which items are requested in turn.
     /// `turns` switches the process to the shard of the next item.
     ///
-    /// Returns False if a command is pending. The caller must then execute the command and call this method again with
-    /// the iterators of the shards. Returns True once all requested items of this pass were sent. Raises the errors of
-    /// the iterators.
+    /// Returns False if a command is pending. The caller must execute the command and call this method again with the
+    /// iterators. Returns True once all requested items of this pass were sent. Raises the errors of the iterators.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
         &self,

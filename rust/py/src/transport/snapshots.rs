@@ -38,8 +38,7 @@ pub type Content = Py<PyBytes>;
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
-    /// The seconds that the last three snapshots took, oldest first, or infinity for each snapshot that was not taken
-    /// yet.
+    /// The seconds that the last three snapshots took, oldest first; infinity if not taken yet.
     took: [f64; 3],
     due: Instant,
     clock: SampledClock,
@@ -76,8 +75,7 @@ impl Cadence {
     }
 }
 
-/// The latest snapshot of the dispatching process in a worker, until the pump has sent this snapshot to the main
-/// process.
+/// In a worker: the latest snapshot of the dispatching process, until the pump sends it to the main process.
 #[derive(Default)]
 pub struct Relay {
     waits: AtomicBool,

@@ -19,8 +19,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// This process's statistics about how often yielding before the first sleep has helped.
 static TURNS: Turns = Turns::new();
 
-/// Waits until `ready` returns true. `ready` is called many times without the GIL, but not again after it has returned
-/// true.
+/// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.
 ///
 /// `meter` counts the wait, unless it ends after a few checks. `asleep` is called before the first sleep. After each
 /// slice, Python's signals are handled, and `tick` is called. An error in a handler or `tick` ends the wait.

@@ -160,8 +160,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Stores the outcome of a slot, even if the queue was closed, so that no item of the source is lost. Releases the
-    /// source if the slot's worker uses it. If the item of the slot was submitted, returns the queue's copy of this
-    /// item, which the caller drops.
+    /// source if the slot's worker uses it. Returns the queue's copy of a submitted item, which the caller drops.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -282,8 +281,7 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // Draining removes the end, too. A closed queue does not return the end to the consumer, because some results
-        // are missing.
+        // Draining removes the end, too. A closed queue does not return the end, because some results are missing.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();

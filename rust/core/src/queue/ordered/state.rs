@@ -62,8 +62,7 @@ pub(super) struct State<T> {
     /// Whether a worker uses the source.
     pub source_taken: bool,
     pub closed: bool,
-    /// Whether the end is stored. `broken` means that no item is computed until the consumer has received an error
-    /// outcome.
+    /// Whether the end is stored. `broken` means that no item is computed until the consumer has received an error.
     pub finished: bool,
     pub broken: bool,
     /// Whether the consumer has received the end.
