@@ -9,7 +9,6 @@
 /// A rotation that skips peers that have ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
-    /// For each peer, whether the peer has ended in this epoch.
     ended: Vec<bool>,
     live: usize,
     /// The next peer, which is active unless all peers have ended.

@@ -1,8 +1,8 @@
 //! A base class whose finalizer always completes, even if Ctrl-C interrupts it.
 //!
-//! Python handles signals in a `__del__` method as in other code, but ignores exceptions that are raised in `__del__`.
-//! If Ctrl-C interrupted a `__del__` method, the object would not be finalized, and the KeyboardInterrupt would be
-//! lost. Therefore the finalizer is implemented in Rust, where no signals are handled. The finalizer calls the method
+//! Python handles signals in a `__del__` method as in all other code, but ignores exceptions that `__del__` raises. If
+//! Ctrl-C interrupted a `__del__` method, the object would not be finalized, and the KeyboardInterrupt would be lost.
+//! Therefore the finalizer is implemented in Rust, where no signals are handled. The finalizer calls the method
 //! `_finalize`. If a signal interrupts this call, the finalizer calls `_finalize` again with an argument that reports
 //! the interruption. The last call of `_finalize` must raise the KeyboardInterrupt after finalizing the object. If the
 //! attribute `_ended` of an object is true, there is nothing to finalize, so the finalizer runs no Python code.

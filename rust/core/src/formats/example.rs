@@ -1,9 +1,9 @@
 //! Reads `tf.train.Example` and `tf.train.SequenceExample` from protocol buffers without copying.
 //!
 //! An Example maps names to features. A SequenceExample also maps names to lists of features (see TensorFlow's
-//! `example.proto` and `feature.proto`). Fields that exist in both formats have equal numbers, so both formats share
-//! one reader. As protocol buffers require, unknown fields are skipped, repeated messages are merged, and number lists
-//! may be packed.
+//! `example.proto` and `feature.proto`). Examples and SequenceExamples share one reader, because their common fields
+//! have equal numbers. As protocol buffers require, unknown fields are skipped, repeated messages are merged, and
+//! number lists may be packed.
 
 use crate::formats::wire::{Fields, WireError, WireValue};
 

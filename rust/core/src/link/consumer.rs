@@ -80,13 +80,13 @@ pub struct Consumer {
     taken: u64,
     /// The number of items taken since the consumer last decided whether to wake up the producer.
     unrung: u64,
-    /// The bytes of the ring that were freed since the consumer last decided whether to wake up the producer.
+    /// The bytes of the data ring that were freed since the consumer last decided whether to wake up the producer.
     unrung_bytes: u64,
     /// The bytes of blocks that were taken since the consumer last decided whether to wake up the producer.
     unrung_blocks: u64,
     /// The limit for the total size of the producer's blocks in flight.
     ahead: Ahead,
-    /// The number of items taken in earlier streams.
+    /// The number of items taken in earlier streams of this link.
     before: u64,
     flow: FlowRef,
 }
@@ -160,7 +160,8 @@ impl Consumer {
     }
 
     /// Sets whether items of this link wake up this process while it sleeps. Call this method before checking for
-    /// items, because only later items wake up the process. Units other than items wake up the process in any case.
+    /// items, because items that have already arrived do not wake up the process. Units other than items wake up the
+    /// process in any case.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {

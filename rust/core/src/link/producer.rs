@@ -116,7 +116,7 @@ impl Producer {
         }
     }
 
-    /// Counts in `flow` from now on, starting from the values in `flow`.
+    /// From now on, adds the sent items and bytes to the counts in `flow`.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.items = flow.items.load(Ordering::Relaxed);
         self.bytes = flow.bytes.load(Ordering::Relaxed);
@@ -423,7 +423,8 @@ impl Producer {
         Ok(self.write(kind, parts, payload)?.0 == Push::Done)
     }
 
-    /// Pushes a fragment of a buffer that does not fit into the arena. A later unit refers to the fragments.
+    /// Pushes a fragment of a buffer that does not fit into the arena. The unit that is pushed after all fragments
+    /// refers to them.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
         let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
         let (pushed, _) = self.write(kind, &[], bytes)?;

@@ -19,7 +19,7 @@ impl System for Portable {
         temporary_file(len)
     }
 
-    /// Returns false: a process that may write to a temporary file can also shrink it.
+    /// Returns false, because a process that may write to a temporary file can also shrink it.
     fn is_sealed(&self, _file: BorrowedFd<'_>) -> bool {
         false
     }

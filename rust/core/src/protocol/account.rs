@@ -14,7 +14,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// Counts an item with this digest.
+    /// Counts an item, and adds the item's digest to the checksum.
     #[inline]
     pub fn count(&mut self, digest: u64) {
         let is_known = self.checksum != 0 || self.items == 0;

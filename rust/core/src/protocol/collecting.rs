@@ -22,12 +22,11 @@ pub enum Next {
 /// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. If a
 /// process dispatches items to the workers, the window can cause a deadlock. For example, the main process waits for
 /// worker A, worker A waits for the dispatching process, the dispatching process waits for worker B, and worker B has
-/// reached its limit. To prevent this deadlock, a worker that waits for a dispatched item informs the main process,
+/// reached its limit. To prevent such deadlocks, a worker that waits for a dispatched item informs the main process,
 /// which then receives items of other workers before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
-    /// Whether a watched process has exited.
     has_died: bool,
 }
 

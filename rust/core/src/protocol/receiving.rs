@@ -50,7 +50,7 @@ impl Receiving {
         }
     }
 
-    /// Returns how many items the writer may be ahead.
+    /// Returns how many items the writer may be ahead of the reader.
     pub fn window(&self) -> u64 {
         u64::from(self.window)
     }

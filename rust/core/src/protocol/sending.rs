@@ -39,7 +39,7 @@ impl Ahead {
     pub const LEAST: u64 = 64 << 20;
     const MOST: u64 = 1 << 40;
 
-    /// Returns the current limit in bytes.
+    /// Returns the current limit for the blocks in flight, in bytes.
     pub fn allowed(self) -> u64 {
         self.allowed
     }

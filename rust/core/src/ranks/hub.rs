@@ -27,7 +27,7 @@ struct Trial {
 /// The state of rank 0. The caller of [`Hub::receive`] must check rank numbers that come from the network.
 #[derive(Debug, Clone, Hash)]
 pub struct Hub {
-    /// The number of the current or next operation. In operation 0, all ranks connect.
+    /// The number of the current or next operation.
     operation: u64,
     /// For each rank, its value for `operation`, or None if missing. The first entry is the value of rank 0.
     values: Vec<Option<i64>>,

@@ -172,7 +172,6 @@ impl Table {
     }
 }
 
-/// The state shared by the thread and its callers.
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
@@ -324,7 +323,8 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors that a forked child inherits. An inherited descriptor keeps its connection open.
+    /// Returns the descriptors of sockets that a forked child inherits. An inherited descriptor keeps its connection
+    /// open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();

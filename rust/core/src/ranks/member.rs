@@ -11,7 +11,7 @@ const HUB: u32 = 0;
 #[derive(Debug, Clone, Hash)]
 pub struct Member {
     rank: u32,
-    /// The number of the current or next operation. In operation 0, the hello message counts as the member's value.
+    /// The number of the current or next operation.
     operation: u64,
     /// The time at which the last message from the hub arrived, or None before the first heartbeat of the hub.
     heard: Option<Instant>,

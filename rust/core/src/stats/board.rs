@@ -31,7 +31,7 @@ pub enum Role {
     Nobody = 0,
     /// The main process, which owns the loader.
     Main = 1,
-    /// Runs a replica of the graph.
+    /// A worker, which runs a replica of the graph.
     Worker = 2,
     /// Distributes items to the workers.
     Dispatcher = 3,
@@ -321,7 +321,8 @@ impl PageRef {
         super::layout::add(&self.header().inside_samples, 1);
     }
 
-    /// Sets the number of pipes in the graph of the process. Pipes that exceed the capacity are not counted.
+    /// Sets the number of pipes in the graph of the process. Pipes that exceed the capacity of the page are not
+    /// counted.
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);

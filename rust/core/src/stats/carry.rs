@@ -27,7 +27,7 @@ struct Span {
     words: Range<usize>,
     /// The index of the sequence number that guards `words`, or None if no sequence number guards them.
     guard: Option<usize>,
-    /// The word that contains a time, if there is one.
+    /// The index of the word that contains a time, or None.
     moment: Option<usize>,
 }
 

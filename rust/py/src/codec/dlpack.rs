@@ -54,7 +54,7 @@ impl ElementType {
 #[derive(Clone, Copy)]
 struct Described {
     data: *mut c_void,
-    /// The type and the index of the device.
+    /// The type and the index of the device, as in DLPack.
     device: [c_int; 2],
     dimensions: c_int,
     element: ElementType,
@@ -99,7 +99,7 @@ struct Torch {
     exchange: Option<&'static ExchangeApi>,
     to_capsule: Py<PyAny>,
     from_capsule: Py<PyAny>,
-    /// The layout object of strided tensors, and the names of attributes and methods.
+    /// The object `torch.strided`, and the names of attributes and methods.
     strided: Py<PyAny>,
     layout: Py<PyString>,
     requires_grad: Py<PyString>,
@@ -280,8 +280,8 @@ fn has_attributes(item: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl Torch {
-    /// Returns the description of a tensor, and the capsule that keeps the description valid, if torch has created one.
-    /// Returns None if torch cannot describe the tensor.
+    /// Returns the description of a tensor, and, if torch has created a capsule, the capsule that keeps the description
+    /// valid. Returns None if torch cannot describe the tensor.
     fn describe<'py>(&self, item: &Bound<'py, PyAny>) -> PyResult<Option<(Described, Option<Bound<'py, PyAny>>)>> {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {

@@ -77,7 +77,7 @@ pub struct Encoder {
     /// The long strings and bytes objects of this item that code outside the item also references, stored by address.
     /// Each entry contains the object's number within the item, and a reference that keeps the address valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
-    /// The number of long strings and bytes objects of this item.
+    /// The number of long strings and bytes objects of this item so far.
     announced: u64,
     /// The memory ranges of the item's tensors, stored as the end address for each start address.
     spans: BTreeMap<usize, usize>,

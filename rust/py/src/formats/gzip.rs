@@ -99,7 +99,8 @@ impl GzipReader {
     }
 }
 
-/// Skips zeros before the next member. Returns false at the end, or before other data, which gzip(1) also ignores.
+/// Skips zeros before the next member. Returns false if no member follows, and ignores other data after the last
+/// member, like gzip(1).
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;

@@ -23,7 +23,7 @@ pub const PRICE_METERED: u64 = 1000;
 /// How many calls a measured call represents at most. `LONGEST_METERED` is used if only the loader is measured.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// An unmeasured call that takes more nanoseconds than this is detected with the coarse clock.
+/// An unmeasured call of more nanoseconds than this is slow, which the coarse clock detects.
 pub const NOTICED: u64 = 12_000_000;
 
 /// The number of nested calls after which a guard checks whether its calls are still nested.

@@ -67,7 +67,8 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
 /// items, and the numbers of the items that were delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// A slot: number, kind ("waiting", "running", "result" or "error"), content, and the object stored with the content.
+/// A slot: its number, kind ("waiting", "running", "result" or "error"), content, and the object stored with the
+/// content.
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
 /// The queue between threads that read ahead and the consumer. See [`OrderedQueue`] for most methods.
@@ -367,8 +368,8 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Returns how many consecutive small items were delivered, and how many items may have been taken from the source
-    /// but not delivered. Returns None without a window.
+    /// Returns how many small items were delivered in succession, and how many items may have been taken from the
+    /// source but not delivered. Returns None without a window.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
         let given = self.place.with(py, |place| place.as_ref().map_or(0, QueuePosition::given));
         let window = self.window.with(py, |window| *window)?;

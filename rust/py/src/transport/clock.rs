@@ -22,7 +22,7 @@ struct Hang {
 
 /// How many times `on_hang` is called during each time limit, to check whether the awaited processes make progress.
 const CHECKS: u32 = 4;
-/// The maximum number of times that the limit is doubled for one item.
+/// The maximum number of times that the time limit is doubled for one item.
 const MOST_TRIES: u32 = 8;
 
 /// Measures how long a reader waits for one item, possibly in several sleeps.

@@ -169,8 +169,8 @@ impl Reader {
         Ok(true)
     }
 
-    /// Decodes the item of the current unit. If decoding fails, for example because a signal handler raises, the unit
-    /// is kept, and the next call decodes the unit again.
+    /// Decodes the item of the current unit. If decoding fails, for example because a signal handler raises an
+    /// exception, the unit is kept, and the next call decodes it again.
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);

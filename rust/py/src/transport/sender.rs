@@ -292,9 +292,9 @@ impl Sender {
     }
 
     /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read the
-    /// message within `seconds`. If `order` is given, the peer ends its running epoch: `order` is the number of the new
-    /// epoch, or a larger number for a stop. `tick` is called several times per second. If `tick` raises an exception,
-    /// the message is not sent.
+    /// message within `seconds`. If `order` is given, the peer ends its running epoch: `order` is the number of the
+    /// next epoch, or for a stop a larger number. `tick` is called several times per second. If `tick` raises an
+    /// exception, the message is not sent.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,

@@ -59,7 +59,7 @@ impl PyStatsBoard {
     }
 }
 
-/// (token, name, location of its function, the pipe that reads it, flags, capacity)
+/// (token of the pipe, name, location of its function, index of the pipe that reads it, flags, capacity)
 type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32, u64);
 
 #[pymethods]

@@ -8,7 +8,7 @@
 //! - [`OrderedQueue::try_claim`] returns an item that the consumer has submitted.
 //!
 //! If one worker reads the source for all workers, it submits the items ([`OrderedQueue::hand_over`]). The other
-//! workers claim several submitted items at once ([`OrderedQueue::claim_some`]).
+//! workers of such a queue claim several submitted items at once ([`OrderedQueue::claim_some`]).
 //!
 //! The worker computes an item and stores the outcome in the item's slot. Results are returned in the order of the
 //! slots, or in the order in which they become ready. A thread that holds the queue (see [`OrderedQueue::hold`]) can
@@ -151,7 +151,8 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Adds an existing outcome at the end. The number of outcomes may exceed the capacity.
+    /// Appends an outcome that exists already, behind all other outcomes. The number of outcomes may exceed the
+    /// capacity.
     pub fn append(&self, outcome: Outcome<T>) {
         let mut state = self.lock();
         let slot = state.add(Phase::Making, false);
