@@ -3,7 +3,6 @@
 //! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged. All other axes form
 //! lines, which are copied one after another.
 
-/// The elements along one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {
     count: usize,

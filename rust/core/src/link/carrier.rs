@@ -35,7 +35,6 @@ pub const OUT_OF_BAND: usize = 32 << 10;
 
 /// A flag in the length of a buffer, which is set if the buffer is separate from the head.
 const SEPARATE: u64 = 1 << 63;
-/// The minimum time between two searches for idle memory.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// The number of bytes that describe a unit in a frame's head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;

@@ -160,8 +160,7 @@ impl Consumer {
     }
 
     /// Sets whether items of this link wake up this process while it sleeps. Call this method before checking for
-    /// items, because items that have already arrived do not wake up the process. Units other than items wake up the
-    /// process in any case.
+    /// items, because only later items wake up the process. Units other than items wake up the process in any case.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {

@@ -69,7 +69,6 @@ impl ProducerCursor {
 /// The consumer's view of a ring.
 #[derive(Debug)]
 pub struct ConsumerCursor {
-    /// The next position to read.
     head: u64,
     /// A cached copy of the producer's tail, which may be too small, but is never too large.
     tail: u64,

@@ -84,8 +84,8 @@ impl Returns {
     }
 }
 
-/// The right to use a block of the producer's arena. The block is returned to the producer when the lease is dropped,
-/// on any thread.
+/// The right to use a block of the producer's arena. Dropping the lease, on any thread, returns the block to the
+/// producer.
 #[derive(Debug)]
 pub struct Lease {
     returns: Arc<Returns>,

@@ -423,8 +423,7 @@ impl Producer {
         Ok(self.write(kind, parts, payload)?.0 == Push::Done)
     }
 
-    /// Pushes a fragment of a buffer that does not fit into the arena. The unit that is pushed after all fragments
-    /// refers to them.
+    /// Pushes a fragment of a buffer that does not fit into the arena. The fragments belong to a later unit.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
         let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
         let (pushed, _) = self.write(kind, &[], bytes)?;

@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 /// The smallest page size of all supported machines, in bytes.
 const SMALLEST_PAGE: usize = 4096;
 
-/// The state of an entry that is not used.
 const FREE: u32 = 0;
 /// The state of an entry that is incomplete, or belongs to a parent process.
 const OPAQUE: u32 = 1;
@@ -219,7 +218,8 @@ unsafe fn wipe(entry: &InheritedEntry) {
     unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
 }
 
-/// Safety The range consists of mappings that are no longer used.
+/// # Safety
+/// The range consists of mappings that are no longer used.
 unsafe fn put_zeros(start: usize, len: usize) {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;

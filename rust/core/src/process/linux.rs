@@ -56,8 +56,7 @@ impl System for Linux {
 
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // The futex is not private to this process, because other processes map its word, too. After an error, the
-        // caller checks the word again.
+        // Other processes map this word, too. After an error, the caller checks the word again.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

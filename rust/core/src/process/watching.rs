@@ -142,7 +142,6 @@ impl Watched {
 struct WatchState {
     watched: Vec<Watched>,
     thread: Option<Watcher>,
-    /// Whether the thread should exit.
     stop: bool,
     running: bool,
     stoppers: Vec<Unparker>,

@@ -323,8 +323,7 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors of sockets that a forked child inherits. An inherited descriptor keeps its connection
-    /// open.
+    /// Returns the descriptors that a forked child inherits. An inherited descriptor keeps its connection open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();

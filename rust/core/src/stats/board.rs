@@ -321,8 +321,7 @@ impl PageRef {
         super::layout::add(&self.header().inside_samples, 1);
     }
 
-    /// Sets the number of pipes in the graph of the process. Pipes that exceed the capacity of the page are not
-    /// counted.
+    /// Sets the number of pipes in the graph of the process. Pipes that exceed the capacity are not counted.
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);

@@ -11,8 +11,7 @@ pub enum Layout {
     Contiguous,
     /// The elements are encoded in memory order, and have no gaps. The decoded tensor has these strides, in elements.
     MemoryOrder(Vec<i64>),
-    /// The elements have gaps between them, so the encoder copies the elements. The decoded tensor has these strides,
-    /// in elements.
+    /// The elements have gaps, so the encoder copies the elements. The decoded tensor has these strides, in elements.
     WithGaps(Strided, Vec<i64>),
 }
 

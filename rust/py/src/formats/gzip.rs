@@ -99,8 +99,7 @@ impl GzipReader {
     }
 }
 
-/// Skips zeros before the next member. Returns false if no member follows, and ignores other data after the last
-/// member, like gzip(1).
+/// Skips zeros before the next member. Returns false if no member follows; other data is ignored, as by gzip(1).
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;

@@ -99,8 +99,7 @@ impl Turn {
         })
     }
 
-    /// Waits for the turn to read, and takes the turn. If `reads` is true, this method raises an error once `close` was
-    /// called.
+    /// Waits for, and takes, the turn to read. If `reads` is true, raises an error after `close` was called.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {

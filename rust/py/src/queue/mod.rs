@@ -67,8 +67,7 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
 /// items, and the numbers of the items that were delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// A slot: its number, kind ("waiting", "running", "result" or "error"), content, and the object stored with the
-/// content.
+/// A slot: number, kind ("waiting", "running", "result" or "error"), content, and the object stored with the content.
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
 /// The queue between threads that read ahead and the consumer. See [`OrderedQueue`] for most methods.

@@ -86,9 +86,7 @@ impl StreamProgress {
 pub enum Given {
     /// All delivered items.
     All,
-    /// The value of this counter.
     Counted(Arc<GilNumber>),
-    /// Unknown.
     Unknown,
 }
 

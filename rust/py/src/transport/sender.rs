@@ -40,7 +40,6 @@ fn deadline(seconds: Option<f64>) -> Option<Instant> {
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Sender {
     outlet: Mutex<Outlet>,
-    /// The arena of each link.
     arenas: Vec<Arc<Arena>>,
     /// The index of the link that transports the next item.
     link: AtomicUsize,

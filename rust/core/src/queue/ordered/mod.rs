@@ -151,8 +151,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Appends an outcome that exists already, behind all other outcomes. The number of outcomes may exceed the
-    /// capacity.
+    /// Appends an outcome after all other outcomes. The number of outcomes may exceed the capacity.
     pub fn append(&self, outcome: Outcome<T>) {
         let mut state = self.lock();
         let slot = state.add(Phase::Making, false);
