@@ -1,7 +1,7 @@
 //! Copies elements with gaps between them, for example of a flipped or cropped image, into contiguous memory.
 //!
-//! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged. All other axes form
-//! lines, which are copied one after another.
+//! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged. The elements along
+//! the merged axes are copied line by line.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The slices of a wait. The first slice takes `first`. Each later slice takes twice as long, up to `longest`.
+/// The slices of a wait. The first slice takes `first`. Each later slice is twice as long, up to `longest`.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,

@@ -64,8 +64,8 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// Returns the filter if its results differ from Pillow's by at most one level. The package uses Pillow for all other
-/// filters.
+/// Returns the filter if its results differ from Pillow's by at most one level. For all filters that this function does
+/// not return, the package uses Pillow.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

@@ -2,9 +2,9 @@
 //!
 //! NumPy's C API is a table of pointers in a capsule. This module looks up the table itself and uses only type
 //! definitions of the `numpy` crate. The lookup of the `numpy` crate panics if it fails, for example because a signal
-//! handler raises an exception. It also stores the table under a lock, which a forked child may inherit in locked
-//! state. In this module, a failed lookup raises an exception, and the next call tries again. One store publishes the
-//! table. If two threads look up the table at the same time, both get the same table.
+//! handler raises an exception. The crate also stores the table under a lock, which a forked child may inherit in
+//! locked state. In this module, a failed lookup raises an exception, and the next call tries again. One store
+//! publishes the table. If two threads look up the table at the same time, both get the same table.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -22,7 +22,7 @@ pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether NumPy 2 is loaded. NumPy 2 has another layout of dtypes than NumPy 1.
+/// Whether NumPy 2 is loaded. NumPy 2 and NumPy 1 have different layouts of dtypes.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
 /// The feature version of the C API in NumPy 2.0. Later releases have higher feature versions.

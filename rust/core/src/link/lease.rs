@@ -20,8 +20,7 @@ pub(super) struct Returns {
     /// The total size of all leases in bytes.
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The `fork::generation` of the process that owns the leases. A forked child must not return the blocks of these
-    /// leases.
+    /// The `fork::generation` of the process that owns the leases. A forked child must not return blocks.
     generation: u64,
 }
 
@@ -68,7 +67,7 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If the return ring is corrupted, the blocks stay in `overflow`, and the next read of the link reports this.
+        // If the return ring is corrupted, the blocks stay in `overflow`, and the next read reports this.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
@@ -84,8 +83,7 @@ impl Returns {
     }
 }
 
-/// The right to use a block of the producer's arena. Dropping the lease, on any thread, returns the block to the
-/// producer.
+/// The right to use a block of the producer's arena. Dropping the lease on any thread returns the block.
 #[derive(Debug)]
 pub struct Lease {
     returns: Arc<Returns>,

@@ -27,8 +27,8 @@ const ALL_INSIDE: u64 = CALL - 1;
 const CHECKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// The maximum time that a fork waits for the watching thread, which may be reporting a stall. After that, the fork
-/// waits up to `FORGOTTEN` until the kernel no longer lists the exited thread.
+/// The maximum time that a fork waits for the watching thread, which may be reporting a stall. After the thread has
+/// exited, the fork waits up to `FORGOTTEN` until the kernel no longer lists the thread.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 

@@ -1,4 +1,4 @@
-//! The word with which the reader of a link requests items from the writer. The word is read and written atomically.
+//! The word with which the reader of a link requests items from the writer. Threads read and write the word atomically.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0

@@ -8,8 +8,7 @@
 //!
 //! Rank 0 is the [`hub`], and all other ranks are [`member`]s, connected to the hub. In an operation, all ranks submit
 //! a value, and receive the minimum. Only the hub sees all connections, so only the hub decides that an operation has
-//! failed, and sends the reason to all ranks. A member decides about a failure only if the hub is disconnected or
-//! silent.
+//! failed, and sends the reason to all ranks. A member decides only if the hub is disconnected or silent.
 //!
 //! Member and hub are pure state machines, which turn events and times into messages. [`meeting`] sends these messages
 //! over sockets. The thread of a `Meeting` does not depend on the program, so a busy rank still sends heartbeats.

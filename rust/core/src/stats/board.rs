@@ -19,8 +19,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The `generation` of a board that was opened only for reading. No process has this generation, so no process may
-/// write to the board.
+/// The `generation` of a board that is only read. No process has this generation, so no process may write to the board.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The role of a process in its loader.

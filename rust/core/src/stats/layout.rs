@@ -58,8 +58,7 @@ impl BoardConfig {
         self.pages <= 1 << 16 && self.flows <= 1 << 16 && self.pipes <= 1 << 10
     }
 
-    /// Returns whether another process's board is small enough to read. Reading a board makes the kernel allocate
-    /// memory.
+    /// Returns whether another process's board is small enough to read. Reading a board allocates memory.
     pub(super) fn is_readable(self) -> bool {
         self.is_sensible() && self.total() <= 512 << 20
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{self, Relaxed};
 use super::board::{Board, PageRef, Role};
 use super::layout::{Flow, PipeRecord, STEPS, Wait, middle_of, read_text};
 
-/// The value of a counter, or a group of counter values.
+/// The value of a counter, or a group of such values.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// No value.

@@ -120,7 +120,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
         usize::try_from(self.word()?).map_err(|_| malformed())
     }
 
-    /// Reads a number of members. Each member takes at least one byte.
+    /// Reads a number of members. The number is checked, because each member takes at least one byte.
     fn count(&mut self) -> PyResult<usize> {
         self.length().and_then(|count| if count <= self.rest.len() { Ok(count) } else { Err(malformed()) })
     }

@@ -1,8 +1,8 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
 //! If torch has the function table `__dlpack_c_exchange_api__` of DLPack 1.2, tensors are described without an
-//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. Both
-//! interfaces are public, and produce equal results.
+//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. The
+//! function table and `torch.utils.dlpack` are public, and produce equal results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -286,8 +286,8 @@ impl Torch {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: the table belongs to the item's class. The call writes the description, or returns -1 after
-            // raising.
+            // SAFETY: the table belongs to the item's class. The call writes the description, or returns -1 with an
+            // exception set.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {
                     Ok(Some((described.assume_init(), None)))

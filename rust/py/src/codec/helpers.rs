@@ -53,7 +53,7 @@ pub enum Kind {
     Other,
 }
 
-/// The types with a known kind. References to these types are never dropped, so their addresses stay unique.
+/// The types with a known kind. These types are never freed, so their addresses stay unique.
 ///
 /// FORK: the lock is only taken with the GIL held, and never held while Python code runs. Because Python forks with the
 /// GIL held, a forked child never finds this mutex locked.

@@ -9,7 +9,8 @@
 //! This module encodes exact built-in types, ints of at most 64 bits, NumPy arrays and scalars of plain dtypes, CPU
 //! tensors of torch that DLPack can describe, and the batch class of torchdata. All other objects are pickled (protocol
 //! 5, with out-of-band buffers), or passed to cloudpickle if pickle fails. A long string that appears twice is sent
-//! once, followed by a reference. If another object appears twice, the whole item is pickled, which preserves identity.
+//! once, followed by a reference. If an object other than a long string appears twice, the whole item is pickled to
+//! preserve the object's identity.
 
 mod array;
 mod decode;

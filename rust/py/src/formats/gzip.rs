@@ -26,7 +26,7 @@ pub struct GzipReader {
     /// PyO3 would take a lock, which a forked child could inherit in its locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
-    /// An error that is raised after all bytes that were decompressed before the error were returned.
+    /// An error that is raised once all bytes that were decompressed before it were returned.
     failed: Option<Error>,
 }
 

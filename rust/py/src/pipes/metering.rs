@@ -34,8 +34,7 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Records that a measured call has ended. Returns the total nanoseconds of the calls that the measured call
-    /// represents.
+    /// Records that a measured call has ended. Returns the total nanoseconds of all calls that it represents.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);

@@ -1,5 +1,4 @@
-//! Takes the items of a source for threads that read ahead. Each item has a number, and may be stored with a state of
-//! the source.
+//! Takes the items of a source for threads that read ahead. Each item has a number, and may have a state of the source.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -52,8 +52,8 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes. Returns (words, frame). The words are None if
-    /// they have not changed since the last call. The frame is a list with a head and large buffers, or empty.
+    /// Takes units until the link is empty or the frame has `most` bytes. Returns (words, frame). The control words are
+    /// None if they have not changed since the last call. The frame is a list with a head and large buffers, or empty.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {

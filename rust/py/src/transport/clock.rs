@@ -88,8 +88,7 @@ impl Clock {
         }
     }
 
-    /// Warns or returns an error if the wait for `peer` is too long. Waiting for `paused` peers causes no warning or
-    /// error.
+    /// Warns or returns an error if the wait for `peer` is too long. Waiting for `paused` peers is not a stall.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {

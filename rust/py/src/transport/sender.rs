@@ -315,7 +315,7 @@ impl Sender {
     }
 
     /// Sends the result of call `number` over the first link, with the seconds since work on its batch began. If
-    /// `more_comes`, another result follows immediately, so the wake-up of the peer may be delayed.
+    /// `more_comes` is true, another result follows immediately, so the peer may be woken up later.
     fn send_result(
         &self,
         py: Python<'_>,

@@ -21,8 +21,8 @@ static TURNS: Turns = Turns::new();
 
 /// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.
 ///
-/// `meter` counts the wait, unless it ends after a few checks. `asleep` is called before the first sleep. After each
-/// slice, Python's signals are handled, and `tick` is called. An error in a handler or `tick` ends the wait.
+/// `meter` counts the wait, unless the wait ends after a few checks. `asleep` is called before the first sleep. After
+/// each slice, Python's signals are handled, and `tick` is called. An error in a handler or `tick` ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
