@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 /// The size of a chunk in bytes, which is the size of a huge page.
 const CHUNK: u64 = 2 << 20;
-/// The minimum unused time of an idle chunk. The pages of an idle chunk are returned to the system after one to two
-/// periods.
+/// The time without access after which a chunk is idle. The pages of an idle chunk are returned to the system after one
+/// to two periods.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
 /// Records when each chunk was last touched.
