@@ -22,7 +22,7 @@ pub fn current() -> u64 {
     GENERATION.load(Relaxed)
 }
 
-/// Returns the number of forks since the first call in an ancestor process, so a child and its parent differ.
+/// Returns the number of forks since the first call in an ancestor process, which differs between parent and child.
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
         // The hook is registered before the flag is set, so that every returned number counts later forks. SAFETY:

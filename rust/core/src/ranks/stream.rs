@@ -29,7 +29,7 @@ impl RankStream {
         Ok(Self { socket: Arc::new(socket), came: Vec::new(), goes: Vec::new(), broken: false })
     }
 
-    /// Returns the socket for polling. The socket stays open while references to it exist.
+    /// Returns the socket for polling. The socket stays open while references to the returned `Arc` exist.
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }

@@ -178,7 +178,7 @@ pub struct Flow {
     pub bytes: AtomicU64,
     /// The number of fragments sent.
     pub fragments: AtomicU64,
-    /// How often the process at the other end was woken up.
+    /// How often this process has woken up the process at the opposite end.
     pub wakes: AtomicU64,
     /// The number of buffers that were copied because too many other buffers were leased.
     pub copies: AtomicU64,
@@ -321,7 +321,7 @@ pub(super) struct PageHeader {
     pub all_pipes: AtomicU32,
     /// 1 + the number of the running pipe if all pipes are measured, or 0 if no pipe runs or the pipe is not known.
     pub current: AtomicU32,
-    /// The signal that makes the process write its stack to the descriptor `stack`, or 0.
+    /// The signal that makes the process write its stack to the descriptor `stack`, or 0 if it never does.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
     /// How often the process was restarted. `snapshots` is the number of snapshots that the process has sent.

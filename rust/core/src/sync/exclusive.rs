@@ -11,7 +11,7 @@ use crate::sync::primitive::{AtomicUsize, Ordering};
 /// value.
 #[derive(Debug)]
 pub struct Exclusive<T> {
-    /// The thread that holds the value (see `this_thread`), or 0.
+    /// The thread that holds the value (see `this_thread`), or 0 if no thread holds the value.
     holder: AtomicUsize,
     value: UnsafeCell<T>,
 }

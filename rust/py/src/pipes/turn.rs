@@ -45,7 +45,7 @@ struct Crowd {
 /// Determines which thread may read an iterator, and lets other threads wait.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
-    /// The reading thread, or 0.
+    /// The number of the reading thread, or 0 if no thread reads.
     reader: GilNumber,
     /// 1 if threads wait for the turn or `close` was called, which is rare. Otherwise 0. Changes together with `crowd`.
     is_crowded: GilNumber,
