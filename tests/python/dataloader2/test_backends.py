@@ -80,9 +80,6 @@ def of_forked_workers(make: Any, count: int = 2) -> list[list[Any]]:
     return epochs(make, local(), count)
 
 
-# -- order -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("made_of", [PIPELINES, DEALT], ids=["own sources", "dealt"])
 def test_items_and_their_order_are_those_of_forked_workers(backend: Spawned, made_of: dict[str, Any]) -> None:
     for name, make in made_of.items():
@@ -110,9 +107,6 @@ def test_ranks_have_workers_each(backend: Spawned) -> None:
     assert epochs(make, service(backend.service()), 1) == epochs(make, service(local()), 1)
 
 
-# -- states ------------------------------------------------------------------------------------------------------------
-
-
 @with_carriers
 @pytest.mark.parametrize("make", [PIPELINES["random"], DEALT["random, dealt"]], ids=["own sources", "dealt"])
 def test_a_loader_resumes_from_random_moments_in_this_and_other_processes(backend: Spawned, make: Any) -> None:
@@ -135,9 +129,6 @@ def test_a_state_resumes_exactly_with_other_numbers_of_workers(backend: Spawned)
         assert len(loader.worker_pids()) == 3
     [tail] = resumed(DataLoader2(make(), reading_service=backend.service(1)), state)
     assert head + tail == rest
-
-
-# -- exits ------------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -174,9 +165,6 @@ def test_no_item_is_lost_or_repeated_whichever_process_exits(backend: Spawned, d
             assert got == epoch
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
 @with_carriers
 def test_an_error_of_a_function_comes_after_the_earlier_items_and_names_the_function(backend: Spawned) -> None:
     pipe = IterableWrapper(range(20)).sharding_filter().map(failing)
@@ -199,9 +187,6 @@ def test_an_error_in_the_dispatching_process_comes_after_the_earlier_items(backe
         with pytest.raises(LookupError, match="nothing at 7"):
             got.extend(loader)
     assert got == list(range(0, 14, 2))
-
-
-# -- abandoned epochs and random runs ----------------------------------------------------------------------------------
 
 
 @with_carriers

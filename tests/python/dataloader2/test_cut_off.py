@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 
-from random_graphs.users import unpinned
+from random_graphs.users import Passing, unpinned
 from resuming import begun, continued, epochs_of, resumed, saved, stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = pytest.mark.alone
 
@@ -35,26 +36,22 @@ class Cut:
 @pytest.fixture(autouse=True)
 def nothing_is_cut() -> Iterator[None]:
     Cut.at, Cut.kind = None, KeyboardInterrupt
+    Halting.cuts.clear()
     yield
     Cut.at = None
+    Halting.cuts.clear()
 
 
-class Generated(IterDataPipe):
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
+class Generated(Passing):
     def __iter__(self) -> Any:
         for item in self.source:
             yield Cut(item)
 
 
-class Halting(IterDataPipe):
+class Halting(Passing):
     """A pipe that raises KeyboardInterrupt at the beginning of some of its passes."""
 
-    cuts: list[int] = []  # noqa: RUF012, one for all copies in this process
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
+    cuts: list[int] = []  # noqa: RUF012 - all copies share the list
 
     def __iter__(self) -> Any:
         if self.cuts:
@@ -172,7 +169,7 @@ def test_a_state_from_before_an_interrupt_keeps_the_items_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "service"),  # not with a Python generator, which ends after it has raised
+    ("kind", "service"),  # a Python generator is left out because it ends after it has raised
     [("map", "in process"), ("filter", "no service"), ("behind a thread", "in process"), ("map", "over workers")],
 )
 def test_states_saved_after_reading_on_after_ctrl_c_are_those_of_the_continued_run(kind: str, service: str) -> None:
@@ -210,10 +207,7 @@ def test_a_loop_over_a_dataset_continues_after_ctrl_c_without_the_interrupted_sa
     assert sorted(got) == [*range(17), *range(18, 40)]
 
 
-class Unsaved(IterDataPipe):
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
+class Unsaved(Passing):
     def __iter__(self) -> Any:
         return map(Cut, self.source)
 
@@ -250,24 +244,12 @@ def test_the_epoch_after_one_that_ctrl_c_has_ended_is_complete(service: str) -> 
     assert epochs_of(loader("batch", service, state), 1) == [epochs[1][2:]]
 
 
-# -- beginnings and ends ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    found: list[int] = []
-    monkeypatch.setattr(Halting, "cuts", found)
-    return found
-
-
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_epoch_whose_beginning_ctrl_c_interrupted_begins_again_and_its_state_is_from_before(
-    service: str, cuts: list[int]
-) -> None:
+def test_an_epoch_whose_beginning_ctrl_c_interrupted_begins_again_and_its_state_is_from_before(service: str) -> None:
     epochs = epochs_of(loader("halting", service), 3)
     with loader("halting", service) as made:
         for epoch in epochs:
-            cuts.append(0)
+            Halting.cuts.append(0)
             with pytest.raises(KeyboardInterrupt):
                 iter(made)
             state = saved(made)
@@ -279,15 +261,13 @@ def test_an_epoch_whose_beginning_ctrl_c_interrupted_begins_again_and_its_state_
     ("service", "after_iter"),
     [("no service", False), ("in process", True), ("over workers", False), ("over workers", True)],
 )
-def test_a_state_is_not_lost_if_ctrl_c_interrupts_its_way_to_the_main_process(
-    service: str, after_iter: bool, cuts: list[int]
-) -> None:
+def test_a_state_is_not_lost_if_ctrl_c_interrupts_its_way_to_the_main_process(service: str, after_iter: bool) -> None:
     epochs = epochs_of(loader("halting", service))
     _, state = stopped(loader("halting", service), 7)
     with loader("halting", service) as made:
         if after_iter:
             iter(made)
-        cuts.append(0)
+        Halting.cuts.append(0)
         with pytest.raises(KeyboardInterrupt):
             made.load_state_dict(state)
             iter(made)
@@ -331,9 +311,7 @@ def test_a_loader_that_was_shut_down_still_has_its_state(service: str, count: in
     monkeypatch.setitem(SERVICES, "in process, ahead", lambda: InProcessReadingService(prefetch_cnt=3))
     epochs = epochs_of(loader("halting", service), 3)
     with loader("halting", service) as made:
-        reading = iter(made)
-        for _ in range(count):
-            next(reading)
+        assert list(islice(made, count)) == epochs[0][:count]
     state = saved(made)
     with pytest.raises(ValueError, match="shut down"):
         made.state_dict(items_ago=1)

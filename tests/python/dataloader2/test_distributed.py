@@ -170,14 +170,9 @@ def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_other
             assert items == list(range(rank, 40, 2))
 
 
-class Agrees(Alone):
-    """Simulates a process group of two ranks. The second rank never reaches the end of its data."""
-
-    world_size = 2
-
-
-class NeverAnswers(Agrees):
+class NeverAnswers(Alone):
     def __init__(self) -> None:
+        super().__init__(2)
         self.answer = threading.Event()
 
     def all_reduce_min(self, value: int) -> int:
@@ -233,7 +228,7 @@ def test_items_read_ahead_on_two_ranks_stay_in_the_state_that_one_rank_loads() -
     def build(group: Alone) -> Any:
         return FullSync(IterableWrapper(range(10)), process_group=group)
 
-    pipe = build(Agrees())
+    pipe = build(Alone(2))
     items = iter(pipe)
     head = [next(items), next(items)]
     state = save_state(pipe)
@@ -293,9 +288,6 @@ def test_two_fullsync_pipes_in_one_graph_work_independently_and_refuse_to_be_cop
             assert epochs == [[[0, 1], [2, 3], [4]]] * 2
             assert len(said) == 4
             assert all("a group of ranks in use can be neither pickled nor copied" in text for text in said)
-
-
-# -- subsets of the ranks ----------------------------------------------------------------------------------------------
 
 
 #: A program in which four ranks form meshes. Each rank returns the items of two epochs, and the items after resuming

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from one_rank import Alone
 from ranks import gloo_job
 from torchdata.dataloader2.error import RanksLostError
 from torchdata.datapipes.iter import IterableWrapper
@@ -256,15 +257,11 @@ def test_an_exception_after_fullsync_makes_the_others_fail_with_its_rank(tmp_pat
         assert "rank 1" in str(other)
 
 
-class Records:
-    """Simulates a process group of two ranks, and records the votes of this rank.
-
-    The second rank never reaches the end of its data.
-    """
-
-    rank, world_size = 1, 2
+class Records(Alone):
+    """Simulates a process group of two ranks, and records the votes of the second rank."""
 
     def __init__(self) -> None:
+        super().__init__(2, 1)
         self.votes: list[int] = []
 
     def all_reduce_min(self, value: int) -> int:

@@ -104,9 +104,6 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
         assert time.monotonic() - began < 30
 
 
-# -- abandoned epochs --------------------------------------------------------------------------------------------------
-
-
 class SlowToEnd(IterDataPipe):
     """A pipe that waits once after its last item, and creates a file when it begins to wait."""
 
@@ -154,9 +151,6 @@ def test_a_thread_of_an_abandoned_epoch_takes_no_seeds_of_the_next_one(service: 
         wait_for(said.exists)  # when the file exists, the thread is about to begin the second pass of `cycle`
         assert got == expected[0][:4]
         assert [list(made), list(made)] == expected[1:]
-
-
-# -- a thread begins an epoch while others read or end the previous one ------------------------------------------------
 
 
 def test_a_thread_that_ends_an_epoch_does_not_end_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,12 +118,6 @@ def test_a_rank_that_cannot_recompute_its_items_raises_an_error_on_all_ranks() -
     assert others.startswith("rank 0 raised an exception while it read its items")
 
 
-class Agreeing(Alone):
-    """Simulates a second rank, which always has an item if this rank has an item."""
-
-    world_size = 2
-
-
 def drawn(item: int) -> tuple[int, float]:
     return item, random.random()
 
@@ -136,6 +130,6 @@ def test_random_functions_that_a_thread_calls_ahead_resume_exactly(replayed: boo
         pipe: Any = IterableWrapper(range(14)).shuffle()
         pipe = (Passing(pipe) if replayed else pipe).map(drawn)
         pipe = pipe.prefetch(3) if prefetched else pipe
-        return begun(DataLoader2(pipe.fullsync(20, process_group=Agreeing())), state)
+        return begun(DataLoader2(pipe.fullsync(20, process_group=Alone(2))), state)
 
     check_resumes(made, (0, 0), (0, 6), (1, 0), (1, 13), (1, -2))

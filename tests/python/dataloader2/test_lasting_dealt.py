@@ -1,10 +1,9 @@
-"""The states of a loader also contain the state that child processes keep between epochs, even if a state was saved at
-the beginning of a later epoch.
-"""
+"""The states of a loader also contain the state that child processes keep between epochs."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from hanging import kill_only_hung
+from random_graphs.users import Passing
 from resuming import begun, check_resumes, continued, resumed
 from torchdata._engine import snapshots
 from torchdata._engine.workers.program import ChildInfo
@@ -85,19 +85,14 @@ class Silent(IterDataPipe[int]):
             yield from self.source
 
 
-@pytest.mark.parametrize(("method", "after"), [("fork", "a break"), ("spawn", "all")])
-def test_a_user_s_pipe_resumes_from_the_first_moment_of_a_later_epoch(method: str, after: str) -> None:
+def test_a_user_s_pipe_resumes_from_the_first_moment_of_an_epoch_after_an_abandoned_one() -> None:
     def made() -> DataLoader2[Any]:
         pipe = Counting(IterableWrapper(range(9)), 0.05).sharding_round_robin_dispatch()
-        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method, on_worker_exit="restart"))
+        return DataLoader2(pipe, reading_service=two_workers(on_worker_exit="restart"))
 
-    with made() as whole:
-        for item in whole:
-            if after == "a break" and item % 100 == 4:
-                break
-        iterator = iter(whole)
-        state = whole.state_dict()
-        items = list(iterator)
+    whole = made()
+    assert list(itertools.islice(whole, 5)) == list(range(100, 105))
+    _, state, items = continued(whole, 0)
     assert resumed(made(), state) == [items] == [[200 + item for item in range(9)]]
 
 
@@ -141,7 +136,7 @@ def test_an_epoch_without_items_ends_although_its_snapshot_is_awaited(second: Ca
 
 
 class SlowToBegin(IterDataPipe[int]):
-    """A user-defined pipe that sleeps in `__iter__`, except in the first epoch."""
+    """A pipe that sleeps in `__iter__`, except in the first epoch."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
@@ -153,7 +148,7 @@ class SlowToBegin(IterDataPipe[int]):
 
 
 def slow_loader(seconds: float, dispatched: bool, **options: Any) -> DataLoader2[Any]:
-    """Returns a loader over items that a pipe chooses with its own seed, so that each epoch has different items."""
+    """Returns a loader over different items in each epoch."""
     drawn: Any = SampleMultiplexer({IterableWrapper(range(8)): 1, IterableWrapper(range(8, 16)): 1}, seed=3)
     if dispatched:
         pipe = SlowToBegin(drawn, seconds).sharding_round_robin_dispatch()
@@ -203,13 +198,8 @@ def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_threa
     ended.join()
 
 
-class ReadsTwiceAtOnce(IterDataPipe[int]):
-    """A pipe that reads its dispatched items in two passes before it yields an item, so that no snapshot is taken
-    between the passes.
-    """
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
+class ReadsTwiceAtOnce(Passing):
+    """A pipe that reads its source twice before it yields an item, so that no snapshot is taken in between."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([*self.source, *self.source])
@@ -224,15 +214,13 @@ def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_se
 
 
 class CountingItsEnds(IterDataPipe[int]):
-    """A user-defined pipe that counts its complete passes. Snapshots are rare, because saving the state of this pipe is
-    slow.
-    """
+    """A user-defined pipe that counts its complete iterations. Snapshots are rare because `state_dict` is slow."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.ends = source, 0
 
     def reset(self) -> None:
-        """Keeps the number, which is the state of this pipe between passes."""
+        """Keeps the number of complete iterations."""
 
     def __iter__(self) -> Iterator[int]:
         for item in self.source:
@@ -248,11 +236,8 @@ class CountingItsEnds(IterDataPipe[int]):
         self.ends = ends
 
 
-class HeldBack(IterDataPipe[int]):
+class HeldBack(Passing):
     """A pipe without a state, which reads all items of its source before it yields them."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
 
     def __iter__(self) -> Iterator[int]:
         return iter(list(self.source))
@@ -333,9 +318,6 @@ def test_an_epoch_that_interrupts_the_wait_for_an_end_starts_again() -> None:
             again.go_on_from(snapshot[2])
 
     check_in_forked_child(check)
-
-
-# -- processes that exit or hang ---------------------------------------------------------------------------------------
 
 
 def restarting(dispatches: bool, method: str) -> DataLoader2[Any]:

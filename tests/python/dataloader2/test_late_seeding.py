@@ -1,5 +1,4 @@
-"""If a library is imported within an epoch, its global random generator is seeded like the generators of all other
-libraries."""
+"""A library that is imported within an epoch has its global random generator seeded like all other generators."""
 
 from __future__ import annotations
 

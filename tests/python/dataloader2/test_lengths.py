@@ -104,9 +104,7 @@ def test_the_length_is_known_if_workers_are_spawned() -> None:
 def test_ranks_have_the_length_of_the_shortest_before_and_after_the_first_epoch(ranks: int, workers: int) -> None:
     counted, told = [], []
     for rank in range(ranks):
-        group = Alone()
-        group.rank, group.world_size = rank, ranks
-        service: Any = DistributedReadingService(process_group=group)
+        service: Any = DistributedReadingService(process_group=Alone(ranks, rank))
         if workers:
             service = SequentialReadingService(service, MultiProcessingReadingService(workers, "fork"))
         pipe = IterableWrapper(range(17)).sharding_filter().batch(2)

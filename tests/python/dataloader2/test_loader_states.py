@@ -1,6 +1,4 @@
-"""The states of a loader have the documented contents, and restore the loader. States that do not fit the loader are
-refused.
-"""
+"""The states of a loader have the documented contents and restore the loader. States of other loaders are refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Within an epoch, a state can be moved between loaders with and without workers, and the items after the state stay
-the same."""
+"""A state from inside an epoch can be moved between loaders with and without workers."""
 
 from __future__ import annotations
 

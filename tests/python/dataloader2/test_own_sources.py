@@ -95,9 +95,6 @@ def test_a_state_contains_the_epoch_in_which_it_was_saved() -> None:
     assert begun + list(other) == order_of(3)
 
 
-# -- datasets that distribute their own items ---------------------------------------------------
-
-
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns classes that imitate those of some libraries, by short names."""
@@ -163,9 +160,6 @@ def test_a_filter_over_a_source_that_divides_itself_causes_a_warning_with_its_na
         iter(loader)
     [finding] = lint(IterableWrapper(libraries.lit()).shuffle().sharding_filter())
     assert (finding.kind, finding.silent) == ("splits-itself", False)
-
-
-# -- ranks with uneven shares --------------------------------------------------------------------
 
 
 def twenty(shard: int) -> list[int]:

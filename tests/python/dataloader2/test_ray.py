@@ -59,9 +59,6 @@ def test_functions_of_the_user_run_in_the_worker_and_see_its_number() -> None:
         assert list(loader) == [(x % 2, 2, x) for x in range(6)]
 
 
-# -- warnings and errors -----------------------------------------------------------------------------------------------
-
-
 def test_a_warning_reports_workers_for_which_ray_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "LATE", 0.5)
     service = remote(1, ray_remote_args={"num_cpus": 3})  # the worker needs three processors, but the cluster has two
@@ -109,9 +106,6 @@ def test_statistics_name_the_node_and_the_actor_of_each_worker(ray: Any) -> None
     assert stats.network_bytes_per_second > 0
 
 
-# -- shutdown ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_shutdown_does_not_wait_for_a_worker_that_has_sent_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
     monkeypatch.setattr(RemoteWorker, "kill", lambda worker: ended.append(worker.ended))
@@ -120,9 +114,6 @@ def test_a_shutdown_does_not_wait_for_a_worker_that_has_sent_more_than_fits(monk
         iterator = iter(loader)
         next(iterator), next(iterator)  # after two items, both workers are running
     assert ended == [True] * WORKERS
-
-
-# -- refused arguments -------------------------------------------------------------------------------------------------
 
 
 def test_wrong_options_of_a_service_on_ray_are_refused_by_name() -> None:
