@@ -1,7 +1,4 @@
-"""A loader behaves in the same way with any backend, even if the loader resumes, processes exit, or functions raise.
-
-The backends are processes, processes with carriers, and Ray on two nodes.
-"""
+"""Loaders behave alike if their workers are processes, processes with carriers, or actors on two nodes of Ray."""
 
 from __future__ import annotations
 
@@ -37,11 +34,10 @@ pytestmark = [
     *of_ray,
 ]
 
-#: The names of the pipelines that a backend runs if its `has_all` is false.
+#: The names of the pipelines that slow backends run.
 FEW = {"random", "arrays, dealt"}
 #: The number of items in a pipeline of a test that kills a process.
 LONG = 900
-#: Runs a test only with the backends that use carriers.
 with_carriers = pytest.mark.parametrize("backend", WITH_CARRIERS, indirect=True)
 
 
@@ -133,10 +129,6 @@ def test_a_state_resumes_exactly_with_other_numbers_of_workers(backend: Spawned)
 
 @functools.cache
 def _long(deals: bool, function: Any) -> Any:
-    """Returns a function that builds a pipe. The pipe has enough items for a process to be killed before the end of the
-    epoch.
-    """
-
     def make() -> Any:
         pipe = dealt(LONG, lambda pipe: pipe.map(double)) if deals else numbered(LONG)
         return pipe.map(function)

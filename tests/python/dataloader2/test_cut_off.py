@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 
 
 class Cut:
-    """A function that raises once, at one item."""
+    """A function that raises an exception once, when its argument is `at`."""
 
     at: Any = None
     kind: type[BaseException] = KeyboardInterrupt
@@ -49,7 +49,7 @@ class Generated(Passing):
 
 
 class Halting(Passing):
-    """A pipe that raises KeyboardInterrupt at the beginning of some of its passes."""
+    """A pipe that raises KeyboardInterrupt when some of its iterations begin."""
 
     cuts: list[int] = []  # noqa: RUF012 - all copies share the list
 
@@ -74,7 +74,7 @@ def drawing(item: Any) -> Any:
     return Cut(item) * 100 + random.randrange(100)
 
 
-#: Pipes that read a shuffled source, and that Ctrl-C may interrupt while they process an item.
+#: Functions that append pipes to a shuffled source. Ctrl-C may interrupt these pipes within an item.
 PIPES: dict[str, Any] = {
     "map": lambda pipe: pipe.map(Cut),
     "random numbers": lambda pipe: pipe.map(drawing),
@@ -95,7 +95,7 @@ SERVICES: dict[str, Any] = {
 def loader(kind: str, service: str, state: Any = None) -> DataLoader2[Any]:
     pipe: Any = IterableWrapper(range(40)).shuffle().sharding_filter()
     if service == "over workers":
-        pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # all later pipes run in the main process
+        pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # the main process runs all pipes after `pin_memory`
     random.seed(3)
     return begun(DataLoader2({**PIPES, "halting": Halting}[kind](pipe), reading_service=SERVICES[service]()), state)
 
@@ -159,7 +159,7 @@ def test_a_state_from_before_an_interrupt_keeps_the_items_before_it() -> None:
         reading = iter(loader)
         for _ in range(20):
             next(reading)
-        loader.state_dict()  # saves a state, like a checkpoint
+        loader.state_dict()
         assert read_until_cut(reading, 23) == [20, 21, 22]
         state = loader.state_dict()
     del made_items[:]

@@ -75,8 +75,7 @@ def test_ranks_with_workers_shard_by_rank_and_then_by_worker(tmp_path: Path) -> 
     """
     with gloo_job(tmp_path, body) as job:
         outcomes = job.outcomes()
-    # Rank 0 runs workers 0 and 1 of the four workers, and rank 1 runs workers 2 and 3. Each rank takes items from its
-    # workers in turn.
+    # Rank 0 runs the first two of the four workers. Each rank takes items from its workers in turn.
     assert outcomes == [[[0, 1, 4, 5, 8, 9, 12, 13]] * 4, [[2, 3, 6, 7, 10, 11, 14, 15]] * 4]
 
 
@@ -111,8 +110,7 @@ def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
 
 
 def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_again(tmp_path: Path) -> None:
-    """A rank has read an item ahead, and has voted for this item. If another rank votes late, the first rank's state
-    must include the item."""
+    """With late=True, rank 0 votes on an item that it has read ahead before rank 1 reads this item."""
     body = """
     from torchdata.datapipes.state import is_restorable, load_state, save_state
 
@@ -290,8 +288,7 @@ def test_two_fullsync_pipes_in_one_graph_work_independently_and_refuse_to_be_cop
             assert all("a group of ranks in use can be neither pickled nor copied" in text for text in said)
 
 
-#: A program in which four ranks form meshes. Each rank returns the items of two epochs, and the items after resuming
-#: from a state of the first epoch.
+#: A program in which four ranks form meshes, and return the items of two epochs.
 MESHES = """
 def loader_of(mesh, workers):
     pipe = IterableWrapper(range(24)).shuffle().sharding_filter().batch(2)

@@ -41,7 +41,6 @@ ORDINARY = Plan(
 #: For each job, the fields that differ from the default plan.
 JOBS: list[dict[str, Any]] = [
     {"moment": "first item", "action": "hang"},
-    {"moment": "last epoch", "action": "raise", "victim": 0},
     {"moment": "between epochs", "mode": "fullsync"},
     {"moment": "between epochs", "store": "rank 0", "victim": 0},
     {"moment": "before the loader", "store": "rank 0", "victim": 0},
@@ -49,7 +48,6 @@ JOBS: list[dict[str, Any]] = [
     {"moment": "epoch", "store": "rank 0", "victim": 0, "action": "stop and go on late", "ranks": 2},
     {"moment": "epoch", "action": "stop and go on soon"},
     {"moment": "epoch", "action": "kill", "ranks": 4},
-    {"moment": "epoch", "leaves": True},
     {"moment": "epoch", "leaves": True, "mode": "fullsync", "victim": 0, "store": "rank 0"},
 ]
 

@@ -115,10 +115,6 @@ def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_the
 
 @pytest.mark.parametrize("at", [0, 12], ids=["first item", "later item"])
 def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(at: int, tmp_path: Path) -> None:
-    """Rank 1 starts an operation that the other ranks have already abandoned.
-
-    If the other ranks did not send their reason, rank 1 would report a network failure.
-    """
     gave_up = """while not all(os.path.exists(os.path.join(os.environ["OUTCOMES"], rank)) for rank in "02"):
                 time.sleep(0.01)"""
     with gloo_job(tmp_path, WAIT_AT.format(at=at, waits=gave_up), 3) as job:
@@ -138,7 +134,7 @@ def test_the_error_names_the_rank_that_arrives_just_too_late(tmp_path: Path) -> 
 
 
 def test_a_rank_that_begins_when_the_others_have_given_up_is_told_why_at_once(tmp_path: Path) -> None:
-    """Rank 0 hosts torch's key-value store, and therefore keeps running until rank 1 has ended."""
+    """Rank 0 hosts torch's key-value store, so it keeps running until rank 1 has ended."""
     body = """
     from torchdata.datapipes.iter.threads import synchronizing
     synchronizing._SHUTDOWN_WAIT = 0.2  # rank 0 does not wait long for rank 1 when it shuts down

@@ -109,7 +109,7 @@ def test_loaders_leave_no_threads_no_descriptors_and_no_groups_behind(tmp_path: 
     with gloo_job(tmp_path, body) as job:
         for found in job.outcomes():
             assert {(threads, groups) for threads, _, groups in found} == {(1, 1)}
-            assert found[-1][1] - found[1][1] < 2, found  # torch may close one of its descriptors between both counts
+            assert found[-1][1] - found[1][1] < 2, found
 
 
 def test_a_thread_that_returns_late_sends_nothing_in_the_group_of_the_whole_job(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path)
         assert job.outcomes() == [(0, 39)] * 2
 
 
-#: The user's program of each rank. Rank 1 runs `going` at its fourth item, to leave the loop early.
+#: The program of each rank. Rank 1 leaves its loop at the fourth item by running the code `going`.
 GOES = """
 class Reported(Exception):
     pass
@@ -270,7 +270,7 @@ class Records(Alone):
 
 
 def _left_loop(group: Records) -> Any:
-    """Returns a pipe that was read up to its second item, and was then abandoned."""
+    """Returns a pipe whose iterator was dropped after two items."""
     pipe = IterableWrapper(range(50)).fullsync(20, process_group=group)
     for _, item in zip(range(2), pipe, strict=False):
         assert item < 2
@@ -278,7 +278,7 @@ def _left_loop(group: Records) -> Any:
 
 
 def _last_vote(group: Records) -> int:
-    """Waits for the vote of a rank that has left its loop, because a thread sends the vote. Returns the vote."""
+    """Waits for the last vote of a rank, which a thread sends after the rank has left its loop."""
     wait_for(lambda: group.votes[-1] != _HAS)
     return group.votes[-1]
 

@@ -76,14 +76,13 @@ def main(rank):
     return found
 """
 
-#: For each case, the number of items before the saved state. The two ranks of a case differ in one property: whether
-#: pipes have snapshots, whether the graph is replayed, how many items are kept after `fullsync`, or whether workers
-#: send snapshots. The case's name indicates this property.
+#: The number of items before the saved state, by the name of the property in which the two ranks differ.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 
 def test_ranks_that_recompute_different_numbers_of_items_stay_in_step(tmp_path: Path) -> None:
-    plans = [(case, *each) for case in CASES for each in ((0, 0), (1, 1))]  # and: the rank with fewer items, the epoch
+    rank_with_fewer_items_and_epoch = (0, 0), (1, 1)
+    plans = [(case, *each) for case in CASES for each in rank_with_fewer_items_and_epoch]
     with gloo_job(tmp_path, BODY.replace("{plans!r}", repr(plans))) as job:
         outcomes = job.outcomes(110)
     assert not any(isinstance(outcome, BaseException) for outcome in outcomes), outcomes

@@ -55,13 +55,13 @@ def test_one_line_reports_fewer_shards_than_workers() -> None:
 @pytest.mark.parametrize(
     ("pipe", "workers", "options"),
     [
-        (IterableWrapper(range(3)).sharding_filter(), 4, {}),  # with a small dataset, idle workers are normal
+        (IterableWrapper(range(3)).sharding_filter(), 4, {}),
         (IterableWrapper(range(9)).sharding_filter().batch(9), 4, {}),
         (shards(9, 30), 3, {}),
         (IterableWrapper([]).sharding_filter(), 2, {}),
         (shards(50, 30), 2, {}),
         (shards(10, 0, 40, 0, 10), 3, {}),
-        (shards(50, 30), 4, {"in_order": False}),  # the order of items shows nothing if it is not fixed
+        (shards(50, 30), 4, {"in_order": False}),
         (shards(50), 1, {}),
         (shards(20, 9, 0, 10), 4, {}),
         (IterableWrapper([50, 30]).sharding_round_robin_dispatch().flatmap(shard), 3, {}),

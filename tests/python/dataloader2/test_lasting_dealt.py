@@ -20,6 +20,7 @@ from hanging import kill_only_hung
 from random_graphs.users import Passing
 from resuming import begun, check_resumes, continued, resumed
 from torchdata._engine import snapshots
+from torchdata._engine.processes import shutdown
 from torchdata._engine.workers.program import ChildInfo
 from torchdata._observe.outside.stalls import StallWarning
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -42,7 +43,7 @@ def two_workers(**options: Any) -> MultiProcessingReadingService:
 
 
 def loader(workers: int, state: State | None = None) -> DataLoader2[Any]:
-    """Returns a loader over items that are chosen at random in the first epoch, and are the same in later epochs."""
+    """Returns a loader over items that are chosen at random in the first epoch and kept for later epochs."""
     pipe = IterableWrapper(range(30)).filter(half_of_them).in_memory_cache().sharding_round_robin_dispatch()
     return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork")), state)
 
@@ -53,7 +54,7 @@ def test_states_of_later_epochs_contain_a_cache_before_the_dispatch(workers: int
 
 
 class Counting(IterDataPipe[int]):
-    """A user-defined pipe that counts its epochs, and sleeps before the first item of each epoch."""
+    """A pipe that counts its epochs, and sleeps before the first item of each epoch."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
@@ -74,7 +75,7 @@ class Counting(IterDataPipe[int]):
 
 
 class Silent(IterDataPipe[int]):
-    """A pipe that yields 40 items of its own, and then, if `ever` is true, the dispatched items."""
+    """A pipe that yields 40 new items, and then, if `ever` is true, the dispatched items."""
 
     def __init__(self, source: Any, ever: bool) -> None:
         self.source, self.ever = source, ever
@@ -163,13 +164,16 @@ def test_a_state_is_exact_even_if_an_epoch_takes_long_to_begin(dispatched: bool)
     loader = slow_loader(1.5, dispatched)
     list(loader)
     _, state, rest = continued(loader, 0)
-    assert resumed(slow_loader(1.5, dispatched), state) == [rest]  # the first epoch of a loader begins without a delay
+    assert resumed(slow_loader(1.5, dispatched), state) == [rest]
 
 
 @pytest.mark.parametrize(
     ("dispatched", "waits"), [(False, ", which is running"), (True, ", which waits for the dispatching process")]
 )
-def test_an_epoch_that_does_not_begin_times_out_like_an_item(dispatched: bool, waits: str) -> None:
+def test_an_epoch_that_does_not_begin_times_out_like_an_item(
+    dispatched: bool, waits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutdown, "ASKED", 0.1)  # the sleeping worker does not end by itself
     with slow_loader(1000.0, dispatched, timeout=1.0, stall_warning=0.3) as loader:
         iterator = iter(loader)
         wait_for(lambda: sum(worker.items for worker in loader.stats().workers) == 16)
@@ -188,7 +192,10 @@ def test_an_epoch_that_does_not_begin_times_out_like_an_item(dispatched: bool, w
             next(iterator)
 
 
-def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_thread() -> None:
+def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutdown, "ASKED", 0.1)
     loader = slow_loader(1000.0, False)
     list(loader)
     ended = threading.Timer(0.3, loader.shutdown)
@@ -214,7 +221,7 @@ def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_se
 
 
 class CountingItsEnds(IterDataPipe[int]):
-    """A user-defined pipe that counts its complete iterations. Snapshots are rare because `state_dict` is slow."""
+    """A pipe that counts its complete iterations. Snapshots are rare because `state_dict` is slow."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.ends = source, 0

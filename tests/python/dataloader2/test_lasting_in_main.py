@@ -127,7 +127,7 @@ def test_lasting_state_is_kept_with_another_number_of_workers_in_the_next_epoch(
 
 
 class CountsEpochs(ByHand):
-    """A user-defined pipe that begins to read its source in `iter()`, before its first item is requested."""
+    """A pipe that opens its source in `__iter__`, before its first item is requested."""
 
     def __iter__(self) -> Iterator[int]:
         return map(self.epoch.__add__, self.source_datapipe)
@@ -170,7 +170,7 @@ def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
 
 
 class ReadsAtOnce(Passing):
-    """A user-defined pipe that reads the first item of its source before an item is requested."""
+    """A pipe that reads the first item of its source in `__iter__`."""
 
     def __iter__(self) -> Iterator[int]:
         source = iter(self.source)
@@ -210,8 +210,7 @@ def slow_passes(dispatched: bool) -> Pipe:
     return Unstated(pipe.concat(pipe, pipe)).prefetch(2)
 
 
-#: Pipelines whose main process reads ahead or several times, each with the moments of its states and the seconds before
-#: each state.
+#: Pipelines whose main process reads ahead or several times, the moments of states, and the seconds before each state.
 READING_AHEAD: dict[str, tuple[Callable[[bool], Pipe], list[tuple[int, int]], float]] = {
     "passes read ahead to their end": (three_passes, [(0, 5), (0, 12), (0, 17)], 0.02),
     "parts of a split": (parts_of_a_split, [(0, 0), (0, -1)], 0.0),

@@ -221,7 +221,7 @@ else:
 
 
 class Held:
-    """Events with which a test blocks a thread at the first item of the loader's first epoch."""
+    """Events that block a thread at the first item after `begins` is set."""
 
     begins, entered, go_on, has_left = (threading.Event() for _ in range(4))
 

@@ -23,7 +23,7 @@ UNITS = 30
 
 
 class Bad(ValueError):
-    """The exception that a pipe raises at one item."""
+    """The exception of `failing`."""
 
 
 def failing(item: int) -> int:
@@ -37,7 +37,7 @@ def shuffled(items: int = UNITS) -> Any:
 
 
 class Tuples(IterDataPipe[tuple[int, ...]]):
-    """A user-defined pipe after the sharding, which batches like `batch`."""
+    """A user-defined pipe that yields tuples of several items."""
 
     iteration_state = ()
 

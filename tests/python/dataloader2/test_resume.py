@@ -169,8 +169,6 @@ def test_full_arenas_and_none_only_make_snapshots_rarer(dispatched, budget, recw
         expected = [item.tolist() for item in iterator]
     with DataLoader2.from_state(state, workers(memory_budget=budget)) as other:
         assert [item.tolist() for item in other] == expected
-    # A warning may occur only with dispatching and a memory budget of 0, because only this setting makes the main
-    # process wait for other workers.
     assert not recwarn.list or (dispatched and budget == 0), [str(one.message) for one in recwarn.list]
 
 

@@ -38,12 +38,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
 ]
 
-#: The targets of `fuzz_states` that this file runs.
 TARGETS = "loader_value,loader_bytes,graph_value,plain_pickle"
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
 
-#: Rows with states that need pickle, because they contain user-defined objects or streams.
+#: Rows whose states need pickle because they contain user-defined objects.
 ONLY_PICKLED = {"sampler"}
 
 
@@ -217,7 +216,7 @@ def memory_cache(_folder):
     [
         (disk_cache, {"section": {"records": []}}, "the state of EndOnDiskCacheHolder is damaged.*KeyError"),
         (table, {"part": -(1 << 40)}, "the state of ArrowReader was saved in"),
-        (memory_cache, {"bytes": 1 << 40}, None),  # more bytes than the items have are no fault
+        (memory_cache, {"bytes": 1 << 40}, None),
     ],
 )
 def test_damage_that_is_found_when_an_iteration_begins_names_its_pipe(build, damage, words, tmp_path):

@@ -42,7 +42,7 @@ def sampled() -> Any:
 
 
 class Mapping(torch.utils.data.IterDataPipe):
-    """A user-defined subclass of torch's pipe class with an `__iter__` that is not a generator function."""
+    """A pipe of torch whose `__iter__` returns an iterator instead of being a generator function."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -82,7 +82,7 @@ def start(seed: int) -> None:
 
 
 def restarted(pipe: Any, build: Any) -> Any:
-    """Saves the given pipe, and returns a new pipe at the same position, as in a new program with another seed."""
+    """Returns a new pipe at the position of the given pipe, as in a new program with another seed."""
     state, generators = pickle.loads(pickle.dumps((save_state(pipe), save_generators())))
     start(99)
     pipe = build()
