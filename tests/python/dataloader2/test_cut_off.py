@@ -83,7 +83,7 @@ PIPES: dict[str, Any] = {
     "filter": lambda pipe: pipe.filter(is_any),
     "flatmap": lambda pipe: pipe.flatmap(twice),
     "a generator": lambda pipe: Generated(pipe),
-    "behind a thread": lambda pipe: pipe.prefetch(2).map(Cut),
+    "after a thread": lambda pipe: pipe.prefetch(2).map(Cut),
 }
 SERVICES: dict[str, Any] = {
     "no service": lambda: None,
@@ -170,7 +170,7 @@ def test_a_state_from_before_an_interrupt_keeps_the_items_before_it() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "service"),  # a Python generator is left out because it ends after it has raised
-    [("map", "in process"), ("filter", "no service"), ("behind a thread", "in process"), ("map", "over workers")],
+    [("map", "in process"), ("filter", "no service"), ("after a thread", "in process"), ("map", "over workers")],
 )
 def test_states_saved_after_reading_on_after_ctrl_c_are_those_of_the_continued_run(kind: str, service: str) -> None:
     with loader(kind, service) as made:

@@ -192,7 +192,7 @@ def test_limit_pauses_the_same_iterator_again_and_again(service):
     iterator = iter(loader)
     iterator.limit(2)
     assert list(iterator) == [0, 1]
-    assert list(loader) == list(range(8)), "a new epoch of a paused loader is not paused"
+    assert list(loader) == list(range(8)), "a new epoch is not paused"
 
 
 def test_pausing_does_not_end_the_epoch():

@@ -207,7 +207,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(dataset: Any) -> None:
         for workers in (0, 3):
             found = batches(workers, **options)
             assert found[0] == expected[0]
-            assert found == expected or (workers == 0 and "seed" in options), "in this process later seeds are others"
+            assert found == expected or (workers == 0 and "seed" in options), "only workers share later seeds"
             assert [len(batch) for batch in found[1]] == [4, 4, 3][: 2 if "drop_last" in options else 3]
             assert (found[0] != found[1]) == ("seed" in options)
             if "drop_last" not in options:

@@ -17,7 +17,6 @@ from torchdata.dataloader2.services.program import WorkerInfo
 from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = pytest.mark.usefixtures("often")
-State = dict[str, Any]
 Build = Callable[[Any], Any]
 
 COUNT = 120
@@ -71,7 +70,7 @@ def test_each_worker_gets_the_same_items_in_any_order_of_delivery() -> None:
 
 @pytest.mark.parametrize(("build", "workers"), [*zip(BUILDS.values(), [4, 2, 3, 1], strict=True)])
 def test_a_state_of_any_moment_resumes_with_the_remaining_items(build: Build, workers: int) -> None:
-    states: list[tuple[int, State]] = []
+    states: list[tuple[int, Any]] = []
     with loader(build, workers) as whole:
         got = []
         for item in whole:

@@ -105,7 +105,7 @@ def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_the
     assert isinstance(lost, ConnectionError)
     for error in (late, lost):
         error.add_note("in the third epoch")
-        assert isinstance(error, RuntimeError), "which programs for torchdata 0.9 catch"
+        assert isinstance(error, RuntimeError)
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again)) == (type(error), str(error))
         assert again.__notes__ == ["in the third epoch"]
@@ -123,7 +123,7 @@ def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(at: int,
         assert isinstance(error, PrefetchTimeoutError), error
         assert "rank 1 of 3 did not reach this step" in str(error)
     for error in (first, third):
-        assert 3 <= float(error.__notes__[-1]) < 5 + 30, "the time-out and two seconds, and the time to get there"
+        assert 3 <= float(error.__notes__[-1]) < 5 + 30, "the timeout, and 32 seconds on a busy machine"
     assert re.search("rank [02] of 3 gave up before: rank 1 of 3 did not reach this step", str(late)), late
 
 
@@ -256,4 +256,4 @@ def test_when_a_rank_is_cut_off_all_fail_within_the_time_out(cut: str, tmp_path:
             error = job.outcome(rank)[0]
             assert isinstance(error, RanksLostError), error
             assert (NO_RANK_0 if rank == 1 else NO_SIGN) in str(error)
-            assert float(error.__notes__[-1]) < 3 + 2 + 30, "the time-out and two seconds, on a busy machine"
+            assert float(error.__notes__[-1]) < 3 + 2 + 30, "the timeout, and 32 seconds on a busy machine"

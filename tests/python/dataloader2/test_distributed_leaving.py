@@ -287,15 +287,24 @@ def test_an_abandoned_loop_counts_if_items_of_a_later_loop_are_read() -> None:
     group = Records()
     pipe = _left_loop(group)
     time.sleep(0.2)
-    assert set(group.votes) == {_HAS}, "the others wait until it shows what this rank is up to"
+    assert set(group.votes) == {_HAS}, "the rank sends no vote until its next loop begins"
     again = iter(pipe)
     assert next(again) == 0
-    assert group.votes.count(_LEFT) == 1, "their loops end with this one, and all begin anew"
+    assert group.votes.count(_LEFT) == 1, "the other ranks end their loops, too"
     del pipe
-    assert next(again) == 1, "the reader is enough to go on"
+    assert next(again) == 1, "the iterator keeps its pipe"
     assert group.votes.count(_LEFT) == 1
     del again
     assert _last_vote(group) == -2
+
+
+def test_a_closed_iterator_yields_no_item() -> None:
+    group = Records()
+    items = iter(IterableWrapper(range(50)).fullsync(20, process_group=group))
+    assert next(items) == 0
+    items.close()
+    assert list(items) == []
+    assert set(group.votes) == {_HAS}
 
 
 @pytest.mark.parametrize(
@@ -334,16 +343,6 @@ def test_a_source_that_ends_because_its_rank_exits_does_not_end_the_data(error: 
     pipe.leave(for_good=True)
     comes.set()
     assert _last_vote(group) == -2
-
-
-def test_a_reader_that_was_closed_yields_nothing_more() -> None:
-    group = Records()
-    pipe = IterableWrapper(range(50)).fullsync(20, process_group=group)
-    items = iter(pipe)
-    assert next(items) == 0
-    items.close()
-    assert list(items) == []
-    assert set(group.votes) == {_HAS}
 
 
 def test_ranks_that_exit_after_different_numbers_of_items_do_not_disturb_each_other(tmp_path: Path) -> None:

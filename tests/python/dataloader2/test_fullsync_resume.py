@@ -89,7 +89,7 @@ def test_ranks_that_recompute_different_numbers_of_items_stay_in_step(tmp_path: 
     for number, (case, *_) in enumerate(plans):
         for rank, outcome in enumerate(outcomes):
             (whole, following), got, rest, later, drop = outcome[number]
-            assert len(whole) == len(following) == 13, "all end with the shorter rank"
+            assert len(whole) == len(following) == 13, "all ranks end with the rank that has fewer items"
             assert got == whole[:6]
             assert rest == whole[CASES[case] :], (plans[number], rank)
             assert later == following, (plans[number], rank)

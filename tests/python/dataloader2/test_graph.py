@@ -336,7 +336,7 @@ def test_a_replacement_in_a_circle_is_read_by_those_that_read_the_old_pipe():
     replace_dp(traverse_dps(end), start, new)
     assert behind.datapipe is new
     assert new.source_datapipe is start
-    assert start.behind is behind, "what the old pipe alone refers to stays"
+    assert start.behind is behind
 
 
 @pytest.mark.parametrize("cut", ["start", "behind", "both"])

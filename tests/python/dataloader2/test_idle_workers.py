@@ -31,7 +31,7 @@ def told(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
                 list(loader)
         finally:
             loader.shutdown()
-    assert {warning.filename for warning in caught} <= {__file__}, "it names the loop"
+    assert {warning.filename for warning in caught} <= {__file__}, "the warning names the line of the loop"
     assert {warning.category for warning in caught} <= {UserWarning}
     return [str(warning.message) for warning in caught]
 
@@ -74,10 +74,9 @@ def test_nothing_is_reported_about_busy_workers_or_small_datasets(
 
 
 def test_an_abandoned_epoch_is_not_reported_but_a_resumed_one_is() -> None:
-    service = lambda: MultiProcessingReadingService(3)  # noqa: E731
-    _, state = stopped(DataLoader2(shards(50, 50), reading_service=service()), 20)
+    _, state = stopped(DataLoader2(shards(50, 50), num_workers=3), 20)
     with pytest.warns(UserWarning, match="worker process 2 has given no item .* up to 50"):
-        [rest] = resumed(DataLoader2(shards(50, 50), reading_service=service()), state)
+        [rest] = resumed(DataLoader2(shards(50, 50), num_workers=3), state)
     assert len(rest) == 80
 
 

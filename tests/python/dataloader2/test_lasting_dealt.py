@@ -31,8 +31,6 @@ from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
 from waiting import check_in_forked_child, wait_for
 
-State = dict[str, Any]
-
 
 def half_of_them(item: int) -> bool:
     return random.random() < 0.5
@@ -42,7 +40,7 @@ def two_workers(**options: Any) -> MultiProcessingReadingService:
     return MultiProcessingReadingService(2, "fork", **options)
 
 
-def loader(workers: int, state: State | None = None) -> DataLoader2[Any]:
+def loader(workers: int, state: Any = None) -> DataLoader2[Any]:
     """Returns a loader over items that are chosen at random in the first epoch and kept for later epochs."""
     pipe = IterableWrapper(range(30)).filter(half_of_them).in_memory_cache().sharding_round_robin_dispatch()
     return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork")), state)
@@ -99,7 +97,7 @@ def test_a_user_s_pipe_resumes_from_the_first_moment_of_an_epoch_after_an_abando
 
 @pytest.mark.parametrize("ever", [True, False])
 def test_workers_that_read_dispatched_items_late_or_never_do_not_delay_a_state(ever: bool) -> None:
-    def made(state: State | None) -> DataLoader2[Any]:
+    def made(state: Any) -> DataLoader2[Any]:
         pipe = Silent(Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch(), ever)
         return begun(DataLoader2(pipe, reading_service=two_workers(worker_prefetch_cnt=1)), state)
 
@@ -213,7 +211,7 @@ class ReadsTwiceAtOnce(Passing):
 
 
 def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_sends_a_snapshot() -> None:
-    def made(state: State | None) -> DataLoader2[Any]:
+    def made(state: Any) -> DataLoader2[Any]:
         pipe = ReadsTwiceAtOnce(Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch())
         return begun(DataLoader2(pipe, reading_service=two_workers()), state)
 
@@ -250,26 +248,26 @@ class HeldBack(Passing):
         return iter(list(self.source))
 
 
-BEHIND_THE_END: dict[str, Callable[[Any], Any]] = {
+AFTER_DISPATCHING: dict[str, Callable[[Any], Any]] = {
     "its reader goes on": lambda dealt: dealt.shuffle(buffer_size=100),
     "its reader has ended": lambda dealt: dealt.header(40).shuffle(buffer_size=100),
     "its reader begins anew": lambda dealt: HeldBack(dealt),
     "it is read twice": lambda dealt: dealt.shuffle(buffer_size=100).cycle(2),
-    "beside a pipe that begins anew": lambda dealt: HeldBack(IterableWrapper(range(9))).zip(dealt.shuffle()),
+    "zipped with a pipe that begins anew": lambda dealt: HeldBack(IterableWrapper(range(9))).zip(dealt.shuffle()),
 }
 
 
-@pytest.mark.parametrize("behind", BEHIND_THE_END)
+@pytest.mark.parametrize("behind", AFTER_DISPATCHING)
 def test_work_at_the_end_of_the_dispatching_process_is_done_even_if_workers_resume_after_it(
     behind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 20.0)
 
-    def made(state: State | None) -> DataLoader2[Any]:
+    def made(state: Any) -> DataLoader2[Any]:
         dealt = CountingItsEnds(IterableWrapper(range(13))).sharding_round_robin_dispatch()
         return begun(
-            DataLoader2(BEHIND_THE_END[behind](dealt), reading_service=two_workers(worker_prefetch_cnt=2)), state
+            DataLoader2(AFTER_DISPATCHING[behind](dealt), reading_service=two_workers(worker_prefetch_cnt=2)), state
         )
 
     check_resumes(made, (0, -2), (1, -4), pause=0.005)
@@ -309,7 +307,7 @@ def test_an_epoch_that_interrupts_the_wait_for_an_end_starts_again() -> None:
         assert next(begun.go_on_from(None)) == items[0]
         snapshot = begun.snapshot()
         assert snapshot is not None
-        assert snapshot[:2] == (1, (7, 0)), "all of its share was read"
+        assert snapshot[:2] == (1, (7, 0)), "the worker has read all its items"
 
         again = program(interrupted)
         with pytest.raises(Interrupted):

@@ -141,7 +141,7 @@ def test_a_worker_that_continues_from_a_snapshot_samples_nothing(often: None) ->
     assert all(head)
     rest, following = resumed(loading(pipe), state, 2, strict=False)  # a strict loader would refuse the new items
     assert not any(rest)
-    assert all(following), "the next epoch is compared again"
+    assert all(following)
 
 
 @pytest.mark.parametrize("block", [1, 2, 7])

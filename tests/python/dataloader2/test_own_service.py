@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import queue
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -26,53 +24,12 @@ from torchdata.dataloader2 import (
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
-END = object()
-
 
 class Elsewhere:
-    """A reading service that reads a graph in a thread, up to four items ahead."""
+    """Hides a graph from the loader, like a process on another machine."""
 
     def __init__(self, graph: Any) -> None:
-        self.graph = graph
-        self.read = 0
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
-        self._thread: threading.Thread | None = None
-
-    def begin(self, skip: int) -> Iterator[Any]:
-        self.end()
-        items: queue.Queue[Any] = queue.Queue()
-        room = threading.Semaphore(4)
-        self._left = threading.Event()
-        self._room = room
-        self._thread = threading.Thread(target=self._run, args=(items, room, self._left, skip), daemon=True)
-        self._thread.start()
-        while (item := items.get()) is not END:
-            if isinstance(item, Exception):
-                raise item
-            room.release()
-            yield item
-
-    def _run(self, items: queue.Queue[Any], room: threading.Semaphore, left: threading.Event, skip: int) -> None:
-        try:
-            for item in islice(self.graph, skip, None):
-                self.read += 1
-                items.put(item)
-                room.acquire()
-                self.may_go_on.wait()
-                if left.is_set():
-                    return
-        except Exception as error:
-            items.put(error)
-        items.put(END)
-
-    def end(self) -> None:
-        if self._thread is not None:
-            self._left.set()
-            self.may_go_on.set()
-            self._room.release()
-            self._thread.join()
-            self._thread = None
+        self.graph, self.is_paused = graph, False
 
 
 class FromElsewhere(IterDataPipe[Any]):
@@ -86,7 +43,7 @@ class FromElsewhere(IterDataPipe[Any]):
         self.came = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for item in self.elsewhere.begin(self.came):
+        for item in islice(self.elsewhere.graph, self.came, None):
             self.came += 1
             yield item
 
@@ -106,29 +63,22 @@ class OwnService(ReadingServiceInterface):
         set_graph_random_seed(self.elsewhere.graph, copy.copy(seed_generator))
         return iter_reset_fn
 
-    def finalize_iteration(self) -> None:
-        self.elsewhere.end()
-
-    def finalize(self) -> None:
-        if hasattr(self, "elsewhere"):
-            self.elsewhere.end()
-
     def count_shares(self) -> Shares:
         return Shares()
 
     def _pause(self, pause_fn: Any = None) -> Any:
-        self.elsewhere.may_go_on.clear()
+        self.elsewhere.is_paused = True
         return pause_fn
 
     def _resume(self, resume_fn: Any = None) -> Any:
-        self.elsewhere.may_go_on.set()
+        self.elsewhere.is_paused = False
         return resume_fn
 
     def _limit(self, num_batches: int | None, limit_fn: Any = None) -> Any:
         return limit_fn
 
     def stats_notes(self) -> list[str]:
-        return ["one thread of its own reads ahead"]
+        return ["the graph runs elsewhere"]
 
 
 def shuffled(count: int = 20) -> Any:
@@ -144,7 +94,7 @@ def test_it_yields_and_counts_every_item_in_an_order_of_the_epochs_seed() -> Non
         epochs = [list(loader), list(loader)]
         assert epochs == [list(other), list(other)]
         stats = loader.stats()
-    assert "one thread of its own reads ahead" in str(stats)
+    assert "the graph runs elsewhere" in str(stats)
     assert [(pipe.name, pipe.items_out) for pipe in stats.pipes] == [("FromElsewhere", 40)]
     assert epochs[0] != epochs[1]
     assert sorted(epochs[0]) == sorted(map(str, range(20)))
@@ -175,7 +125,7 @@ def test_a_state_resumes_with_exactly_the_remaining_items_in_a_new_loader() -> N
         assert sorted(epoch) == sorted(map(str, range(20)))
 
 
-def test_a_limit_pauses_the_pipe_and_its_thread() -> None:
+def test_a_limit_pauses_the_pipe_and_its_service() -> None:
     with loader_of(shuffled()) as loader:
         iterator = iter(loader)
         iterator.limit(4)
@@ -184,10 +134,10 @@ def test_a_limit_pauses_the_pipe_and_its_thread() -> None:
             found = list(iterator)
         elsewhere = loader.reading_service.elsewhere
         assert len(found) == 4
-        assert not elsewhere.may_go_on.is_set()
+        assert elsewhere.is_paused
         assert list(iterator) == []
         iterator.resume()
-        assert elsewhere.may_go_on.is_set()
+        assert not elsewhere.is_paused
         iterator.limit(None)
         assert len(list(iterator)) == 16
 
@@ -239,7 +189,7 @@ def test_an_own_service_works_after_a_distributed_service_with_length_state_and_
         iterator.resume()
         iterator.limit(None)
         tail = paused + list(iterator)
-        assert "one thread of its own" in str(loader.stats())
+        assert "the graph runs elsewhere" in str(loader.stats())
     with loader_of(shuffled(), service()) as other:
         other.load_state_dict(state)
         assert list(other) == tail

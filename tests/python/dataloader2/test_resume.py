@@ -40,10 +40,7 @@ def drawing(item):
 
 def pipeline(dispatched=False):
     pipe = IterableWrapper(range(50)).shuffle()
-    if dispatched:
-        pipe = pipe.sharding_round_robin_dispatch()
-    else:
-        pipe = pipe.sharding_filter()
+    pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
     return pipe.map(drawing).shuffle(buffer_size=6).batch(2)
 
 
@@ -199,7 +196,7 @@ for size in (1, 60, 200, 400, 600, 800, 100_000):
     with cached(size) as other:
         other.load_state_dict(state)
         assert [list(other), list(other)] == expected, size
-assert "numpy" not in sys.modules, "its generator's state alone is longer than what goes inline"
+assert "numpy" not in sys.modules  # the state of NumPy's generator would make each snapshot large
 print(json.dumps(found))
 """
 
@@ -244,14 +241,9 @@ def test_states_are_plain_data_that_torch_loads_without_trust(tmp_path):
 
 
 @pytest.mark.usefixtures("often")
-def test_damage_anywhere_is_noticed_before_anything_is_unpickled():
+def test_damage_in_a_snapshot_of_a_worker_is_noticed():
     _, state = stopped(begun(workers())[0], 9)
-    pickled = pickle.dumps(state)
-    damaged = pickle.loads(pickled)
-    damaged["iteration_state"]["workers"]["turn"] += 1
-    with pytest.raises(ValueError, match="damaged in its field 'iteration_state'"):
-        DataLoader2.from_state(damaged, workers())
-    damaged = pickle.loads(pickled)
+    damaged = pickle.loads(pickle.dumps(state))
     worker = damaged["iteration_state"]["workers"]["workers"][0]
     sent, read_pass, share, content = worker["snapshot"]
     content = bytearray(content)

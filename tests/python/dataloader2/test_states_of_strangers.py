@@ -207,16 +207,11 @@ def table(_folder):
     return ArrowReader(pytest.importorskip("pyarrow").table({"a": [1, 2, 3]}))
 
 
-def memory_cache(_folder):
-    return IterableWrapper(range(9)).in_memory_cache(size=1)
-
-
 @pytest.mark.parametrize(
     ("build", "damage", "words"),
     [
         (disk_cache, {"section": {"records": []}}, "the state of EndOnDiskCacheHolder is damaged.*KeyError"),
         (table, {"part": -(1 << 40)}, "the state of ArrowReader was saved in"),
-        (memory_cache, {"bytes": 1 << 40}, None),
     ],
 )
 def test_damage_that_is_found_when_an_iteration_begins_names_its_pipe(build, damage, words, tmp_path):
@@ -226,16 +221,10 @@ def test_damage_that_is_found_when_an_iteration_begins_names_its_pipe(build, dam
     del state["checksums"], pipe
     state["pipes"][-1]["state"] = damage if build is disk_cache else state["pipes"][-1]["state"] | damage
 
-    def resumed():
-        again = build(tmp_path)
-        load_state(again, state)
-        return list(again)
-
-    if words is None:
-        assert resumed() == list(range(1, 9))
-        return
+    again = build(tmp_path)
     with pytest.raises(ValueError, match=words):
-        resumed()
+        load_state(again, state)
+        list(again)
 
 
 def test_a_text_file_is_resumed_and_only_read(tmp_path):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -31,15 +30,8 @@ def running() -> None:
     first_shard_may_run.set()
 
 
-#: Functions that run while an item is computed, each of them only once.
+#: Functions that run once each while an item is computed.
 calls: list[Callable[[], object]] = []
-
-
-@contextmanager
-def calling(function: Callable[[], object]) -> Iterator[None]:
-    calls.append(function)
-    yield
-    assert not calls
 
 
 def waiting(item: int) -> int:
@@ -102,8 +94,10 @@ def test_a_state_saved_while_an_item_is_computed_or_at_ctrl_c_resumes_with_this_
         iterator = iter(reading)
         got = [next(iterator), next(iterator)]
         call = interrupt if is_interrupted else lambda: saved.append(reading.state_dict())
-        with contextlib.suppress(KeyboardInterrupt), calling(call):
+        calls.append(call)
+        with contextlib.suppress(KeyboardInterrupt):
             next(iterator)
+        assert not calls
         saved = saved or [reading.state_dict()]
     assert Counter(begin + got + rest_out_of_order(saved[0])) == ALL
 
@@ -114,7 +108,8 @@ def test_states_saved_after_reading_on_after_ctrl_c_resume_in_any_order_without_
     with loader(0, state) as reading:
         iterator = iter(reading)
         got = [next(iterator), next(iterator)]
-        with calling(interrupt), pytest.raises(KeyboardInterrupt):
+        calls.append(interrupt)
+        with pytest.raises(KeyboardInterrupt):
             next(iterator)
         got += [next(iterator), next(iterator)]
         state = reading.state_dict(items_ago=ago)

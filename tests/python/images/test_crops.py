@@ -60,7 +60,7 @@ def test_area_ratio_and_position_are_distributed_as_in_torchvision(make: Callabl
     for values in (areas, ratios, across, down):
         assert distance(values) < bound
     pairs = np.corrcoef([areas, ratios, across, down])
-    assert np.abs(pairs - np.eye(4)).max() < 0.1, "each is drawn by itself"
+    assert np.abs(pairs - np.eye(4)).max() < 0.1, "the four numbers are independent"
 
 
 def test_boxes_lie_within_images_of_all_sizes() -> None:
@@ -91,7 +91,7 @@ class Counting(random.Random):
 def test_after_ten_tries_the_center_is_cropped(size: Any, ratio: Any, box: Any) -> None:
     rng = Counting(0)
     assert random_resized_crop(rng, *size, scale=(4.0, 5.0), ratio=ratio) == box
-    assert rng.draws == 20, "an area and a ratio for each try"
+    assert rng.draws == 20, "each try draws an area and a ratio"
 
 
 def test_the_first_crop_that_fits_is_used() -> None:

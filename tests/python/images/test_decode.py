@@ -143,7 +143,7 @@ def test_an_image_is_rotated_upright_on_request(decoder: str, orientation: int) 
         upright = ImageOps.exif_transpose(image.convert("RGB"))
     want = np.asarray(upright)
     assert np.array_equal(decode(content, exif=True), want)
-    assert np.array_equal(decode(content), by_pillow(content)), "and else it is not"
+    assert np.array_equal(decode(content), by_pillow(content)), "by default, the orientation is ignored"
     box = (10, 20, want.shape[1] - 5, want.shape[0] - 7)
     small = np.asarray(upright.crop(box).resize((31, 40), Image.Resampling.BILINEAR))
     assert differs(decode(content, (40, 31), crop=box, exif=True), small) <= 1
@@ -178,10 +178,10 @@ def test_fast_decodes_at_a_fraction_that_is_no_smaller_than_the_result(
         assert sizes == [decoded]
         exact = decode(content, size, crop=box).astype(np.int32)
         mean = np.abs(found.astype(np.int32) - exact).mean()
-        assert mean < 12, "in the mean it is about the same image"
+        assert mean < 12
     assert decode(content, 300, scale="fast").shape == (300, 300, 3)
     png = encoded(photographs()[0], "PNG")
-    assert np.array_equal(decode(png, 50, scale="fast"), decode(png, 50)), "other formats have no such way"
+    assert np.array_equal(decode(png, 50, scale="fast"), decode(png, 50)), "only JPEG images are reduced early"
 
 
 def test_bytes_paths_and_files_are_accepted(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_the_result_is_created_in_the_shared_memory_that_sends_items(
     holders = sys.getrefcount(alone[0]) - 1  # minus the reference that the list holds
     counts = [sys.getrefcount(made[number]) for number in range(3)]
     assert found == [True] * 3
-    assert counts == [holders] * 3, "nothing else keeps one: it would be copied on its way"
+    assert counts == [holders] * 3, "no further reference exists, so the result is sent without a copy"
 
 
 def test_tensors_are_made_on_request() -> None:
@@ -419,4 +419,4 @@ def test_the_extension_refuses_arrays_that_are_not_images() -> None:
     ]:
         with pytest.raises(error):
             resize_pixels(*args)
-    assert sys.getrefcount(image) < 30, "buffers were given back"
+    assert sys.getrefcount(image) < 30, "the buffers were released"
