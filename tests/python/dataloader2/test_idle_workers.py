@@ -23,14 +23,11 @@ def shards(*sizes: int) -> Any:
 
 
 def told(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
-    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, **options))
-    with warnings.catch_warnings(record=True) as caught:
+    service = MultiProcessingReadingService(workers, **options)
+    with warnings.catch_warnings(record=True) as caught, DataLoader2(pipe, reading_service=service) as loader:
         warnings.simplefilter("always")
-        try:
-            for _ in range(epochs):
-                list(loader)
-        finally:
-            loader.shutdown()
+        for _ in range(epochs):
+            list(loader)
     assert {warning.filename for warning in caught} <= {__file__}, "the warning names the line of the loop"
     assert {warning.category for warning in caught} <= {UserWarning}
     return [str(warning.message) for warning in caught]

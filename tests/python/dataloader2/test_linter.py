@@ -274,8 +274,7 @@ class Reordered:
 
 def test_lint_finds_a_filter_over_an_iterable_that_shuffles_by_itself() -> None:
     [finding] = lint(IterableWrapper(Reordered()).shuffle().sharding_filter())
-    assert finding.kind == "own-order"
-    assert not finding.silent
+    assert (finding.kind, finding.silent) == ("own-order", False)
     assert "Reordered in IterableWrapper" in str(finding)
     assert lint(IterableWrapper(Reordered()).shuffle().sharding_round_robin_dispatch()) == []
     assert lint(IterableWrapper(Reordered()).shuffle().sharding_filter(), num_workers=1) == []

@@ -333,12 +333,7 @@ def test_the_shards_of_an_epoch_are_described_whoever_runs_them(dispatched):
     state = None
     for place, number in enumerate([2, 3, 1] if dispatched else [2, 3, 0, 1]):
         service = MultiProcessingReadingService(number) if number else InProcessReadingService()
-        with DataLoader2(pipe, reading_service=service) as loader:
-            loader.seed(7) if state is None else loader.load_state_dict(state)
-            iterator = iter(loader)
-            for _ in range(6):
-                next(iterator)
-            state = loader.state_dict()
+        _, state = stopped(resuming.begun(DataLoader2(pipe, reading_service=service), state), 6)
         given = 6 * place + 6
         lines = describe(state).splitlines()
         assert lines[0] == f"inside an epoch, after {given} items"

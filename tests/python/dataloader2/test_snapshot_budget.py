@@ -171,7 +171,6 @@ def test_cached_items_that_were_changed_are_part_of_states_which_report_their_si
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             loader.state_dict()
-        del iterator
 
 
 def test_without_a_budget_states_contain_the_cached_items() -> None:
@@ -297,7 +296,6 @@ def test_states_contain_what_pipes_hold_after_a_state_was_requested(kind: str) -
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # the warning about the size was already emitted
             state = loader.state_dict()
-        del iterator
     assert max(snapshot_sizes(state)) > BUDGET
     assert [expected[0], *before, *numbers(resumed(held_loader(kind), state)[0])] == expected
 
