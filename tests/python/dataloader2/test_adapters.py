@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from random_graphs.users import Passing
 from refusals import refuses
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import Adapter, CacheTimeout, ShardingPolicy, Shuffle
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.datapipes import iter as iter_pipes
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Shuffler
+from torchdata.datapipes.iter import IterableWrapper, Shuffler
 
 
-class Waiting(IterDataPipe):
-    def __init__(self, source):
-        self.source = source
-
-    def __iter__(self):
-        yield from self.source
-
+class Waiting(Passing):
     def set_timeout(self, timeout):
         self.timeout = timeout
 

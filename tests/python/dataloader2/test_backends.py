@@ -1,7 +1,4 @@
-"""A loader behaves in the same way with any backend, even if the loader resumes, processes exit, or functions raise.
-
-The backends are processes, processes with carriers, and Ray on two nodes.
-"""
+"""Loaders behave alike if their workers are processes, processes with carriers, or actors on two nodes of Ray."""
 
 from __future__ import annotations
 
@@ -37,11 +34,10 @@ pytestmark = [
     *of_ray,
 ]
 
-#: The names of the pipelines that a backend runs if its `has_all` is false.
+#: The names of the pipelines that slow backends run.
 FEW = {"random", "arrays, dealt"}
 #: The number of items in a pipeline of a test that kills a process.
 LONG = 900
-#: Runs a test only with the backends that use carriers.
 with_carriers = pytest.mark.parametrize("backend", WITH_CARRIERS, indirect=True)
 
 
@@ -80,9 +76,6 @@ def of_forked_workers(make: Any, count: int = 2) -> list[list[Any]]:
     return epochs(make, local(), count)
 
 
-# -- order -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("made_of", [PIPELINES, DEALT], ids=["own sources", "dealt"])
 def test_items_and_their_order_are_those_of_forked_workers(backend: Spawned, made_of: dict[str, Any]) -> None:
     for name, make in made_of.items():
@@ -110,9 +103,6 @@ def test_ranks_have_workers_each(backend: Spawned) -> None:
     assert epochs(make, service(backend.service()), 1) == epochs(make, service(local()), 1)
 
 
-# -- states ------------------------------------------------------------------------------------------------------------
-
-
 @with_carriers
 @pytest.mark.parametrize("make", [PIPELINES["random"], DEALT["random, dealt"]], ids=["own sources", "dealt"])
 def test_a_loader_resumes_from_random_moments_in_this_and_other_processes(backend: Spawned, make: Any) -> None:
@@ -137,15 +127,8 @@ def test_a_state_resumes_exactly_with_other_numbers_of_workers(backend: Spawned)
     assert head + tail == rest
 
 
-# -- exits ------------------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def _long(deals: bool, function: Any) -> Any:
-    """Returns a function that builds a pipe. The pipe has enough items for a process to be killed before the end of the
-    epoch.
-    """
-
     def make() -> Any:
         pipe = dealt(LONG, lambda pipe: pipe.map(double)) if deals else numbered(LONG)
         return pipe.map(function)
@@ -174,9 +157,6 @@ def test_no_item_is_lost_or_repeated_whichever_process_exits(backend: Spawned, d
             assert got == epoch
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
 @with_carriers
 def test_an_error_of_a_function_comes_after_the_earlier_items_and_names_the_function(backend: Spawned) -> None:
     pipe = IterableWrapper(range(20)).sharding_filter().map(failing)
@@ -199,9 +179,6 @@ def test_an_error_in_the_dispatching_process_comes_after_the_earlier_items(backe
         with pytest.raises(LookupError, match="nothing at 7"):
             got.extend(loader)
     assert got == list(range(0, 14, 2))
-
-
-# -- abandoned epochs and random runs ----------------------------------------------------------------------------------
 
 
 @with_carriers

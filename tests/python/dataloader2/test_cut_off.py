@@ -5,20 +5,21 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 
-from random_graphs.users import unpinned
+from random_graphs.users import Passing, unpinned
 from resuming import begun, continued, epochs_of, resumed, saved, stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = pytest.mark.alone
 
 
 class Cut:
-    """A function that raises once, at one item."""
+    """A function that raises an exception once, when its argument is `at`."""
 
     at: Any = None
     kind: type[BaseException] = KeyboardInterrupt
@@ -35,26 +36,22 @@ class Cut:
 @pytest.fixture(autouse=True)
 def nothing_is_cut() -> Iterator[None]:
     Cut.at, Cut.kind = None, KeyboardInterrupt
+    Halting.cuts.clear()
     yield
     Cut.at = None
+    Halting.cuts.clear()
 
 
-class Generated(IterDataPipe):
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
+class Generated(Passing):
     def __iter__(self) -> Any:
         for item in self.source:
             yield Cut(item)
 
 
-class Halting(IterDataPipe):
-    """A pipe that raises KeyboardInterrupt at the beginning of some of its passes."""
+class Halting(Passing):
+    """A pipe that raises KeyboardInterrupt when some of its iterations begin."""
 
-    cuts: list[int] = []  # noqa: RUF012, one for all copies in this process
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
+    cuts: list[int] = []  # noqa: RUF012 - all copies share the list
 
     def __iter__(self) -> Any:
         if self.cuts:
@@ -77,7 +74,7 @@ def drawing(item: Any) -> Any:
     return Cut(item) * 100 + random.randrange(100)
 
 
-#: Pipes that read a shuffled source, and that Ctrl-C may interrupt while they process an item.
+#: Functions that append pipes to a shuffled source. Ctrl-C may interrupt these pipes within an item.
 PIPES: dict[str, Any] = {
     "map": lambda pipe: pipe.map(Cut),
     "random numbers": lambda pipe: pipe.map(drawing),
@@ -86,7 +83,7 @@ PIPES: dict[str, Any] = {
     "filter": lambda pipe: pipe.filter(is_any),
     "flatmap": lambda pipe: pipe.flatmap(twice),
     "a generator": lambda pipe: Generated(pipe),
-    "behind a thread": lambda pipe: pipe.prefetch(2).map(Cut),
+    "after a thread": lambda pipe: pipe.prefetch(2).map(Cut),
 }
 SERVICES: dict[str, Any] = {
     "no service": lambda: None,
@@ -98,7 +95,7 @@ SERVICES: dict[str, Any] = {
 def loader(kind: str, service: str, state: Any = None) -> DataLoader2[Any]:
     pipe: Any = IterableWrapper(range(40)).shuffle().sharding_filter()
     if service == "over workers":
-        pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # all later pipes run in the main process
+        pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # the main process runs all pipes after `pin_memory`
     random.seed(3)
     return begun(DataLoader2({**PIPES, "halting": Halting}[kind](pipe), reading_service=SERVICES[service]()), state)
 
@@ -162,7 +159,7 @@ def test_a_state_from_before_an_interrupt_keeps_the_items_before_it() -> None:
         reading = iter(loader)
         for _ in range(20):
             next(reading)
-        loader.state_dict()  # saves a state, like a checkpoint
+        loader.state_dict()
         assert read_until_cut(reading, 23) == [20, 21, 22]
         state = loader.state_dict()
     del made_items[:]
@@ -172,8 +169,8 @@ def test_a_state_from_before_an_interrupt_keeps_the_items_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "service"),  # not with a Python generator, which ends after it has raised
-    [("map", "in process"), ("filter", "no service"), ("behind a thread", "in process"), ("map", "over workers")],
+    ("kind", "service"),  # a Python generator is left out because it ends after it has raised
+    [("map", "in process"), ("filter", "no service"), ("after a thread", "in process"), ("map", "over workers")],
 )
 def test_states_saved_after_reading_on_after_ctrl_c_are_those_of_the_continued_run(kind: str, service: str) -> None:
     with loader(kind, service) as made:
@@ -210,10 +207,7 @@ def test_a_loop_over_a_dataset_continues_after_ctrl_c_without_the_interrupted_sa
     assert sorted(got) == [*range(17), *range(18, 40)]
 
 
-class Unsaved(IterDataPipe):
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
+class Unsaved(Passing):
     def __iter__(self) -> Any:
         return map(Cut, self.source)
 
@@ -250,24 +244,12 @@ def test_the_epoch_after_one_that_ctrl_c_has_ended_is_complete(service: str) -> 
     assert epochs_of(loader("batch", service, state), 1) == [epochs[1][2:]]
 
 
-# -- beginnings and ends ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    found: list[int] = []
-    monkeypatch.setattr(Halting, "cuts", found)
-    return found
-
-
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_epoch_whose_beginning_ctrl_c_interrupted_begins_again_and_its_state_is_from_before(
-    service: str, cuts: list[int]
-) -> None:
+def test_an_epoch_whose_beginning_ctrl_c_interrupted_begins_again_and_its_state_is_from_before(service: str) -> None:
     epochs = epochs_of(loader("halting", service), 3)
     with loader("halting", service) as made:
         for epoch in epochs:
-            cuts.append(0)
+            Halting.cuts.append(0)
             with pytest.raises(KeyboardInterrupt):
                 iter(made)
             state = saved(made)
@@ -279,15 +261,13 @@ def test_an_epoch_whose_beginning_ctrl_c_interrupted_begins_again_and_its_state_
     ("service", "after_iter"),
     [("no service", False), ("in process", True), ("over workers", False), ("over workers", True)],
 )
-def test_a_state_is_not_lost_if_ctrl_c_interrupts_its_way_to_the_main_process(
-    service: str, after_iter: bool, cuts: list[int]
-) -> None:
+def test_a_state_is_not_lost_if_ctrl_c_interrupts_its_way_to_the_main_process(service: str, after_iter: bool) -> None:
     epochs = epochs_of(loader("halting", service))
     _, state = stopped(loader("halting", service), 7)
     with loader("halting", service) as made:
         if after_iter:
             iter(made)
-        cuts.append(0)
+        Halting.cuts.append(0)
         with pytest.raises(KeyboardInterrupt):
             made.load_state_dict(state)
             iter(made)
@@ -331,9 +311,7 @@ def test_a_loader_that_was_shut_down_still_has_its_state(service: str, count: in
     monkeypatch.setitem(SERVICES, "in process, ahead", lambda: InProcessReadingService(prefetch_cnt=3))
     epochs = epochs_of(loader("halting", service), 3)
     with loader("halting", service) as made:
-        reading = iter(made)
-        for _ in range(count):
-            next(reading)
+        assert list(islice(made, count)) == epochs[0][:count]
     state = saved(made)
     with pytest.raises(ValueError, match="shut down"):
         made.state_dict(items_ago=1)

@@ -38,10 +38,7 @@ few = settings(max_examples=30)
 
 
 def damaged(field, part, change):
-    """Returns a copy of `STATE` in which `change` was applied to one field.
-
-    In the field for random generators, `part` selects the random generator to change.
-    """
+    """Returns a copy of `STATE` with a changed field. `part` selects one of the two random generators."""
     whole = STATE[field]
     if isinstance(whole, bytes):
         return {**STATE, field: change(whole)}
@@ -95,8 +92,6 @@ def test_truncated_states_are_reported_as_damaged_with_and_without_checksums(fie
 @given(value=st.one_of(st.none(), st.integers(), st.text(), st.binary(max_size=40), st.lists(st.integers())))
 def test_any_other_value_in_a_field_is_refused_by_name(field, value):
     assert "state" in refused({**STATE, field: value})
-    # If a state has no checksums, wrong values are detected only in the service's state, and in the states of random
-    # generators unless the value is None.
     if field == "serialized_datapipe" or (field == "randomness_state" and value is not None):
         assert "state" in refused({**STATE, field: value, "checksums": None})
 

@@ -78,10 +78,11 @@ def test_a_dataset_without_iter_is_read_by_index_up_to_its_length(deepcopy: bool
         ([3, 1], [3, 1]),
         (range(3), [0, 1, 2]),
         (three, [0, 1, 2]),
+        (SequenceWrapper("abc"), ["a", "b", "c"]),
     ],
-    ids=["by index", "iterable", "list", "range", "generator function"],
+    ids=["by index", "iterable", "list", "range", "generator function", "map pipe"],
 )
-def test_a_loader_takes_a_data_set(dataset: Any, expected: list[int]) -> None:
+def test_a_loader_takes_a_data_set(dataset: Any, expected: list[Any]) -> None:
     assert list(DataLoader2(dataset)) == expected
     with DataLoader2.from_dataset(dataset, num_workers=2) as loading:
         assert list(loading) == list(loading) == expected
@@ -100,9 +101,6 @@ def test_datasets_can_be_used_among_pipes() -> None:
     assert list(IterableWrapper([5]).mux_longest(three)) == [5, 0, 1, 2]
 
 
-# -- generator functions ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("function", [three, functools.partial(up_to, 3)])
 def test_a_generator_function_is_called_again_in_each_epoch(function: Any) -> None:
     pipe = IterableWrapper(function)
@@ -114,14 +112,6 @@ def test_a_generator_function_is_called_again_in_each_epoch(function: Any) -> No
     assert list(other) == [1, 2]
     with pytest.raises(TypeError, match="valid length"):
         len(pipe)
-
-
-def test_spawned_workers_share_what_a_generator_function_yields() -> None:
-    with loader(IterableWrapper(three).sharding_filter(), multiprocessing_context="spawn") as loading:
-        assert list(loading) == list(loading) == [0, 1, 2]
-
-
-# -- samplers --------------------------------------------------------------------------------------
 
 
 class Drawn:
@@ -203,9 +193,6 @@ def test_torchs_samplers_give_the_order() -> None:
     assert list(SequenceWrapper(Tens(6)).sample_by(sampler)) == [10, 30, 50]
 
 
-# -- from_dataset ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "dataset", [Tens(11), Counted(11), IterableWrapper(range(11))], ids=["by index", "iterable", "pipe"]
 )
@@ -220,7 +207,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(dataset: Any) -> None:
         for workers in (0, 3):
             found = batches(workers, **options)
             assert found[0] == expected[0]
-            assert found == expected or (workers == 0 and "seed" in options), "in this process later seeds are others"
+            assert found == expected or (workers == 0 and "seed" in options), "only workers share later seeds"
             assert [len(batch) for batch in found[1]] == [4, 4, 3][: 2 if "drop_last" in options else 3]
             assert (found[0] != found[1]) == ("seed" in options)
             if "drop_last" not in options:
@@ -268,9 +255,6 @@ test_wrong_arguments_are_refused_with_what_to_do = refuses(
     (lambda: SequenceWrapper(Tens()).sample_by(iter([1])), TypeError, "can be read once"),
     (lambda: SequenceWrapper(Tens()).sample_by(5), TypeError, "sampler must be iterable"),
 )
-
-
-# -- sources that distribute their items among the workers themselves --------------------------------
 
 
 def own_share(count: int) -> Iterator[int]:
@@ -353,15 +337,6 @@ def test_sources_that_divide_themselves_see_their_worker_with_and_without_a_filt
     for pipe in (splitting, ranks, splitting.map(int).sharding_filter().prefetch(2)):
         with loader(pipe.map(with_worker)) as loading:
             assert sorted(loading) == [(n, n % 2) for n in ALL]
-
-
-def test_the_linter_knows_sources_that_divide_themselves() -> None:
-    [finding] = lint(IterableWrapper(AskingForEach()).shuffle().sharding_filter())
-    assert finding.kind == "splits-itself"
-    assert "remove the filter" in str(finding)
-    assert not finding.silent
-    assert lint(IterableWrapper(AskingForEach()).shuffle()) == []
-    assert [finding.kind for finding in lint(IterableWrapper(Counted()).shuffle())] == ["not-sharded"]
 
 
 def test_rows_of_hugging_face_come_once(tmp_path: Any) -> None:

@@ -30,6 +30,7 @@ pytest.importorskip("torch", reason="ranks on gloo need torch")
 
 def test_ranks_divide_the_items_evenly_end_together_and_share_seeds(tmp_path: Path) -> None:
     body = """
+    import copy
     from torchdata.dataloader2.random import dist_share_seed
 
     def main(rank):
@@ -47,19 +48,29 @@ def test_ranks_divide_the_items_evenly_end_together_and_share_seeds(tmp_path: Pa
         seeds = [dist_share_seed(2**64 - 1 - rank)]
         if rank > 0:
             seeds.append(dist_share_seed(100 + rank, pair))
-        return runs, ends, seeds
+        two, refused = FullSync(Counting(5 + 3 * rank), timeout=20).map(identity).batch(2), 0
+        with DataLoader2(two, reading_service=DistributedReadingService(20)) as loader:
+            ends.append([list(loader), list(loader)])
+            for used in (loader.datapipe, loader.reading_service):
+                for duplicate in (copy.deepcopy, pickle.dumps):
+                    try:
+                        duplicate(used)
+                    except TypeError as error:
+                        refused += "a group of ranks in use can be neither pickled nor copied" in str(error)
+        return runs, ends, seeds, refused
     """
     with gloo_job(tmp_path, body, 3) as job:
         outcomes = job.outcomes()
     for number in range(5):
-        shares = [runs[number] for runs, _, _ in outcomes]
-        assert [len(share) for share in shares] == [23 // 3] * 3, "all end after the same number of items"
-        assert len(set().union(*shares) & set(range(23))) == 21, "ranks are disjoint"
-    for runs, ends, _ in outcomes:
+        shares = [runs[number] for runs, *_ in outcomes]
+        assert [len(share) for share in shares] == [23 // 3] * 3, "all ranks yield the same number of items"
+        assert len(set().union(*shares) & set(range(23))) == 21, "no item is yielded by two ranks"
+    for runs, ends, _, refused in outcomes:
         assert runs[0] == runs[1], "the same seed gives the same order"
-        assert len({tuple(run) for run in runs[1:]}) == 4, "other seeds, and epochs without one, give others"
-        assert ends == [[[]] * 3, [list(range(5))] * 3], "uneven ranks end together, epoch after epoch"
-    assert [seeds for _, _, seeds in outcomes] == [[2**64 - 1], [2**64 - 1, 101], [2**64 - 1, 101]]
+        assert len({tuple(run) for run in runs[1:]}) == 4, "other seeds and later epochs give other orders"
+        assert ends == [[[]] * 3, [list(range(5))] * 3, [[[0, 1], [2, 3], [4]]] * 2], "uneven ranks end together"
+        assert refused == 4, "neither the pipe nor the service can be pickled or copied while ranks use it"
+    assert [seeds for _, _, seeds, _ in outcomes] == [[2**64 - 1], [2**64 - 1, 101], [2**64 - 1, 101]]
 
 
 def test_ranks_with_workers_shard_by_rank_and_then_by_worker(tmp_path: Path) -> None:
@@ -75,8 +86,7 @@ def test_ranks_with_workers_shard_by_rank_and_then_by_worker(tmp_path: Path) -> 
     """
     with gloo_job(tmp_path, body) as job:
         outcomes = job.outcomes()
-    # Rank 0 runs workers 0 and 1 of the four workers, and rank 1 runs workers 2 and 3. Each rank takes items from its
-    # workers in turn.
+    # Rank 0 runs the first two of the four workers. Each rank takes items from its workers in turn.
     assert outcomes == [[[0, 1, 4, 5, 8, 9, 12, 13]] * 4, [[2, 3, 6, 7, 10, 11, 14, 15]] * 4]
 
 
@@ -97,7 +107,7 @@ def test_loops_that_ranks_leave_end_on_all_ranks_and_the_next_epoch_begins_at_on
     with gloo_job(tmp_path, body) as job:
         (*left, first, whole), other = job.outcomes()
     assert ([*left, whole], other) == ([3, 3, 50], [3, 3, 3, 50])
-    assert 3 <= first <= 6, "what was read ahead still came"
+    assert 3 <= first <= 6, "rank 0 still yields the items that it has read ahead"
 
 
 def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
@@ -111,8 +121,7 @@ def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
 
 
 def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_again(tmp_path: Path) -> None:
-    """A rank has read an item ahead, and has voted for this item. If another rank votes late, the first rank's state
-    must include the item."""
+    """With late=True, rank 0 votes on an item that it has read ahead before rank 1 reads this item."""
     body = """
     from torchdata.datapipes.state import is_restorable, load_state, save_state
 
@@ -170,14 +179,9 @@ def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_other
             assert items == list(range(rank, 40, 2))
 
 
-class Agrees(Alone):
-    """Simulates a process group of two ranks. The second rank never reaches the end of its data."""
-
-    world_size = 2
-
-
-class NeverAnswers(Agrees):
+class NeverAnswers(Alone):
     def __init__(self) -> None:
+        super().__init__(2)
         self.answer = threading.Event()
 
     def all_reduce_min(self, value: int) -> int:
@@ -233,7 +237,7 @@ def test_items_read_ahead_on_two_ranks_stay_in_the_state_that_one_rank_loads() -
     def build(group: Alone) -> Any:
         return FullSync(IterableWrapper(range(10)), process_group=group)
 
-    pipe = build(Agrees())
+    pipe = build(Alone(2))
     items = iter(pipe)
     head = [next(items), next(items)]
     state = save_state(pipe)
@@ -272,34 +276,7 @@ def test_copies_of_the_pipe_talk_through_the_group_that_the_user_brought() -> No
         assert list(loader) == [0, 1, 2]
 
 
-def test_two_fullsync_pipes_in_one_graph_work_independently_and_refuse_to_be_copied_in_use(tmp_path: Path) -> None:
-    body = """
-    import copy
-
-    def main(rank):
-        pipe, said = FullSync(Counting(5 + 3 * rank), timeout=20).map(identity).batch(2), []
-        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
-            epochs = [list(loader), list(loader)]
-            for used in (loader.datapipe, loader.reading_service):
-                for duplicate in (copy.deepcopy, pickle.dumps):
-                    try:
-                        duplicate(used)
-                    except TypeError as error:
-                        said.append(str(error))
-        return epochs, said
-    """
-    with gloo_job(tmp_path, body) as job:
-        for epochs, said in job.outcomes():
-            assert epochs == [[[0, 1], [2, 3], [4]]] * 2
-            assert len(said) == 4
-            assert all("a group of ranks in use can be neither pickled nor copied" in text for text in said)
-
-
-# -- subsets of the ranks ----------------------------------------------------------------------------------------------
-
-
-#: A program in which four ranks form meshes. Each rank returns the items of two epochs, and the items after resuming
-#: from a state of the first epoch.
+#: A program in which four ranks form meshes, and return the items of two epochs.
 MESHES = """
 def loader_of(mesh, workers):
     pipe = IterableWrapper(range(24)).shuffle().sharding_filter().batch(2)
@@ -336,7 +313,7 @@ def test_tensor_parallel_ranks_get_the_same_batches(tmp_path: Path) -> None:
     for place, ((dp, tp), _) in enumerate(SHAPES):
         outcomes = [each[place] for each in by_rank]
         for number, outcome in enumerate(outcomes):
-            assert outcome == outcomes[number - number % tp], "of the first rank in its tensor-parallel group"
+            assert outcome == outcomes[number - number % tp], "tensor-parallel ranks get the same batches"
         for epoch in range(2):
             items = [item for outcome in outcomes[::tp] for batch in outcome[epoch] for item in batch]
             assert sorted(items) == list(range(24))

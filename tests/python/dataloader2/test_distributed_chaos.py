@@ -1,8 +1,7 @@
 """A job ends in time if any rank, including rank 0 with the job's store, is killed, stopped or hangs at any moment.
 
-`rank_chaos.py` contains the jobs, and the rules for their results. Every rank that did not fail must either receive all
-items, or raise an error in time that names the failed rank. The processes of the ranks that did not fail must exit soon
-afterwards, and leave nothing behind.
+Every rank that did not fail must receive all items or raise an error that names the failed rank. `rank_chaos.py` checks
+these rules.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.alone
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
-#: The default plan of a job. Each entry of `JOBS` changes some fields of the default plan.
+#: The default plan of a job.
 ORDINARY = Plan(
     seed=0,
     ranks=3,
@@ -39,10 +38,9 @@ ORDINARY = Plan(
 )
 
 
-#: The jobs. Each job is given by its differences from the default plan.
+#: For each job, the fields that differ from the default plan.
 JOBS: list[dict[str, Any]] = [
     {"moment": "first item", "action": "hang"},
-    {"moment": "last epoch", "action": "raise", "victim": 0},
     {"moment": "between epochs", "mode": "fullsync"},
     {"moment": "between epochs", "store": "rank 0", "victim": 0},
     {"moment": "before the loader", "store": "rank 0", "victim": 0},
@@ -50,7 +48,6 @@ JOBS: list[dict[str, Any]] = [
     {"moment": "epoch", "store": "rank 0", "victim": 0, "action": "stop and go on late", "ranks": 2},
     {"moment": "epoch", "action": "stop and go on soon"},
     {"moment": "epoch", "action": "kill", "ranks": 4},
-    {"moment": "epoch", "leaves": True},
     {"moment": "epoch", "leaves": True, "mode": "fullsync", "victim": 0, "store": "rank 0"},
 ]
 
@@ -65,10 +62,9 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """Returns the results of `JOBS` by number. The jobs run concurrently in any order.
+    """Returns the results of `JOBS` by number.
 
-    A job in which the fault did not occur is repeated up to three times. A job in which ranks reacted too late is also
-    repeated, because ranks may be slow on a busy machine.
+    A job is repeated up to three times if its fault did not occur, or if ranks reacted too late on a busy machine.
     """
     plans = [vars(ORDINARY) | {"seed": number} | changes for number, changes in enumerate(JOBS)]
     found: dict[int, dict[str, Any]] = {}
@@ -88,9 +84,12 @@ def test_a_rank_that_fails_is_named_by_all_others_in_time(number: int, jobs: dic
     assert not jobs[number]["broken"], jobs[number]
 
 
-def test_an_interface_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_the_name_of_an_interface_is_optional_and_a_wrong_name_is_reported(tmp_path: Path) -> None:
     body = """
     def main(rank):
+        del os.environ["GLOO_SOCKET_IFNAME"]
+        with DataLoader2(Counting(3), reading_service=DistributedReadingService(20)) as loader:
+            assert list(loader) == [0, 1, 2]
         os.environ["GLOO_SOCKET_IFNAME"] = "nowhere0"
         return list(DataLoader2(Counting(3), reading_service=DistributedReadingService(2)))
     """
@@ -98,13 +97,3 @@ def test_an_interface_that_does_not_exist_is_named(tmp_path: Path) -> None:
         first, second = job.outcomes()
     assert "GLOO_SOCKET_IFNAME names the network interface 'nowhere0'" in str(first)
     assert "rank 0 of 2 did not begin to iterate" in str(second)
-
-
-def test_ranks_find_each_other_without_the_name_of_an_interface(tmp_path: Path) -> None:
-    body = """
-    def main(rank):
-        del os.environ["GLOO_SOCKET_IFNAME"]
-        return list(DataLoader2(Counting(3), reading_service=DistributedReadingService(20)))
-    """
-    with gloo_job(tmp_path, body) as job:
-        assert job.outcomes() == [[0, 1, 2]] * 2

@@ -105,7 +105,7 @@ def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_the
     assert isinstance(lost, ConnectionError)
     for error in (late, lost):
         error.add_note("in the third epoch")
-        assert isinstance(error, RuntimeError), "which programs for torchdata 0.9 catch"
+        assert isinstance(error, RuntimeError)
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again)) == (type(error), str(error))
         assert again.__notes__ == ["in the third epoch"]
@@ -115,10 +115,6 @@ def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_the
 
 @pytest.mark.parametrize("at", [0, 12], ids=["first item", "later item"])
 def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(at: int, tmp_path: Path) -> None:
-    """Rank 1 starts an operation that the other ranks have already abandoned.
-
-    If the other ranks did not send their reason, rank 1 would report a network failure.
-    """
     gave_up = """while not all(os.path.exists(os.path.join(os.environ["OUTCOMES"], rank)) for rank in "02"):
                 time.sleep(0.01)"""
     with gloo_job(tmp_path, WAIT_AT.format(at=at, waits=gave_up), 3) as job:
@@ -127,7 +123,7 @@ def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(at: int,
         assert isinstance(error, PrefetchTimeoutError), error
         assert "rank 1 of 3 did not reach this step" in str(error)
     for error in (first, third):
-        assert 3 <= float(error.__notes__[-1]) < 5 + 30, "the time-out and two seconds, and the time to get there"
+        assert 3 <= float(error.__notes__[-1]) < 5 + 30, "the timeout, and 32 seconds on a busy machine"
     assert re.search("rank [02] of 3 gave up before: rank 1 of 3 did not reach this step", str(late)), late
 
 
@@ -138,7 +134,7 @@ def test_the_error_names_the_rank_that_arrives_just_too_late(tmp_path: Path) -> 
 
 
 def test_a_rank_that_begins_when_the_others_have_given_up_is_told_why_at_once(tmp_path: Path) -> None:
-    """Rank 0 hosts torch's key-value store, and therefore keeps running until rank 1 has ended."""
+    """Rank 0 hosts torch's key-value store, so it keeps running until rank 1 has ended."""
     body = """
     from torchdata.datapipes.iter.threads import synchronizing
     synchronizing._SHUTDOWN_WAIT = 0.2  # rank 0 does not wait long for rank 1 when it shuts down
@@ -260,4 +256,4 @@ def test_when_a_rank_is_cut_off_all_fail_within_the_time_out(cut: str, tmp_path:
             error = job.outcome(rank)[0]
             assert isinstance(error, RanksLostError), error
             assert (NO_RANK_0 if rank == 1 else NO_SIGN) in str(error)
-            assert float(error.__notes__[-1]) < 3 + 2 + 30, "the time-out and two seconds, on a busy machine"
+            assert float(error.__notes__[-1]) < 3 + 2 + 30, "the timeout, and 32 seconds on a busy machine"

@@ -1,7 +1,4 @@
-"""Threads of pipes in the main process always end, and call no functions after their loader has ended.
-
-If a loop leaves an epoch early, threads that still read ahead in this epoch do not disturb the next epoch.
-"""
+"""Threads that read ahead in the main process end with their loader, and do not disturb the next epoch."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ def test_no_function_runs_in_a_thread_of_the_main_process_after_a_loader_has_end
     def function(item):
         called.append(item)
         time.sleep(0.03)
-        random.random()  # such a draw would change the random numbers of other loaders
+        random.random()
         return item
 
     pipe = THREADS[threads](InMain(IterableWrapper(range(200)).sharding_filter()), function)
@@ -96,15 +93,12 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
         loader._ending.patience = 0.2  # 2 s by default
         began = time.monotonic()
         items = []
-        with pytest.raises(RuntimeError, match="shut down"):  # the shutdown came before the end of the epoch
+        with pytest.raises(RuntimeError, match="shut down"):
             items += loader
         assert items == list(range(len(items)))
         with pytest.raises(RuntimeError, match="shut down"):
             iter(loader)
         assert time.monotonic() - began < 30
-
-
-# -- abandoned epochs --------------------------------------------------------------------------------------------------
 
 
 class SlowToEnd(IterDataPipe):
@@ -131,7 +125,7 @@ SERVICES: dict[str, Any] = {
 
 def pipeline(service: str, said: Path) -> Any:
     pipe: Any = IterableWrapper(range(6)).shuffle().sharding_filter()
-    if service == "over workers":  # all pipes from here on run in the main process
+    if service == "over workers":  # the main process runs all pipes after `pin_memory`
         pipe = pipe.pin_memory(pin_memory_fn=unpinned).shuffle()
     return SlowToEnd(pipe, said).cycle(2).prefetch(10)
 
@@ -151,12 +145,9 @@ def test_a_thread_of_an_abandoned_epoch_takes_no_seeds_of_the_next_one(service: 
     with loader() as made:
         reading = iter(made)
         got = [next(reading) for _ in range(4)]
-        wait_for(said.exists)  # when the file exists, the thread is about to begin the second pass of `cycle`
+        wait_for(said.exists)  # then the thread is about to begin the second repetition of `cycle`
         assert got == expected[0][:4]
         assert [list(made), list(made)] == expected[1:]
-
-
-# -- a thread begins an epoch while others read or end the previous one ------------------------------------------------
 
 
 def test_a_thread_that_ends_an_epoch_does_not_end_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +159,7 @@ def test_a_thread_that_ends_an_epoch_does_not_end_the_next_one(monkeypatch: pyte
             end()
             if not ends.is_set():
                 ends.set()
-                begins.wait(0.5)  # no other thread may begin an epoch during this wait
+                begins.wait(0.5)  # during this wait, no thread may begin an epoch
 
         def begin_and_tell(*arguments: Any) -> None:
             begin(*arguments)

@@ -76,21 +76,20 @@ def main(rank):
     return found
 """
 
-#: For each case, the number of items before the saved state. The two ranks of a case differ in one property: whether
-#: pipes have snapshots, whether the graph is replayed, how many items are kept after `fullsync`, or whether workers
-#: send snapshots. The case's name indicates this property.
+#: The number of items before the saved state, by the name of the property in which the two ranks differ.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 
 def test_ranks_that_recompute_different_numbers_of_items_stay_in_step(tmp_path: Path) -> None:
-    plans = [(case, *each) for case in CASES for each in ((0, 0), (1, 1))]  # and: the rank with fewer items, the epoch
+    rank_with_fewer_items_and_epoch = (0, 0), (1, 1)
+    plans = [(case, *each) for case in CASES for each in rank_with_fewer_items_and_epoch]
     with gloo_job(tmp_path, BODY.replace("{plans!r}", repr(plans))) as job:
         outcomes = job.outcomes(110)
     assert not any(isinstance(outcome, BaseException) for outcome in outcomes), outcomes
     for number, (case, *_) in enumerate(plans):
         for rank, outcome in enumerate(outcomes):
             (whole, following), got, rest, later, drop = outcome[number]
-            assert len(whole) == len(following) == 13, "all end with the shorter rank"
+            assert len(whole) == len(following) == 13, "all ranks end with the rank that has fewer items"
             assert got == whole[:6]
             assert rest == whole[CASES[case] :], (plans[number], rank)
             assert later == following, (plans[number], rank)
@@ -118,12 +117,6 @@ def test_a_rank_that_cannot_recompute_its_items_raises_an_error_on_all_ranks() -
     assert others.startswith("rank 0 raised an exception while it read its items")
 
 
-class Agreeing(Alone):
-    """Simulates a second rank, which always has an item if this rank has an item."""
-
-    world_size = 2
-
-
 def drawn(item: int) -> tuple[int, float]:
     return item, random.random()
 
@@ -136,6 +129,6 @@ def test_random_functions_that_a_thread_calls_ahead_resume_exactly(replayed: boo
         pipe: Any = IterableWrapper(range(14)).shuffle()
         pipe = (Passing(pipe) if replayed else pipe).map(drawn)
         pipe = pipe.prefetch(3) if prefetched else pipe
-        return begun(DataLoader2(pipe.fullsync(20, process_group=Agreeing())), state)
+        return begun(DataLoader2(pipe.fullsync(20, process_group=Alone(2))), state)
 
     check_resumes(made, (0, 0), (0, 6), (1, 0), (1, 13), (1, -2))

@@ -23,15 +23,12 @@ def shards(*sizes: int) -> Any:
 
 
 def told(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
-    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, **options))
-    with warnings.catch_warnings(record=True) as caught:
+    service = MultiProcessingReadingService(workers, **options)
+    with warnings.catch_warnings(record=True) as caught, DataLoader2(pipe, reading_service=service) as loader:
         warnings.simplefilter("always")
-        try:
-            for _ in range(epochs):
-                list(loader)
-        finally:
-            loader.shutdown()
-    assert {warning.filename for warning in caught} <= {__file__}, "it names the loop"
+        for _ in range(epochs):
+            list(loader)
+    assert {warning.filename for warning in caught} <= {__file__}, "the warning names the line of the loop"
     assert {warning.category for warning in caught} <= {UserWarning}
     return [str(warning.message) for warning in caught]
 
@@ -55,13 +52,13 @@ def test_one_line_reports_fewer_shards_than_workers() -> None:
 @pytest.mark.parametrize(
     ("pipe", "workers", "options"),
     [
-        (IterableWrapper(range(3)).sharding_filter(), 4, {}),  # with a small dataset, idle workers are normal
+        (IterableWrapper(range(3)).sharding_filter(), 4, {}),
         (IterableWrapper(range(9)).sharding_filter().batch(9), 4, {}),
         (shards(9, 30), 3, {}),
         (IterableWrapper([]).sharding_filter(), 2, {}),
         (shards(50, 30), 2, {}),
         (shards(10, 0, 40, 0, 10), 3, {}),
-        (shards(50, 30), 4, {"in_order": False}),  # the order of items shows nothing if it is not fixed
+        (shards(50, 30), 4, {"in_order": False}),
         (shards(50), 1, {}),
         (shards(20, 9, 0, 10), 4, {}),
         (IterableWrapper([50, 30]).sharding_round_robin_dispatch().flatmap(shard), 3, {}),
@@ -74,10 +71,9 @@ def test_nothing_is_reported_about_busy_workers_or_small_datasets(
 
 
 def test_an_abandoned_epoch_is_not_reported_but_a_resumed_one_is() -> None:
-    service = lambda: MultiProcessingReadingService(3)  # noqa: E731
-    _, state = stopped(DataLoader2(shards(50, 50), reading_service=service()), 20)
+    _, state = stopped(DataLoader2(shards(50, 50), num_workers=3), 20)
     with pytest.warns(UserWarning, match="worker process 2 has given no item .* up to 50"):
-        [rest] = resumed(DataLoader2(shards(50, 50), reading_service=service()), state)
+        [rest] = resumed(DataLoader2(shards(50, 50), num_workers=3), state)
     assert len(rest) == 80
 
 

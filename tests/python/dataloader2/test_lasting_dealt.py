@@ -1,10 +1,9 @@
-"""The states of a loader also contain the state that child processes keep between epochs, even if a state was saved at
-the beginning of a later epoch.
-"""
+"""The states of a loader also contain the state that child processes keep between epochs."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -18,8 +17,10 @@ from typing import Any
 import pytest
 
 from hanging import kill_only_hung
+from random_graphs.users import Passing
 from resuming import begun, check_resumes, continued, resumed
 from torchdata._engine import snapshots
+from torchdata._engine.processes import shutdown
 from torchdata._engine.workers.program import ChildInfo
 from torchdata._observe.outside.stalls import StallWarning
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -30,8 +31,6 @@ from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
 from waiting import check_in_forked_child, wait_for
 
-State = dict[str, Any]
-
 
 def half_of_them(item: int) -> bool:
     return random.random() < 0.5
@@ -41,8 +40,8 @@ def two_workers(**options: Any) -> MultiProcessingReadingService:
     return MultiProcessingReadingService(2, "fork", **options)
 
 
-def loader(workers: int, state: State | None = None) -> DataLoader2[Any]:
-    """Returns a loader over items that are chosen at random in the first epoch, and are the same in later epochs."""
+def loader(workers: int, state: Any = None) -> DataLoader2[Any]:
+    """Returns a loader over items that are chosen at random in the first epoch and kept for later epochs."""
     pipe = IterableWrapper(range(30)).filter(half_of_them).in_memory_cache().sharding_round_robin_dispatch()
     return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork")), state)
 
@@ -53,7 +52,7 @@ def test_states_of_later_epochs_contain_a_cache_before_the_dispatch(workers: int
 
 
 class Counting(IterDataPipe[int]):
-    """A user-defined pipe that counts its epochs, and sleeps before the first item of each epoch."""
+    """A pipe that counts its epochs, and sleeps before the first item of each epoch."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
@@ -74,7 +73,7 @@ class Counting(IterDataPipe[int]):
 
 
 class Silent(IterDataPipe[int]):
-    """A pipe that yields 40 items of its own, and then, if `ever` is true, the dispatched items."""
+    """A pipe that yields 40 new items, and then, if `ever` is true, the dispatched items."""
 
     def __init__(self, source: Any, ever: bool) -> None:
         self.source, self.ever = source, ever
@@ -85,25 +84,20 @@ class Silent(IterDataPipe[int]):
             yield from self.source
 
 
-@pytest.mark.parametrize(("method", "after"), [("fork", "a break"), ("spawn", "all")])
-def test_a_user_s_pipe_resumes_from_the_first_moment_of_a_later_epoch(method: str, after: str) -> None:
+def test_a_user_s_pipe_resumes_from_the_first_moment_of_an_epoch_after_an_abandoned_one() -> None:
     def made() -> DataLoader2[Any]:
         pipe = Counting(IterableWrapper(range(9)), 0.05).sharding_round_robin_dispatch()
-        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method, on_worker_exit="restart"))
+        return DataLoader2(pipe, reading_service=two_workers(on_worker_exit="restart"))
 
-    with made() as whole:
-        for item in whole:
-            if after == "a break" and item % 100 == 4:
-                break
-        iterator = iter(whole)
-        state = whole.state_dict()
-        items = list(iterator)
+    whole = made()
+    assert list(itertools.islice(whole, 5)) == list(range(100, 105))
+    _, state, items = continued(whole, 0)
     assert resumed(made(), state) == [items] == [[200 + item for item in range(9)]]
 
 
 @pytest.mark.parametrize("ever", [True, False])
 def test_workers_that_read_dispatched_items_late_or_never_do_not_delay_a_state(ever: bool) -> None:
-    def made(state: State | None) -> DataLoader2[Any]:
+    def made(state: Any) -> DataLoader2[Any]:
         pipe = Silent(Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch(), ever)
         return begun(DataLoader2(pipe, reading_service=two_workers(worker_prefetch_cnt=1)), state)
 
@@ -141,7 +135,7 @@ def test_an_epoch_without_items_ends_although_its_snapshot_is_awaited(second: Ca
 
 
 class SlowToBegin(IterDataPipe[int]):
-    """A user-defined pipe that sleeps in `__iter__`, except in the first epoch."""
+    """A pipe that sleeps in `__iter__`, except in the first epoch."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
@@ -153,7 +147,7 @@ class SlowToBegin(IterDataPipe[int]):
 
 
 def slow_loader(seconds: float, dispatched: bool, **options: Any) -> DataLoader2[Any]:
-    """Returns a loader over items that a pipe chooses with its own seed, so that each epoch has different items."""
+    """Returns a loader over different items in each epoch."""
     drawn: Any = SampleMultiplexer({IterableWrapper(range(8)): 1, IterableWrapper(range(8, 16)): 1}, seed=3)
     if dispatched:
         pipe = SlowToBegin(drawn, seconds).sharding_round_robin_dispatch()
@@ -168,13 +162,16 @@ def test_a_state_is_exact_even_if_an_epoch_takes_long_to_begin(dispatched: bool)
     loader = slow_loader(1.5, dispatched)
     list(loader)
     _, state, rest = continued(loader, 0)
-    assert resumed(slow_loader(1.5, dispatched), state) == [rest]  # the first epoch of a loader begins without a delay
+    assert resumed(slow_loader(1.5, dispatched), state) == [rest]
 
 
 @pytest.mark.parametrize(
     ("dispatched", "waits"), [(False, ", which is running"), (True, ", which waits for the dispatching process")]
 )
-def test_an_epoch_that_does_not_begin_times_out_like_an_item(dispatched: bool, waits: str) -> None:
+def test_an_epoch_that_does_not_begin_times_out_like_an_item(
+    dispatched: bool, waits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutdown, "ASKED", 0.1)  # the sleeping worker does not end by itself
     with slow_loader(1000.0, dispatched, timeout=1.0, stall_warning=0.3) as loader:
         iterator = iter(loader)
         wait_for(lambda: sum(worker.items for worker in loader.stats().workers) == 16)
@@ -193,7 +190,10 @@ def test_an_epoch_that_does_not_begin_times_out_like_an_item(dispatched: bool, w
             next(iterator)
 
 
-def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_thread() -> None:
+def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutdown, "ASKED", 0.1)
     loader = slow_loader(1000.0, False)
     list(loader)
     ended = threading.Timer(0.3, loader.shutdown)
@@ -203,20 +203,15 @@ def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_threa
     ended.join()
 
 
-class ReadsTwiceAtOnce(IterDataPipe[int]):
-    """A pipe that reads its dispatched items in two passes before it yields an item, so that no snapshot is taken
-    between the passes.
-    """
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
+class ReadsTwiceAtOnce(Passing):
+    """A pipe that reads its source twice before it yields an item, so that no snapshot is taken in between."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([*self.source, *self.source])
 
 
 def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_sends_a_snapshot() -> None:
-    def made(state: State | None) -> DataLoader2[Any]:
+    def made(state: Any) -> DataLoader2[Any]:
         pipe = ReadsTwiceAtOnce(Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch())
         return begun(DataLoader2(pipe, reading_service=two_workers()), state)
 
@@ -224,15 +219,13 @@ def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_se
 
 
 class CountingItsEnds(IterDataPipe[int]):
-    """A user-defined pipe that counts its complete passes. Snapshots are rare, because saving the state of this pipe is
-    slow.
-    """
+    """A pipe that counts its complete iterations. Snapshots are rare because `state_dict` is slow."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.ends = source, 0
 
     def reset(self) -> None:
-        """Keeps the number, which is the state of this pipe between passes."""
+        """Keeps the number of complete iterations."""
 
     def __iter__(self) -> Iterator[int]:
         for item in self.source:
@@ -248,36 +241,33 @@ class CountingItsEnds(IterDataPipe[int]):
         self.ends = ends
 
 
-class HeldBack(IterDataPipe[int]):
+class HeldBack(Passing):
     """A pipe without a state, which reads all items of its source before it yields them."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
 
     def __iter__(self) -> Iterator[int]:
         return iter(list(self.source))
 
 
-BEHIND_THE_END: dict[str, Callable[[Any], Any]] = {
+AFTER_DISPATCHING: dict[str, Callable[[Any], Any]] = {
     "its reader goes on": lambda dealt: dealt.shuffle(buffer_size=100),
     "its reader has ended": lambda dealt: dealt.header(40).shuffle(buffer_size=100),
     "its reader begins anew": lambda dealt: HeldBack(dealt),
     "it is read twice": lambda dealt: dealt.shuffle(buffer_size=100).cycle(2),
-    "beside a pipe that begins anew": lambda dealt: HeldBack(IterableWrapper(range(9))).zip(dealt.shuffle()),
+    "zipped with a pipe that begins anew": lambda dealt: HeldBack(IterableWrapper(range(9))).zip(dealt.shuffle()),
 }
 
 
-@pytest.mark.parametrize("behind", BEHIND_THE_END)
+@pytest.mark.parametrize("behind", AFTER_DISPATCHING)
 def test_work_at_the_end_of_the_dispatching_process_is_done_even_if_workers_resume_after_it(
     behind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 20.0)
 
-    def made(state: State | None) -> DataLoader2[Any]:
+    def made(state: Any) -> DataLoader2[Any]:
         dealt = CountingItsEnds(IterableWrapper(range(13))).sharding_round_robin_dispatch()
         return begun(
-            DataLoader2(BEHIND_THE_END[behind](dealt), reading_service=two_workers(worker_prefetch_cnt=2)), state
+            DataLoader2(AFTER_DISPATCHING[behind](dealt), reading_service=two_workers(worker_prefetch_cnt=2)), state
         )
 
     check_resumes(made, (0, -2), (1, -4), pause=0.005)
@@ -317,7 +307,7 @@ def test_an_epoch_that_interrupts_the_wait_for_an_end_starts_again() -> None:
         assert next(begun.go_on_from(None)) == items[0]
         snapshot = begun.snapshot()
         assert snapshot is not None
-        assert snapshot[:2] == (1, (7, 0)), "all of its share was read"
+        assert snapshot[:2] == (1, (7, 0)), "the worker has read all its items"
 
         again = program(interrupted)
         with pytest.raises(Interrupted):
@@ -333,9 +323,6 @@ def test_an_epoch_that_interrupts_the_wait_for_an_end_starts_again() -> None:
             again.go_on_from(snapshot[2])
 
     check_in_forked_child(check)
-
-
-# -- processes that exit or hang ---------------------------------------------------------------------------------------
 
 
 def restarting(dispatches: bool, method: str) -> DataLoader2[Any]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from random_graphs.users import ByHand, NoState, Unstated, unpinned
+from random_graphs.users import ByHand, NoState, Passing, Unstated, unpinned
 from resuming import begun, check_resumes, continued, epochs_of
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.services.worker_output import WorkerOutput
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
+from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
 
 Pipe = Any
 Build = Callable[[], Pipe]
@@ -77,8 +77,6 @@ OVER_CHILDREN: dict[str, Callable[[Pipe], Pipe]] = {
 def test_a_loader_whose_items_were_all_read_ahead_ends_and_continues_with_the_next_epochs(
     over: Callable[[Pipe], Pipe],
 ) -> None:
-    """While the second child of `fork` is read, all items of the workers are already buffered in the main process."""
-
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(4)): 1, IterableWrapper(range(4, 6)): 1}, seed=3)
         first, second = pipe.sharding_filter().pin_memory(pin_memory_fn=unpinned).fork(2)
@@ -96,9 +94,6 @@ def is_early(item: int) -> bool:
 
 
 def test_a_state_at_the_end_is_final_although_the_main_process_drops_the_last_items() -> None:
-    """The main process may take the last snapshot of its pipes before these pipes have read and dropped the last
-    items."""
-
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched=False).filter(is_early)
 
@@ -118,7 +113,6 @@ def test_a_replay_in_the_main_process_begins_where_the_workers_of_the_loaded_run
         first, second = pipe.shuffle(buffer_size=3).fork(2)
         return first.map(plus_one).concat(Unstated(second)).map(plus_one)
 
-    # During the pause before the first state, a thread reads the first item. The state must still be exact.
     check(build, (0, 0), (0, 4), (0, 8), pause=0.02)
 
 
@@ -132,23 +126,11 @@ def test_lasting_state_is_kept_with_another_number_of_workers_in_the_next_epoch(
     assert found == expected if kind in ("cache", "cache of batches") else len(found) == len(expected)
 
 
-class CountsEpochs(IterDataPipe[int]):
-    """A user-defined pipe that begins to read its source in `iter()`, before its first item is requested."""
-
-    def __init__(self, source_datapipe: Pipe) -> None:
-        self.source_datapipe, self.epoch = source_datapipe, 0
-
-    def reset(self) -> None:
-        self.epoch += 1
+class CountsEpochs(ByHand):
+    """A pipe that opens its source in `__iter__`, before its first item is requested."""
 
     def __iter__(self) -> Iterator[int]:
         return map(self.epoch.__add__, self.source_datapipe)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.epoch = state_dict["epoch"]
 
 
 @pytest.mark.parametrize("kind", [ByHand, CountsEpochs])
@@ -177,43 +159,31 @@ def test_it_is_refused_if_the_main_process_runs_the_whole_pipeline() -> None:
             list(loader)
 
 
-# -- state kept in the workers -----------------------------------------------------------------------------------------
-
-
 def shared_out(pipe: Pipe, dispatched: bool) -> Pipe:
     return pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
 
 
 def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
-    """Returns a pipeline that yields a new order in each epoch and pass, because a pipe keeps its random state.
-
-    The pipes from `pin_memory` on run in the main process.
-    """
+    """Returns a pipeline whose items come in a new order in each epoch. `pin_memory` runs in the main process."""
     pipe = SampleMultiplexer({IterableWrapper(range(6)): 1, IterableWrapper(range(6, 12)): 1}, seed=3)
     return shared_out(pipe, dispatched).pin_memory(pin_memory_fn=unpinned)
 
 
-class ReadsAtOnce(IterDataPipe[int]):
-    """A user-defined pipe that reads the first item of its source before an item is requested."""
-
-    def __init__(self, source_datapipe: Pipe) -> None:
-        self.source_datapipe = source_datapipe
+class ReadsAtOnce(Passing):
+    """A pipe that reads the first item of its source in `__iter__`."""
 
     def __iter__(self) -> Iterator[int]:
-        source = iter(self.source_datapipe)
+        source = iter(self.source)
         first = [next(source)]
         return itertools.chain(first, source)
 
 
-class BeginsSlowly(IterDataPipe[int]):
+class BeginsSlowly(Passing):
     one_to_one = True
-
-    def __init__(self, source_datapipe: Pipe) -> None:
-        self.source_datapipe = source_datapipe
 
     def __iter__(self) -> Iterator[int]:
         time.sleep(0.1)
-        yield from self.source_datapipe
+        yield from self.source
 
 
 def three_passes(dispatched: bool) -> Pipe:
@@ -222,10 +192,7 @@ def three_passes(dispatched: bool) -> Pipe:
 
 
 def parts_of_a_split(dispatched: bool) -> Pipe:
-    """Returns a pipeline whose pipes in the main process read the items of the workers in three passes per epoch.
-
-    These passes must not count as epochs.
-    """
+    """Returns a pipeline whose main process reads the items of the workers three times in each epoch."""
     pipe = drawn_by_its_own_seed(dispatched)
     first, *others = pipe.random_split({"a": 1, "b": 1, "c": 1}, total_length=12, seed=1)
     return first.concat(*others).map(plus_one)
@@ -236,15 +203,14 @@ def reads_at_once(dispatched: bool) -> Pipe:
 
 
 def slow_passes(dispatched: bool) -> Pipe:
-    """Returns a pipeline with a thread that begins a pass, which must not count as the beginning of an epoch."""
+    """Returns a pipeline in which a thread of the main process reads the items of the workers three times."""
     pipe: Pipe = SampleMultiplexer({IterableWrapper(range(3)): 1, IterableWrapper(range(3, 6)): 1}, seed=3)
     pipe = shared_out(BeginsSlowly(pipe), True) if dispatched else BeginsSlowly(shared_out(pipe, False))
     pipe = pipe.pin_memory(pin_memory_fn=unpinned)
     return Unstated(pipe.concat(pipe, pipe)).prefetch(2)
 
 
-#: Pipelines with pipes in the main process that read ahead, or that read the items of the workers several times. With
-#: each pipeline: the moments of the states, and the pause before each state.
+#: Pipelines whose main process reads ahead or several times, the moments of states, and the seconds before each state.
 READING_AHEAD: dict[str, tuple[Callable[[bool], Pipe], list[tuple[int, int]], float]] = {
     "passes read ahead to their end": (three_passes, [(0, 5), (0, 12), (0, 17)], 0.02),
     "parts of a split": (parts_of_a_split, [(0, 0), (0, -1)], 0.0),
@@ -266,9 +232,6 @@ def test_states_resume_exactly_although_the_main_process_reads_ahead(
 def test_workers_end_an_epoch_whose_last_items_the_main_process_had_read_ahead(
     dispatched: bool, tmp_path: Path
 ) -> None:
-    """Although the main process requests no further item, the workers must finish the epoch and update the state that
-    they keep."""
-
     def on_disk(pipe: Pipe) -> Pipe:  # reads all items ahead
         pipe = pipe.on_disk_cache(lambda item: str(tmp_path / str(item)), extra_check_fn=lambda path: False)
         pipe = pipe.map(lambda item: (str(tmp_path / str(item)), str(item).encode())).end_caching()
@@ -283,7 +246,6 @@ def test_workers_end_an_epoch_whose_last_items_the_main_process_had_read_ahead(
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_a_position_in_the_first_of_two_passes_is_known_in_the_second_one(dispatched: bool) -> None:
-    """No pipe has kept state before the first epoch, so the loader need not record the items of the first pass."""
     pipe = drawn_by_its_own_seed(dispatched).cycle(2).map(plus_one)
     with loader_of(pipe) as loader:
         state, whole = loader.state_dict(), list(loader)
@@ -315,9 +277,6 @@ def test_an_epoch_ends_unread_if_a_full_cache_makes_the_workers_unnecessary(disp
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_too(dispatched: bool) -> None:
-    """The loader must run the workers' epoch to its end, although the main process needs no more items of this
-    epoch."""
-
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).map(plus_one).map_batches(list, batch_size=11)
 
@@ -325,15 +284,12 @@ def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_
     with loader_of(build()) as loader:
         iterator = iter(loader)
         assert [next(iterator) for _ in range(11)] == expected[0][:11]
-        time.sleep(0.1)  # during the sleep, a thread takes the last item, but its buffer has no space for the end
+        time.sleep(0.1)  # during the sleep, a thread reads the last item, but not the end of the epoch
         state = loader.state_dict()
     with loader_of(build(), state=state) as loader:
-        assert next(iter(loader)) == expected[0][11]  # this item is the last batch, which is shorter than the others
+        assert next(iter(loader)) == expected[0][11]
         state = loader.state_dict()
     assert epochs_from(build, state) == [[], expected[1]]
-
-
-# -- threads that read in the main process -----------------------------------------------------------------------------
 
 
 def slowly(item: int) -> int:
@@ -341,10 +297,9 @@ def slowly(item: int) -> int:
     return item
 
 
-@pytest.mark.parametrize("dispatched", [False, True])
-@pytest.mark.parametrize("holds_more", [False, True])
+@pytest.mark.parametrize(("dispatched", "holds_more"), [(False, True), (True, False)])
 def test_items_that_a_thread_takes_while_a_state_is_saved_are_in_the_remaining_items(
-    holds_more: bool, dispatched: bool, monkeypatch: pytest.MonkeyPatch
+    dispatched: bool, holds_more: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build() -> Pipe:
         pipe = shared_out(IterableWrapper(range(20)), dispatched).map(slowly).pin_memory(pin_memory_fn=unpinned)
@@ -376,9 +331,6 @@ def test_a_second_pass_counts_from_its_own_beginning_in_a_loader_that_resumed_in
             states.append((at + 1, loader.state_dict()))
     for at, state in states[::5]:
         assert epochs_from(build, state, 1) == [expected[at:]], at
-
-
-# -- services without workers ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("service", [None, InProcessReadingService], ids=["no service", "in process"])

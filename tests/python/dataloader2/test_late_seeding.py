@@ -1,5 +1,4 @@
-"""If a library is imported within an epoch, its global random generator is seeded like the generators of all other
-libraries."""
+"""A library that is imported within an epoch has its global random generator seeded like all other generators."""
 
 from __future__ import annotations
 
@@ -102,22 +101,18 @@ def printed(*command: str) -> str:
     return done.stdout
 
 
-def test_runs_repeat_even_if_a_function_imports_numpy_within_the_epoch(tmp_path: Path) -> None:
+def test_runs_repeat_and_resume_exactly_even_if_a_function_imports_numpy_within_the_epoch(tmp_path: Path) -> None:
     script = tmp_path / "runs.py"
-    script.write_text(HEADER + RUNS)
-    runs, loaded_in_main = printed(str(script)).split(";")
+    script.write_text(HEADER + RUNS + RESUMES)
+    whole, *resumed = printed(str(script)).splitlines()
+    runs, loaded_in_main = whole.split(";")
     first, again, other = ast.literal_eval(runs)
     assert first == again
     assert first != other
     assert first[0] != first[1]
     assert [late for _, late, _ in first[0]] == [True, False, False, False]  # the first call imported the library
-    assert loaded_in_main.strip() == "False"
-
-
-def test_recomputed_items_and_shards_that_take_turns_draw_the_same_numbers_after_a_late_import(tmp_path: Path) -> None:
-    script = tmp_path / "resumes.py"
-    script.write_text(HEADER + RESUMES)
-    assert printed(str(script)).split() == ["True"] * 3
+    assert loaded_in_main == "False"
+    assert resumed == ["True"] * 3
 
 
 @pytest.mark.parametrize(

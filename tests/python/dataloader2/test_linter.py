@@ -31,7 +31,7 @@ def dispatched(pipe: Any) -> Any:
 
 
 class Mine(IterDataPipe):
-    """A user-defined pipe, for which the linter cannot know whether it distributes its items among the workers."""
+    """A user-defined pipe, which might distribute its items among the workers."""
 
     def __init__(self, *datapipes: Any) -> None:
         self.datapipes = datapipes
@@ -72,8 +72,7 @@ def counter() -> Any:
 
 RANKS, WORKERS = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
 NO_SHUFFLE = ["no-shuffle-before-sharding"]
-#: Graphs, and the kinds of findings that the linter must report. "!" after a kind means that the service also warns
-#: about this finding.
+#: Graphs, and the kinds of findings that the linter must report. The service also warns of the kinds with "!".
 GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "shuffled and sharded": (lambda: sharded().map(str).batch(2), []),
     "sharded without shuffle": (lambda: ints().map(str).sharding_filter(), NO_SHUFFLE),
@@ -275,8 +274,7 @@ class Reordered:
 
 def test_lint_finds_a_filter_over_an_iterable_that_shuffles_by_itself() -> None:
     [finding] = lint(IterableWrapper(Reordered()).shuffle().sharding_filter())
-    assert finding.kind == "own-order"
-    assert not finding.silent
+    assert (finding.kind, finding.silent) == ("own-order", False)
     assert "Reordered in IterableWrapper" in str(finding)
     assert lint(IterableWrapper(Reordered()).shuffle().sharding_round_robin_dispatch()) == []
     assert lint(IterableWrapper(Reordered()).shuffle().sharding_filter(), num_workers=1) == []

@@ -1,5 +1,4 @@
-"""Within an epoch, a state can be moved between loaders with and without workers, and the items after the state stay
-the same."""
+"""A state from inside an epoch can be moved between loaders with and without workers."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ UNITS = 30
 
 
 class Bad(ValueError):
-    """The exception that a pipe raises at one item."""
+    """The exception of `failing`."""
 
 
 def failing(item: int) -> int:
@@ -38,7 +37,7 @@ def shuffled(items: int = UNITS) -> Any:
 
 
 class Tuples(IterDataPipe[tuple[int, ...]]):
-    """A user-defined pipe after the sharding, which batches like `batch`."""
+    """A user-defined pipe that yields tuples of several items."""
 
     iteration_state = ()
 

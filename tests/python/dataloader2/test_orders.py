@@ -31,7 +31,7 @@ def as_case(number: int) -> Case:
 
 
 class Shuffled:
-    """An iterable of numbers in a different order in each process."""
+    """An iterable whose order differs between processes, unless a seed is given."""
 
     def __init__(self, size: int, make: Callable[[int], Any] = int, seed: int | None = None) -> None:
         self.size, self.make, self.seed = size, make, seed
@@ -53,7 +53,7 @@ class Augmented:
 
 
 def endless() -> Iterator[int]:
-    """Yields endless numbers in a random order, which differs between workers."""
+    """Yields numbers endlessly in a random order."""
     dice, number, buffer = random.Random(), 0, list(range(1, 100))
     while True:
         place = dice.randrange(len(buffer))
@@ -136,13 +136,12 @@ def is_sampled(_number: int) -> bool:
 
 
 def test_a_worker_that_continues_from_a_snapshot_samples_nothing(often: None) -> None:
-    """A resumed worker may be in another pass than the other workers, so their orders cannot be compared."""
     pipe = IterableWrapper(Counting(40)).shuffle().sharding_filter().cycle(2).map(is_sampled)
     head, state = stopped(loading(pipe), 41)
     assert all(head)
     rest, following = resumed(loading(pipe), state, 2, strict=False)  # a strict loader would refuse the new items
     assert not any(rest)
-    assert all(following), "the next epoch is compared again"
+    assert all(following)
 
 
 @pytest.mark.parametrize("block", [1, 2, 7])
@@ -153,7 +152,7 @@ def test_an_iterator_that_starts_over_yields_each_item_once(block: int) -> None:
 
 
 class Counting:
-    """An iterable of numbers. After its end, the iterator starts from the beginning if a further item is requested."""
+    """An iterable whose iterators start again if an item is requested after the end."""
 
     def __init__(self, size: int) -> None:
         self.size = size

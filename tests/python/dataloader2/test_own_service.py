@@ -1,13 +1,8 @@
-"""A user-defined reading service that uses only documented names has all features of the package's services.
-
-The service in this file runs the graph in a thread, which reads ahead into a bounded queue.
-"""
+"""A user-defined reading service that uses only documented names has all features of the package's services."""
 
 from __future__ import annotations
 
 import copy
-import queue
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -16,7 +11,7 @@ from typing import Any
 import pytest
 
 from one_rank import Alone
-from resuming import begun, check_resumes, continued, resumed, stopped
+from resuming import begun, check_resumes, resumed, stopped
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -29,57 +24,16 @@ from torchdata.dataloader2 import (
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
-END = object()
-
 
 class Elsewhere:
-    """A reading service that reads a graph in a thread, up to four items ahead."""
+    """Hides a graph from the loader, like a process on another machine."""
 
     def __init__(self, graph: Any) -> None:
-        self.graph = graph
-        self.read = 0
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
-        self._thread: threading.Thread | None = None
-
-    def begin(self, skip: int) -> Iterator[Any]:
-        self.end()
-        items: queue.Queue[Any] = queue.Queue()
-        room = threading.Semaphore(4)
-        self._left = threading.Event()
-        self._room = room
-        self._thread = threading.Thread(target=self._run, args=(items, room, self._left, skip), daemon=True)
-        self._thread.start()
-        while (item := items.get()) is not END:
-            if isinstance(item, Exception):
-                raise item
-            room.release()
-            yield item
-
-    def _run(self, items: queue.Queue[Any], room: threading.Semaphore, left: threading.Event, skip: int) -> None:
-        try:
-            for item in islice(self.graph, skip, None):
-                self.read += 1
-                items.put(item)
-                room.acquire()
-                self.may_go_on.wait()
-                if left.is_set():
-                    return
-        except Exception as error:
-            items.put(error)
-        items.put(END)
-
-    def end(self) -> None:
-        if self._thread is not None:
-            self._left.set()
-            self.may_go_on.set()
-            self._room.release()
-            self._thread.join()
-            self._thread = None
+        self.graph, self.is_paused = graph, False
 
 
 class FromElsewhere(IterDataPipe[Any]):
-    """The pipe that the loader reads from this service. The pipe's state is the number of received items."""
+    """The pipe that the loader reads. Its state is the number of received items."""
 
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.elsewhere = elsewhere
@@ -89,7 +43,7 @@ class FromElsewhere(IterDataPipe[Any]):
         self.came = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for item in self.elsewhere.begin(self.came):
+        for item in islice(self.elsewhere.graph, self.came, None):
             self.came += 1
             yield item
 
@@ -109,29 +63,22 @@ class OwnService(ReadingServiceInterface):
         set_graph_random_seed(self.elsewhere.graph, copy.copy(seed_generator))
         return iter_reset_fn
 
-    def finalize_iteration(self) -> None:
-        self.elsewhere.end()
-
-    def finalize(self) -> None:
-        if hasattr(self, "elsewhere"):
-            self.elsewhere.end()
-
     def count_shares(self) -> Shares:
         return Shares()
 
     def _pause(self, pause_fn: Any = None) -> Any:
-        self.elsewhere.may_go_on.clear()
+        self.elsewhere.is_paused = True
         return pause_fn
 
     def _resume(self, resume_fn: Any = None) -> Any:
-        self.elsewhere.may_go_on.set()
+        self.elsewhere.is_paused = False
         return resume_fn
 
     def _limit(self, num_batches: int | None, limit_fn: Any = None) -> Any:
         return limit_fn
 
     def stats_notes(self) -> list[str]:
-        return ["one thread of its own reads ahead"]
+        return ["the graph runs elsewhere"]
 
 
 def shuffled(count: int = 20) -> Any:
@@ -147,7 +94,7 @@ def test_it_yields_and_counts_every_item_in_an_order_of_the_epochs_seed() -> Non
         epochs = [list(loader), list(loader)]
         assert epochs == [list(other), list(other)]
         stats = loader.stats()
-    assert "one thread of its own reads ahead" in str(stats)
+    assert "the graph runs elsewhere" in str(stats)
     assert [(pipe.name, pipe.items_out) for pipe in stats.pipes] == [("FromElsewhere", 40)]
     assert epochs[0] != epochs[1]
     assert sorted(epochs[0]) == sorted(map(str, range(20)))
@@ -178,7 +125,7 @@ def test_a_state_resumes_with_exactly_the_remaining_items_in_a_new_loader() -> N
         assert sorted(epoch) == sorted(map(str, range(20)))
 
 
-def test_a_limit_pauses_the_pipe_and_its_thread() -> None:
+def test_a_limit_pauses_the_pipe_and_its_service() -> None:
     with loader_of(shuffled()) as loader:
         iterator = iter(loader)
         iterator.limit(4)
@@ -187,10 +134,10 @@ def test_a_limit_pauses_the_pipe_and_its_thread() -> None:
             found = list(iterator)
         elsewhere = loader.reading_service.elsewhere
         assert len(found) == 4
-        assert not elsewhere.may_go_on.is_set()
+        assert elsewhere.is_paused
         assert list(iterator) == []
         iterator.resume()
-        assert elsewhere.may_go_on.is_set()
+        assert not elsewhere.is_paused
         iterator.limit(None)
         assert len(list(iterator)) == 16
 
@@ -212,8 +159,7 @@ def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epo
         with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
             if workers is not None:
                 loader.load_state_dict(_state_after_one(workers))
-            # Each worker reads one shard, and each shard yields all items. The pipe keeps state between epochs, so the
-            # loader must keep the shards of the saved epoch.
+            # Each shard of the saved epoch yields all items, because the pipeline is not sharded.
             assert len(list(loader)) == 20 * (workers or 1) - (workers is not None)
             assert len(list(loader)) == 20 * (workers or 1)
     assert told == [(True, None, None), (True, None, None), (True, 3, None)]
@@ -243,7 +189,7 @@ def test_an_own_service_works_after_a_distributed_service_with_length_state_and_
         iterator.resume()
         iterator.limit(None)
         tail = paused + list(iterator)
-        assert "one thread of its own" in str(loader.stats())
+        assert "the graph runs elsewhere" in str(loader.stats())
     with loader_of(shuffled(), service()) as other:
         other.load_state_dict(state)
         assert list(other) == tail
@@ -251,7 +197,7 @@ def test_an_own_service_works_after_a_distributed_service_with_length_state_and_
 
 
 class _Plain:
-    """A service as in torchdata 0.9, without a base class of the package."""
+    """A reading service with the methods of torchdata 0.9 and without a base class."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -271,39 +217,26 @@ class _Plain:
         self.calls.append("end")
 
 
-def test_a_sequence_with_a_service_of_0_9_resumes_without_a_warning() -> None:
-    def loader() -> DataLoader2[Any]:
-        services: Any = _Plain(), MultiProcessingReadingService(2)
-        return DataLoader2(shuffled().sharding_filter(), reading_service=SequentialReadingService(*services))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        _, state, rest = continued(loader(), 1)
-        assert resumed(loader(), state) == [rest]
-
-
 def test_a_service_with_the_methods_of_0_9_alone_works_as_it_did() -> None:
     loader: DataLoader2[Any] = DataLoader2(IterableWrapper(range(5)), reading_service=_Plain())  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="depends on how _Plain shares out the items"):
         len(loader)
     assert list(loader) == list(range(5))
-    iterator = iter(loader)
-    assert next(iterator) == 0
-    with pytest.warns(UserWarning, match="_Plain: ReadingService doesn't support `limit`"):
-        iterator.limit(2)
-    with pytest.warns(UserWarning, match="_Plain: ReadingService doesn't support `pause`"):
-        assert list(iterator) == [1, 2, 3, 4]
+    assert next(iter(loader)) == 0
     loader.shutdown()
     assert loader.reading_service.calls == ["initialize", "begin", "end", "begin", "end", "finalize"]
 
 
-@pytest.mark.parametrize("read", [0, 3])
-def test_the_state_of_a_service_with_the_methods_of_0_9_is_saved_without_a_word(read: int, capfd: Any) -> None:
+@pytest.mark.parametrize(
+    "service", [_Plain, lambda: SequentialReadingService(_Plain(), MultiProcessingReadingService(2))]
+)
+def test_a_loader_with_a_service_of_0_9_resumes_silently(service: Callable[[], Any], capfd: Any) -> None:
     def loader() -> DataLoader2[Any]:
-        return DataLoader2(IterableWrapper(range(8)), reading_service=_Plain())  # type: ignore[call-overload]
+        return DataLoader2(IterableWrapper(range(8)).sharding_filter(), reading_service=service())
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, state = stopped(loader(), read)
-        assert resumed(loader(), state) == [list(range(read, 8))]
+        for read in (0, 3):
+            _, state = stopped(loader(), read)
+            assert resumed(loader(), state) == [list(range(read, 8))]
     assert capfd.readouterr() == ("", "")

@@ -1,7 +1,4 @@
-"""Loaders read datasets of other libraries and of users.
-
-Some datasets distribute their items among workers themselves, or have a method `set_epoch`.
-"""
+"""Loaders read datasets that distribute their items among workers themselves, or that have a method `set_epoch`."""
 
 from __future__ import annotations
 
@@ -62,14 +59,13 @@ def order_of(epoch: int) -> list[int]:
     [
         (Epochs, "sharding_filter", "spawn", [(0, 0), (1, 1), (1, 1), (5, 5), (0, 0)]),
         (Epochs, "sharding_round_robin_dispatch", "fork", [(0, 0), (1, 1), (1, 1), (5, 5), (0, 0)]),
-        # Epochs that copies count by themselves are left alone until one is set.
         (CountingEpochs, "sharding_filter", "fork", [(None, 0), (None, 1), (None, 2), (7, 7)]),
     ],
 )
 def test_workers_read_the_epoch_that_was_set_in_the_main_process(
     dataset: type[Epochs], form: str, method: str, numbers: list[tuple[int | None, int]]
 ) -> None:
-    """`numbers` are pairs: the number that the main process sets, or None, and the number of the epoch that is read."""
+    """`numbers` are pairs of the epoch that the main process sets, or None, and the epoch that workers read."""
     epochs, service = dataset(), MultiProcessingReadingService(2, method)
     end = service.initialize(getattr(IterableWrapper(epochs, deepcopy=False), form)())
     try:
@@ -95,20 +91,13 @@ def test_a_state_contains_the_epoch_in_which_it_was_saved() -> None:
     assert begun + list(other) == order_of(3)
 
 
-# -- datasets that distribute their own items ---------------------------------------------------
-
-
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns classes that imitate those of some libraries, by short names."""
+    """Returns imitations of the dataset classes of some libraries."""
     data = pytest.importorskip("torch").utils.data
 
     class Splitting(data.IterableDataset):  # type: ignore[misc, name-defined]
-        """A dataset that distributes its own items among the workers, like the datasets of many libraries.
-
-        The dataset calls `get_worker_info` through another module, so the loader cannot see this call in the source
-        code.
-        """
+        """A dataset that calls `get_worker_info` in a way that the loader cannot see in the source code."""
 
         def __iter__(self) -> Iterator[int]:
             info = getattr(data, "get_worker" + "_info")()
@@ -163,9 +152,6 @@ def test_a_filter_over_a_source_that_divides_itself_causes_a_warning_with_its_na
         iter(loader)
     [finding] = lint(IterableWrapper(libraries.lit()).shuffle().sharding_filter())
     assert (finding.kind, finding.silent) == ("splits-itself", False)
-
-
-# -- ranks with uneven shares --------------------------------------------------------------------
 
 
 def twenty(shard: int) -> list[int]:

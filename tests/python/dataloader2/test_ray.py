@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ray_cluster import cluster, needs_ray, of_ray
+from refusals import refuses
 from remote_pipelines import numbered, reading
 from torchdata._engine.remote import worker as worker_module
 from torchdata._engine.remote.worker import RemoteWorker
@@ -57,9 +58,6 @@ def test_functions_of_the_user_run_in_the_worker_and_see_its_number() -> None:
     service = remote(worker_init_fn=lambda pipe, info: pipe.map(lambda x: (info.worker_id, info.num_workers, x)))
     with DataLoader2(IterableWrapper(range(6)).sharding_filter(), reading_service=service) as loader:
         assert list(loader) == [(x % 2, 2, x) for x in range(6)]
-
-
-# -- warnings and errors -----------------------------------------------------------------------------------------------
 
 
 def test_a_warning_reports_workers_for_which_ray_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +107,6 @@ def test_statistics_name_the_node_and_the_actor_of_each_worker(ray: Any) -> None
     assert stats.network_bytes_per_second > 0
 
 
-# -- shutdown ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_shutdown_does_not_wait_for_a_worker_that_has_sent_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
     monkeypatch.setattr(RemoteWorker, "kill", lambda worker: ended.append(worker.ended))
@@ -122,22 +117,12 @@ def test_a_shutdown_does_not_wait_for_a_worker_that_has_sent_more_than_fits(monk
     assert ended == [True] * WORKERS
 
 
-# -- refused arguments -------------------------------------------------------------------------------------------------
-
-
-def test_wrong_options_of_a_service_on_ray_are_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="num_workers"):
-        RayReadingService("auto")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_workers"):
-        RayReadingService(0)
-    with pytest.raises(ValueError, match="on_timeout='restart' needs a timeout"):
-        RayReadingService(2, on_timeout="restart")
-
-
-@pytest.mark.parametrize("option", ["max_concurrency", "max_restarts", "lifetime"])
-def test_options_of_actors_that_are_not_the_user_s_are_refused(option: str) -> None:
-    with pytest.raises(ValueError, match=f"must not have '{option}'"):
-        RayReadingService(2, ray_remote_args={option: 1})
+test_wrong_options_of_a_service_on_ray_are_refused_by_name = refuses(
+    (lambda: RayReadingService("auto"), TypeError, "num_workers"),  # type: ignore[arg-type]
+    (lambda: RayReadingService(0), ValueError, "num_workers"),
+    (lambda: RayReadingService(2, on_timeout="restart"), ValueError, "on_timeout='restart' needs a timeout"),
+    (lambda: RayReadingService(2, ray_remote_args={"lifetime": 1}), ValueError, "must not have 'lifetime'"),
+)
 
 
 def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:

@@ -25,7 +25,7 @@ from waiting import wait_for
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
     pytest.mark.filterwarnings("ignore:resuming from this state"),
-    pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),  # on a busy machine
+    pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),
     needs_ray,
     *of_ray,
 ]
@@ -51,7 +51,6 @@ def remote(**options: Any) -> RayReadingService:
 
 
 def about(loader: DataLoader2[Any]) -> list[Any]:
-    """Returns the facts that the loader knows about each worker, or None for a worker that is not running."""
     children = loader.reading_service.engine_processes()
     return [process.about for process in children._processes]
 
@@ -100,7 +99,7 @@ def test_an_error_gives_ray_s_reason_for_a_lost_node(machines: Any, how: str) ->
         machines.remove_node(doomed, allow_graceful=False)
     import ray
 
-    wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 1 + NODES)  # Ray has noticed the removal
+    wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 1 + NODES)
 
 
 def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +110,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
         for number, item in enumerate(loader):
             yield item
             if number == 100:
-                # A worker may take a minute to start. The loader considers a worker as starting until its first item
-                # has arrived.
+                # The loader waits longer for a worker whose first item has not arrived.
                 wait_for(lambda: loader.stats().workers[0].items)
                 deaf.append(about(loader)[0])
                 os.kill(deaf[0].host, signal.SIGSTOP)
@@ -172,13 +170,13 @@ if how == "exits":
     sys.exit(0)
 if how == "leaves":
     worker = ray._private.worker.global_worker
-    class Lingering:  # Ray's own part of main is gone, and not forgotten: Ray ends the process of whoever calls it
+    class Lingering:  # Ray exits the process if a thread calls Ray after this shutdown
         def __getattr__(self, name):
             return getattr(core, name)
         def shutdown_driver(self):
             core.shutdown_driver()
             time.sleep(3)
-    def slowly(told):  # a thread whose call has not returned
+    def slowly(told):
         calls.set()
         time.sleep(1.5)
         return Told, tuple(getattr(told, field.name) for field in dataclasses.fields(Told))
@@ -195,8 +193,6 @@ except WorkerExitedError as error:
 """
 
 
-# Ray's own hooks make an interrupted program exit with code 1. Ray also kills a process after the cluster's first node
-# has ended, or if a thread calls Ray while the main thread leaves the cluster.
 @pytest.mark.parametrize(
     ("how", "codes", "says"),
     [

@@ -25,8 +25,7 @@ PROMPT = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
-#: A program that starts a cluster, and runs the guide's code. The program runs in a separate process, so that Ray Train
-#: leaves nothing behind in the test process.
+#: A program that starts a cluster, and runs the guide's code.
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -42,7 +41,7 @@ if __name__ == "__main__":
 
 
 def programs() -> list[tuple[str, str]]:
-    """Returns the page's blocks that name this file, each with the output that the page shows."""
+    """Returns the code blocks of the page that name this file, and the output that the page shows."""
     found = doc_blocks.blocks(PAGE)
     return [
         (one.code, shown.code)

@@ -237,15 +237,6 @@ def test_an_error_reports_queues_or_a_result_that_is_not_a_pipe():
         process_reset_fn(pipe, WorkerInfo(1, 0), SeedGenerator(1), custom_reset_fn=lambda *_: None)
 
 
-@pytest.fixture
-def kept_generators():
-    state, numpy_state = random.getstate(), np.random.get_state()
-    yield
-    random.setstate(state)
-    np.random.set_state(numpy_state)
-
-
-@pytest.mark.usefixtures("kept_generators")
 def test_an_epoch_begins_with_seeded_global_generators_and_pipes():
     def draws(worker, shared=False, last=0):
         end = IterableWrapper(range(30)).shuffle().sharding_filter().shuffle()
@@ -259,7 +250,6 @@ def test_an_epoch_begins_with_seeded_global_generators_and_pipes():
     assert draws(0, shared=True) == draws(1, shared=True)
 
 
-@pytest.mark.usefixtures("kept_generators")
 def test_the_reset_functions_run_after_seeding_the_services_before_the_users():
     calls = []
 

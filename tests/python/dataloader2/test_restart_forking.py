@@ -25,7 +25,6 @@ ITEMS = 600
 
 @functools.cache
 def expected():
-    """Returns the items of two epochs of a loader whose processes are not disturbed."""
     return undisturbed(pipeline(ITEMS), 2)
 
 
@@ -71,28 +70,19 @@ def test_a_replacement_outlives_its_fork_server_and_can_be_shut_down():
     assert all(map(is_gone, pids))
 
 
-def test_children_of_a_fork_server_that_is_killed_are_not_replaced(recwarn):
-    whole = expected()
+def test_children_of_a_fork_server_that_is_killed_are_replaced_once_they_exit(recwarn):
     loader, iterator, got = begun(multiprocessing_context="forkserver")
     with loader:
         pids = pids_of(loader)
         kill_fork_server()
-        assert got + list(iterator) == whole[0]
-        assert list(loader) == whole[1]
-        assert pids_of(loader) == pids
-        assert loader.stats().restarts == 0
-    assert all(map(is_gone, pids))
-    assert not [warning for warning in recwarn if "place" in str(warning.message)]
-
-
-def test_a_child_whose_fork_server_was_killed_is_replaced(recwarn):
-    loader, iterator, got = begun(multiprocessing_context="forkserver")
-    with loader:
-        kill_fork_server()
-        pid = kill_first(loader)
         assert got + list(iterator) == expected()[0]
+        assert (loader.stats().restarts, pids_of(loader)) == (0, pids)
+        iterator = iter(loader)
+        got = [next(iterator)]
+        kill_first(loader)
+        assert got + list(iterator) == expected()[1]
         assert loader.stats().restarts == 1
-    assert is_gone(pid)
+    assert all(map(is_gone, pids))
     [told] = [str(warning.message) for warning in recwarn if "has taken its place" in str(warning.message)]
     assert "the process that forked it and reports its exit code has exited before it" in told
 
@@ -123,7 +113,7 @@ def test_a_process_that_forks_and_is_stopped_is_waited_for_but_not_for_ever(monk
             list(iterator)
 
 
-def test_a_worker_that_is_stopped_for_a_moment_is_not_replaced():
+def test_a_fork_server_that_is_stopped_for_a_moment_still_starts_the_replacement():
     loader, iterator, got = begun()
     with loader:
         pid = forker_of(loader)
@@ -152,7 +142,7 @@ def test_a_forked_child_ends_although_the_main_process_never_learned_of_it(monke
 
 
 def full(times):
-    """Returns a substitute for `fork`. The first `times` calls of `fork` fail, as if the process limit were reached."""
+    """Returns a substitute for `fork` whose first `times` calls fail, as if the process limit were reached."""
     fork = forking_process._ForkingProcess._fork
 
     def tried(self, *arguments):
@@ -167,9 +157,6 @@ def full(times):
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_ctrl_c_while_the_process_that_forks_is_started_leaves_no_process_behind(monkeypatch, is_watched):
-    """The main process may receive Ctrl-C before it has opened a descriptor of the forking process that it has just
-    started.
-    """
     fork_all = forker.fork_all
 
     def pressed(children, started, deliver):

@@ -26,15 +26,11 @@ def finite(seed: int | None = None) -> SampleMultiplexer:
     return SampleMultiplexer({IterableWrapper(key * size): w for key, (size, w) in sizes.items()}, seed)
 
 
-def test_a_seed_gives_the_choices_that_torchdata_0_9_gives_in_every_epoch() -> None:
-    pipe = finite(11)
-    assert ["".join(pipe), "".join(pipe)] == ["aacaaaaabbabcb", "accbaaaaaaabbb"]
-
-
-def test_a_seed_of_the_constructor_is_not_replaced_by_those_of_a_loader() -> None:
+def test_a_seed_of_the_constructor_gives_the_choices_of_torchdata_0_9_with_and_without_a_loader() -> None:
     pipe = finite(11)
     assert pipe.set_seed(3) is pipe
-    with DataLoader2(pipe, reading_service=InProcessReadingService()) as loader:
+    assert ["".join(pipe), "".join(pipe)] == ["aacaaaaabbabcb", "accbaaaaaaabbb"]
+    with DataLoader2(finite(11), reading_service=InProcessReadingService()) as loader:
         loader.seed(5)
         assert "".join(loader) == "aacaaaaabbabcb"
 

@@ -88,9 +88,6 @@ def test_equal_items_of_a_source_that_is_said_to_split_itself_are_no_error() -> 
         list(loader)
 
 
-# -- sharding filters that compare the orders of workers ---------------------------------------------
-
-
 def is_sampled(_item: Any) -> bool:
     return witnessing.current is not None
 

@@ -1,13 +1,10 @@
-"""Snapshots larger than `snapshot_budget` are not sent, and snapshots leave out the items of large caches. Restarts and
-states stay exact.
-"""
+"""Workers do not send large snapshots or the items of large caches. Restarts and states stay exact."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import os
-import pickle
 import random
 import signal
 import sys
@@ -18,6 +15,7 @@ import numpy as np
 import pytest
 
 from process_checks import nothing_is_left  # noqa: F401 - a fixture
+from resuming import begun, continued, resumed, saved, stopped
 from torchdata._engine.snapshots import seal, unseal
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.random import SeedGenerator
@@ -84,9 +82,7 @@ def loader_of(kind: str, workers: int, budget: int | None = BUDGET, **options: A
     service: Any = InProcessReadingService()
     if workers:
         service = MultiProcessingReadingService(workers, snapshot_budget=budget, **options)
-    loader = DataLoader2(CACHES[kind](), reading_service=service)
-    loader.seed(3)
-    return loader
+    return begun(DataLoader2(CACHES[kind](), reading_service=service))
 
 
 def contents(items: Any) -> list[Any]:
@@ -102,8 +98,7 @@ def snapshot_sizes(state: Any) -> list[int]:
 
 @functools.cache
 def expected(kind: str, workers: int) -> list[list[Any]]:
-    """Returns the items of each epoch of an uninterrupted loader. The loader has no snapshot budget, so its snapshots
-    may contain all cached items."""
+    """Returns the items of each epoch of an uninterrupted loader without a snapshot budget."""
     with loader_of(kind, workers, None) as loader:
         return [contents(loader) for _ in range(EPOCHS + 1)]
 
@@ -132,16 +127,16 @@ def test_a_worker_that_is_killed_at_any_position_of_any_epoch_is_replaced_exactl
     ("kind", "workers"), [*((kind, 0) for kind in KINDS), *zip(KINDS, itertools.cycle([2, 1]), strict=False)]
 )
 def test_a_state_of_any_epoch_resumes_exactly(kind: str, workers: int) -> None:
-    saved = max(workers, 1)
+    saving = max(workers, 1)
     states = {}
-    with loader_of(kind, saved) as loader:
+    with loader_of(kind, saving) as loader:
         for epoch in range(EPOCHS):
             iterator = iter(loader)
             for position in POSITIONS:
                 if position in (KINDS.index(kind), ITEMS):
-                    states[epoch, position] = pickle.loads(pickle.dumps(loader.state_dict()))
+                    states[epoch, position] = saved(loader)
                 next(iterator, None)
-    whole = expected(kind, saved)
+    whole = expected(kind, saving)
     for (epoch, position), state in states.items():
         with loader_of(kind, workers) as loader:
             loader.load_state_dict(state)
@@ -151,8 +146,9 @@ def test_a_state_of_any_epoch_resumes_exactly(kind: str, workers: int) -> None:
 
 @pytest.mark.parametrize(("kind", "workers"), [("last", 2), ("dropped", 1), ("random", 2), ("threads", 1), ("two", 2)])
 def test_neither_the_main_process_nor_a_state_contains_the_cached_items(kind: str, workers: int) -> None:
-    with loader_of(kind, workers) as loader:
-        for _ in range(EPOCHS):
+    with loader_of(kind, workers) as loader, warnings.catch_warnings():
+        for epoch in range(EPOCHS):
+            warnings.simplefilter("error" if epoch and kind == "last" else "ignore")
             iterator = iter(loader)
             for number in range(ITEMS):
                 next(iterator)
@@ -175,60 +171,38 @@ def test_cached_items_that_were_changed_are_part_of_states_which_report_their_si
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             loader.state_dict()
-        del iterator
-
-
-def test_a_state_in_a_later_epoch_of_a_large_cache_causes_no_warning() -> None:
-    with loader_of("last", 1) as loader, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        list(loader)
-        iterator = iter(loader)
-        next(iterator)
-        loader.state_dict()
-        del iterator
 
 
 def test_without_a_budget_states_contain_the_cached_items() -> None:
-    with loader_of("unrepeatable", 1, None) as loader:
-        first = contents(loader)
-        iterator = iter(loader)
-        next(iterator)
-        later = loader.state_dict()
-        del iterator
+    loader = loader_of("unrepeatable", 1, None)
+    first = contents(loader)
+    _, later = stopped(loader, 1)
     assert sum(snapshot_sizes(later)) > BUDGET
-    with loader_of("unrepeatable", 1, None) as loader:
-        loader.load_state_dict(later)
-        assert contents(loader) == first[1:]
+    assert contents(resumed(loader_of("unrepeatable", 1, None), later)[0]) == first[1:]
 
 
 def state_of(kind: str, position: int) -> dict[str, Any]:
     """Returns a state from inside the second epoch."""
-    with loader_of(kind, 1) as loader:
-        list(loader)
-        iterator = iter(loader)
-        list(itertools.islice(iterator, position))
-        return loader.state_dict()
+    loader = loader_of(kind, 1)
+    list(loader)
+    return stopped(loader, position)[1]
 
 
 @pytest.mark.parametrize("position", [0, 3])
 def test_recomputed_items_that_differ_from_the_cached_items_are_an_error_with_a_remedy(position: int) -> None:
     state = state_of("unrepeatable names", position)
-    with loader_of("unrepeatable names", 1) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(RuntimeError, match="its cache were recomputed.*snapshot_budget"):
-            list(loader)
-    with loader_of("unrepeatable names", 1) as loader:
-        loader.load_state_dict(state, strict=False)
-        assert len(list(loader)) == ITEMS - position
+    with pytest.raises(RuntimeError, match="its cache were recomputed.*snapshot_budget"):
+        resumed(loader_of("unrepeatable names", 1), state)
+    [rest] = resumed(loader_of("unrepeatable names", 1), state, strict=False)
+    assert len(rest) == ITEMS - position
 
 
 def test_recomputed_arrays_that_differ_from_the_cached_arrays_cause_a_warning(capfd: Any) -> None:
     state = state_of("unrepeatable", 0)
-    with warnings.catch_warnings(), loader_of("unrepeatable", 1) as loader:
+    with warnings.catch_warnings():
         warnings.simplefilter("always")  # the worker writes its warning to standard error
         warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
-        loader.load_state_dict(state)
-        assert len(list(loader)) == ITEMS
+        assert len(resumed(loader_of("unrepeatable", 1), state)[0]) == ITEMS
     assert "have other numbers than the cached items" in capfd.readouterr().err
 
 
@@ -257,14 +231,10 @@ def test_a_snapshot_with_a_wrong_description_of_the_filled_cache_is_refused(fill
 
 
 def long_loader(**options: Any) -> Any:
-    """Returns a loader that prefetches little. When the first item is read, no worker has reached the end of the epoch
-    yet.
-    """
+    """Returns a loader whose workers do not reach the end of the epoch before the first item is read."""
     pipe: Any = IterableWrapper(range(40)).sharding_filter().map(drawing).in_memory_cache().map(added)
     options |= {"worker_prefetch_cnt": 1, "main_prefetch_cnt": 1, "snapshot_budget": BUDGET}
-    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, **options))
-    loader.seed(3)
-    return loader
+    return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, **options)))
 
 
 def test_a_cache_that_a_later_epoch_fills_is_recomputed_exactly() -> None:
@@ -282,18 +252,10 @@ def test_a_cache_that_a_later_epoch_fills_is_recomputed_exactly() -> None:
                 if epoch:
                     assert size_in_main(loader) <= BUDGET
             assert got == expected[epoch]
-        iterator = iter(loader)
-        before = contents(itertools.islice(iterator, 7))
-        state = loader.state_dict()
-        after = contents(iterator)
+        before, state, after = continued(loader, 7)
     assert sum(snapshot_sizes(state)) <= BUDGET
-    with long_loader() as loader:
-        loader.load_state_dict(state)
-        assert contents(loader) == after
-        assert len(before) + len(after) == 40
-
-
-# -- items that pipes hold ---------------------------------------------------------------------------------------------
+    assert contents(resumed(long_loader(), state)[0]) == contents(after)
+    assert len(before) + len(after) == 40
 
 
 def held_loader(kind: str, **options: Any) -> Any:
@@ -303,9 +265,7 @@ def held_loader(kind: str, **options: Any) -> Any:
         pipe = pipe.map(array).shuffle(buffer_size=20).sharding_round_robin_dispatch()
     else:
         pipe = pipe.sharding_filter().map(array).shuffle(buffer_size=20)
-    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, snapshot_budget=BUDGET, **options))
-    loader.seed(3)
-    return loader
+    return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, snapshot_budget=BUDGET, **options)))
 
 
 def numbers(items: Any) -> list[int]:
@@ -316,16 +276,10 @@ def numbers(items: Any) -> list[int]:
 def test_a_state_contains_no_snapshot_beyond_the_budget_and_resumes_exactly(kind: str) -> None:
     with held_loader(kind) as loader:
         expected = numbers(loader)
-    with held_loader(kind) as loader:
-        iterator = iter(loader)
-        before = numbers(next(iterator) for _ in range(35))
-        with pytest.warns(RuntimeWarning, match=r"the pipes of a worker hold \d+ MB"):
-            state = loader.state_dict()
-        del iterator
+    with pytest.warns(RuntimeWarning, match=r"the pipes of a worker hold \d+ MB"):
+        before, state = stopped(held_loader(kind), 35)
     assert max(snapshot_sizes(state)) <= BUDGET
-    with held_loader(kind) as loader:
-        loader.load_state_dict(pickle.loads(pickle.dumps(state)))
-        assert before + numbers(loader) == expected
+    assert numbers(before + resumed(held_loader(kind), state)[0]) == expected
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "dispatched"])
@@ -342,11 +296,8 @@ def test_states_contain_what_pipes_hold_after_a_state_was_requested(kind: str) -
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # the warning about the size was already emitted
             state = loader.state_dict()
-        del iterator
     assert max(snapshot_sizes(state)) > BUDGET
-    with held_loader(kind) as loader:
-        loader.load_state_dict(state)
-        assert [expected[0], *before, *numbers(loader)] == expected
+    assert [expected[0], *before, *numbers(resumed(held_loader(kind), state)[0])] == expected
 
 
 @pytest.mark.parametrize(("kind", "method"), [("shuffle", "spawn"), ("dispatched", "fork")])

@@ -1,8 +1,6 @@
 """A state that torchdata 0.9.0 saved with torch 2.13 and Python 3.11 restarts the epoch with one warning.
 
-The files contain `pickle.dumps(loader.state_dict())` of loaders over 20 numbers. Most states were saved after three
-items of a loader with seed 5. `pipe_of` returns the pipe of each saved loader, and `service_of` returns its reading
-service.
+Each file contains the pickled state of a loader over 20 numbers. Most states were saved after three items with seed 5.
 """
 
 from __future__ import annotations

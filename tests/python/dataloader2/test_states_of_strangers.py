@@ -38,12 +38,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
 ]
 
-#: The targets of `fuzz_states` that this file runs.
 TARGETS = "loader_value,loader_bytes,graph_value,plain_pickle"
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
 
-#: Rows with states that need pickle, because they contain user-defined objects or streams.
+#: Rows whose states need pickle because they contain user-defined objects.
 ONLY_PICKLED = {"sampler"}
 
 
@@ -208,16 +207,11 @@ def table(_folder):
     return ArrowReader(pytest.importorskip("pyarrow").table({"a": [1, 2, 3]}))
 
 
-def memory_cache(_folder):
-    return IterableWrapper(range(9)).in_memory_cache(size=1)
-
-
 @pytest.mark.parametrize(
     ("build", "damage", "words"),
     [
         (disk_cache, {"section": {"records": []}}, "the state of EndOnDiskCacheHolder is damaged.*KeyError"),
         (table, {"part": -(1 << 40)}, "the state of ArrowReader was saved in"),
-        (memory_cache, {"bytes": 1 << 40}, None),  # more bytes than the items have are no fault
     ],
 )
 def test_damage_that_is_found_when_an_iteration_begins_names_its_pipe(build, damage, words, tmp_path):
@@ -227,16 +221,10 @@ def test_damage_that_is_found_when_an_iteration_begins_names_its_pipe(build, dam
     del state["checksums"], pipe
     state["pipes"][-1]["state"] = damage if build is disk_cache else state["pipes"][-1]["state"] | damage
 
-    def resumed():
-        again = build(tmp_path)
-        load_state(again, state)
-        return list(again)
-
-    if words is None:
-        assert resumed() == list(range(1, 9))
-        return
+    again = build(tmp_path)
     with pytest.raises(ValueError, match=words):
-        resumed()
+        load_state(again, state)
+        list(again)
 
 
 def test_a_text_file_is_resumed_and_only_read(tmp_path):
@@ -253,24 +241,18 @@ def test_a_text_file_is_resumed_and_only_read(tmp_path):
     again = lines()
     load_state(again, state, allow_pickle=False)
     assert list(again) == list(iterator)
-    for harm, words in ((_opened_for_writing, "in mode 'w'"), (_made_a_fifo, "something else")):
-        bad = copy.deepcopy(state)
-        found = next(entry for entry in bad["pipes"] if entry["type"] == "LineReader")["state"]
-        harm(path, found)
-        del bad["checksums"]
-        with pytest.raises(ValueError, match=f"state of LineReader is damaged.*{words}"):
-            load_state(lines(), bad, allow_pickle=False)
-
-
-def _opened_for_writing(path, found):
+    del state["checksums"]
+    bad = copy.deepcopy(state)
+    found = next(entry for entry in bad["pipes"] if entry["type"] == "LineReader")["state"]
     held = _plain_pickles.loads_plain(found["__nested__"])
     held["pair"][1]._recipe.mode = "w"
     found["__nested__"] = _plain_pickles.dumps_plain(held)
-
-
-def _made_a_fifo(path, found):
+    with pytest.raises(ValueError, match="state of LineReader is damaged.*in mode 'w'"):
+        load_state(lines(), bad, allow_pickle=False)
     path.unlink()
     os.mkfifo(path)
+    with pytest.raises(ValueError, match="state of LineReader is damaged.*something else"):
+        load_state(lines(), state, allow_pickle=False)
 
 
 @pytest.mark.parametrize(
@@ -317,9 +299,6 @@ def test_plain_pickles_hold_nothing_else():
 def test_other_pickles_are_no_plain_data(pickled):
     with pytest.raises(ValueError, match="byte|they"):
         _plain_pickles.loads_plain(pickled)
-
-
-# -- numbers -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_generator_position_beyond_its_numbers_is_refused():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import unpinned
-from resuming import stopped
+from resuming import begun, continued, resumed, stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -31,15 +30,8 @@ def running() -> None:
     first_shard_may_run.set()
 
 
-#: Functions that run while an item is computed, each of them only once.
+#: Functions that run once each while an item is computed.
 calls: list[Callable[[], object]] = []
-
-
-@contextmanager
-def calling(function: Callable[[], object]) -> Iterator[None]:
-    calls.append(function)
-    yield
-    assert not calls
 
 
 def waiting(item: int) -> int:
@@ -58,26 +50,20 @@ def pipe(function: Callable[[int], int] = waiting) -> Any:
     return IterableWrapper(range(ITEMS)).sharding_filter().map(function)
 
 
-def loader(workers: int, state: Any = None, datapipe: Any = None, strict: bool = True) -> DataLoader2[Any]:
+def loader(workers: int, state: Any = None, datapipe: Any = None) -> DataLoader2[Any]:
     service = MultiProcessingReadingService(workers, "fork", in_order=False) if workers else InProcessReadingService()
-    made = DataLoader2(pipe() if datapipe is None else datapipe, reading_service=service)
-    if state is not None:
-        made.load_state_dict(state, strict=strict)
-    return made
+    return begun(DataLoader2(pipe() if datapipe is None else datapipe, reading_service=service), state)
 
 
 def first(workers: int, count: int, state: Any = None, ago: int = 0) -> tuple[list[Any], Any]:
-    """Reads `count` items. Returns the items up to the position `ago` items earlier, and the loader's state at this
-    position."""
+    """Returns items, and a state that was saved `ago` items before the last item that was read."""
     with loader(workers, state) as reading:
         got = list(islice(reading, count))
         return got[: count - ago], reading.state_dict(items_ago=ago)
 
 
 def rest_out_of_order(state: Any) -> list[Any]:
-    """Returns the remaining items from two workers. The first worker sends no items until the second worker has
-    ended.
-    """
+    """Returns the remaining items. The first worker sends no item until the second worker has ended."""
     first_shard_may_run.clear()
     with loader(2, state) as reading:
         iterator = iter(reading)
@@ -88,7 +74,7 @@ def rest_out_of_order(state: Any) -> list[Any]:
 
 @pytest.mark.parametrize("steps", [[(5, 1)], [(5, 5)], [(5, 2), (4, 1)]])
 def test_earlier_states_without_workers_resume_in_any_order(steps: list[tuple[int, int]]) -> None:
-    """`steps` are the numbers of items that loaders read, and how many items earlier their states are saved."""
+    """`steps` are pairs of the number of read items and the argument `items_ago` of the next state."""
     got, state = first(2, 7)
     for count, ago in steps:
         more, state = first(0, count, state, ago)
@@ -108,8 +94,10 @@ def test_a_state_saved_while_an_item_is_computed_or_at_ctrl_c_resumes_with_this_
         iterator = iter(reading)
         got = [next(iterator), next(iterator)]
         call = interrupt if is_interrupted else lambda: saved.append(reading.state_dict())
-        with contextlib.suppress(KeyboardInterrupt), calling(call):
+        calls.append(call)
+        with contextlib.suppress(KeyboardInterrupt):
             next(iterator)
+        assert not calls
         saved = saved or [reading.state_dict()]
     assert Counter(begin + got + rest_out_of_order(saved[0])) == ALL
 
@@ -120,7 +108,8 @@ def test_states_saved_after_reading_on_after_ctrl_c_resume_in_any_order_without_
     with loader(0, state) as reading:
         iterator = iter(reading)
         got = [next(iterator), next(iterator)]
-        with calling(interrupt), pytest.raises(KeyboardInterrupt):
+        calls.append(interrupt)
+        with pytest.raises(KeyboardInterrupt):
             next(iterator)
         got += [next(iterator), next(iterator)]
         state = reading.state_dict(items_ago=ago)
@@ -161,20 +150,14 @@ def test_a_state_that_replays_batches_is_loaded_in_order_only() -> None:
 
 @pytest.mark.parametrize("dispatches", [False, True])
 def test_a_state_saved_after_a_load_that_compares_nothing_is_loaded_with_comparing(dispatches: bool) -> None:
-    def build(function: Callable[[int], int], state: Any = None, strict: bool = True) -> DataLoader2[Any]:
+    def build(function: Callable[[int], int]) -> DataLoader2[Any]:
         source: Any = IterableWrapper(range(ITEMS)).map(function)
         dealt = source.sharding_round_robin_dispatch() if dispatches else source.sharding_filter()
-        made = DataLoader2(dealt, reading_service=MultiProcessingReadingService(2, "fork"))
-        if state is not None:
-            made.load_state_dict(state, strict=strict)
-        return made
+        return DataLoader2(dealt, reading_service=MultiProcessingReadingService(2, "fork"))
 
     got, state = stopped(build(waiting), 9)
-    with build(twice, state, strict=False) as changed:
-        iterator = iter(changed)
-        then = [next(iterator) for _ in range(5)]
-        state = changed.state_dict()
-        rest = list(iterator)
+    changed = build(twice)
+    changed.load_state_dict(state, strict=False)
+    then, state, rest = continued(changed, 5)
     assert [*got, *then, *rest] == [*range(9), *range(18, 2 * ITEMS, 2)]
-    with build(twice, state) as resumed:
-        assert list(resumed) == rest
+    assert resumed(build(twice), state) == [rest]

@@ -42,7 +42,7 @@ def sampled() -> Any:
 
 
 class Mapping(torch.utils.data.IterDataPipe):
-    """A user-defined subclass of torch's pipe class with an `__iter__` that is not a generator function."""
+    """A pipe of torch whose `__iter__` returns an iterator instead of being a generator function."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -82,7 +82,7 @@ def start(seed: int) -> None:
 
 
 def restarted(pipe: Any, build: Any) -> Any:
-    """Saves the given pipe, and returns a new pipe at the same position, as in a new program with another seed."""
+    """Returns a new pipe at the position of the given pipe, as in a new program with another seed."""
     state, generators = pickle.loads(pickle.dumps((save_state(pipe), save_generators())))
     start(99)
     pipe = build()
@@ -91,18 +91,23 @@ def restarted(pipe: Any, build: Any) -> Any:
     return pipe
 
 
+def after(build: Any, epochs: int, read: Any = iterate) -> Any:
+    """Returns a pipe whose first epochs have been read."""
+    start(1)
+    pipe = build()
+    for _ in range(epochs):
+        list(read(pipe))
+    return pipe
+
+
 @pytest.mark.parametrize(("kind", "chain"), [*zip(GRAPHS, cycle([[], [0, 1], [1, 0]]), strict=False)])
 def test_a_graph_resumes_from_every_position_and_in_the_next_epoch(kind: str, chain: list[int]) -> None:
     build = GRAPHS[kind]
-    start(1)
-    pipe = build()
+    pipe = after(build, 0)
     epochs = [list(iterate(pipe)) for _ in range(4)]
     for epoch in range(3):
         for position in range(len(epochs[epoch]) + 2):
-            start(1)
-            pipe = build()
-            for _ in range(epoch):
-                list(iterate(pipe))
+            pipe = after(build, epoch)
             reading = iterate(pipe)
             rest = epochs[epoch][len(list(islice(reading, position))) :]
             for count in [*chain, None]:
@@ -116,15 +121,11 @@ def test_a_graph_resumes_from_every_position_and_in_the_next_epoch(kind: str, ch
 @pytest.mark.parametrize("kind", [kind for kind in GRAPHS if kind not in NEED_ITERATE])
 def test_without_a_loader_a_pipe_resumes_in_the_middle_of_an_epoch_but_not_at_its_end(kind: str) -> None:
     build = GRAPHS[kind]
-    start(1)
-    pipe = build()
+    pipe = after(build, 0)
     epochs = [list(pipe) for _ in range(3)]
     for epoch in range(2):
         for position in range(1, len(epochs[epoch]) + 2):
-            start(1)
-            pipe = build()
-            for _ in range(epoch):
-                list(pipe)
+            pipe = after(build, epoch, iter)
             list(islice(iter(pipe), position))
             if is_torchs(pipe) and position >= len(epochs[epoch]) and may_be_over(pipe):
                 with pytest.raises(TypeError, match=OVER):

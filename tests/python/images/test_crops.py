@@ -60,7 +60,7 @@ def test_area_ratio_and_position_are_distributed_as_in_torchvision(make: Callabl
     for values in (areas, ratios, across, down):
         assert distance(values) < bound
     pairs = np.corrcoef([areas, ratios, across, down])
-    assert np.abs(pairs - np.eye(4)).max() < 0.1, "each is drawn by itself"
+    assert np.abs(pairs - np.eye(4)).max() < 0.1, "the four numbers are independent"
 
 
 def test_boxes_lie_within_images_of_all_sizes() -> None:
@@ -83,15 +83,15 @@ class Counting(random.Random):
 @pytest.mark.parametrize(
     ("size", "ratio", "box"),
     [
-        ((1000, 10), (3 / 4, 4 / 3), (493, 0, 506, 10)),  # too wide: the crop is as wide as the ratio allows
-        ((10, 1000), (3 / 4, 4 / 3), (0, 493, 10, 506)),  # too high: the crop is as high as the ratio allows
-        ((10, 10), (1.0, 1.0), (0, 0, 10, 10)),  # neither too wide nor too high
+        ((1000, 10), (3 / 4, 4 / 3), (493, 0, 506, 10)),
+        ((10, 1000), (3 / 4, 4 / 3), (0, 493, 10, 506)),
+        ((10, 10), (1.0, 1.0), (0, 0, 10, 10)),
     ],
 )
 def test_after_ten_tries_the_center_is_cropped(size: Any, ratio: Any, box: Any) -> None:
     rng = Counting(0)
     assert random_resized_crop(rng, *size, scale=(4.0, 5.0), ratio=ratio) == box
-    assert rng.draws == 20, "an area and a ratio for each try"
+    assert rng.draws == 20, "each try draws an area and a ratio"
 
 
 def test_the_first_crop_that_fits_is_used() -> None:
@@ -102,8 +102,8 @@ def test_the_first_crop_that_fits_is_used() -> None:
         def random(self) -> float:
             return self.numbers.pop(0)
 
-    # In the first attempt, the whole area with a ratio of 4 / 3 does not fit into the square image. The second attempt
-    # chooses a square with a quarter of the area, which fits.
+    # The first crop, with the area of the image and a ratio of 4 / 3, does not fit. The second crop is a square
+    # with a quarter of the area.
     rng = Given(1.0, 1.0, (0.25 - 0.08) / 0.92, 0.5, 0.0, 0.999)
     assert random_resized_crop(rng, 100, 100) == (50, 0, 100, 50)
     assert rng.numbers == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import random
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ pytest.importorskip("simplejpeg", reason="JPEG files of all kinds are made by it
 needs("sklearn", "it ships the photographs")
 
 from pictures import jpeg  # noqa: E402
+from resuming import begun, check_resumes, epochs_of  # noqa: E402
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.datapipes.state import load_state, save_state  # noqa: E402
@@ -33,17 +33,10 @@ def numbered() -> IterableWrapper[Any]:
 
 
 def augmented(sharded: bool = True, **options: Any) -> Any:
-    """Returns a pipe of pairs (number, pixels).
-
-    The pixels are a random region of the image, resized to 16 x 16, and sometimes mirrored.
-    """
+    """Returns a pipe of pairs of a number and the pixels of a random region of an image."""
     pipe = numbered()
     pipe = pipe.shuffle().sharding_filter() if sharded else pipe
     return pipe.decode_image(16, crop="random", flip=0.5, input_col=1, **options)
-
-
-def told(items: Any) -> list[tuple[int, bytes]]:
-    return [(int(number), np.asarray(pixels).tobytes()) for number, pixels in items]
 
 
 @pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
@@ -128,32 +121,15 @@ def test_without_random_arguments_no_seed_is_drawn() -> None:
     assert random.getstate() == before
 
 
-def epochs(loader: Any, count: int = 2) -> list[list[tuple[int, bytes]]]:
-    return [told(loader) for _ in range(count)]
-
-
 def test_workers_make_the_same_pixels_each_time_and_resume_exactly() -> None:
-    service = MultiProcessingReadingService(num_workers=2)
-    with DataLoader2(augmented(), reading_service=service) as loader:
-        loader.seed(1)
-        first, second = epochs(loader)
-        loader.seed(1)
-        assert epochs(loader) == [first, second]
-        assert {number for number, _ in first} == set(range(COUNT))
-        assert dict(first) != dict(second)
-        rng = random.Random(0)
-        for place in rng.sample(range(COUNT), 3):
-            loader.seed(1)
-            told(loader)
-            batches = iter(loader)  # begins the second epoch
-            begun = told(next(batches) for _ in range(place))
-            state = pickle.dumps(loader.state_dict())
-            with DataLoader2.from_state(pickle.loads(state), service) as other:
-                assert begun + told(other) == second
-                following = told(other)
-            rest = told(batches)
-            assert begun + rest == second
-            assert told(loader) == following, "and so is the epoch behind it"
+    def made(state: Any) -> DataLoader2[Any]:
+        pipe = augmented().map(lambda item: (item[0], item[1].tobytes()))
+        return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(num_workers=2)), state)
+
+    first, second, *_ = whole = check_resumes(made, (1, 0), (1, 7), (1, 20))
+    assert {number for number, _ in first} == set(range(COUNT))
+    assert dict(first) != dict(second)
+    assert epochs_of(made(None)) == whole[:2]
 
 
 def test_batches_of_tensors_reach_main() -> None:

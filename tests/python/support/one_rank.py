@@ -1,10 +1,13 @@
-"""A simulated process group with a single rank."""
+"""A simulated process group."""
 
 from __future__ import annotations
 
 
 class Alone:
-    rank, world_size = 0, 1
+    """One rank of a process group. All simulated other ranks agree with this rank."""
+
+    def __init__(self, world_size=1, rank=0):
+        self.rank, self.world_size = rank, world_size
 
     def broadcast(self, value):
         return value

@@ -386,8 +386,6 @@ def test_waiting_ranks_do_not_block_an_observer() -> None:
     class Slow(Alone):
         """Simulates a group of two ranks. The second rank answers late."""
 
-        world_size = 2
-
         def all_reduce_min(self, value: int) -> int:
             if value < 1:
                 asked.set()
@@ -395,7 +393,7 @@ def test_waiting_ranks_do_not_block_an_observer() -> None:
             return value
 
     slow = SlowToEnd(IterableWrapper(range(100)))
-    pipe = slow.fullsync(timeout=30, process_group=Slow())
+    pipe = slow.fullsync(timeout=30, process_group=Slow(2))
     iterator = iter(pipe)
     assert next(iterator) == 0
     pipe.leave(for_good=False)
