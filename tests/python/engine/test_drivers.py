@@ -16,7 +16,10 @@ import pytest
 
 from drivers.frame import Driver, Outcome, outcomes, parser_of
 from lives import plans, run
-from lives.pipelines import Differs
+from lives.epochs import read_epoch
+from lives.pipelines import Differs, Failing
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
 from watchdog import survivors_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
@@ -45,6 +48,16 @@ def test_a_driver_finds_nothing_wrong(arguments: str) -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_planned_exit_ends_an_epoch_as_a_planned_error_does(tmp_path: Path) -> None:
+    (tmp_path / "flag").touch()
+    error, leave = (
+        read_epoch(DataLoader2(IterableWrapper(range(60)).map(Failing(f"{tmp_path}/flag", failure))))
+        for failure in ("error", "exit")
+    )
+    assert (error.fails, leave.fails) == (True, True)
+    assert 0 < len(error) == len(leave) < 60
 
 
 # -- running seeds and reporting failures ------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lives.pipelines import Differs, difference, is_planned, key
+from lives.pipelines import ENDS, Differs, difference, is_planned, key
 
 
 class Epoch(list[Any]):
@@ -52,7 +52,7 @@ def read_epoch(items: Iterable[Any], until: int | None = None, meanwhile: Callab
             if len(epoch) == until:
                 break
             meanwhile()
-    except Exception as error:
+    except ENDS as error:
         if not is_planned(error):
             raise
         epoch.fails = True

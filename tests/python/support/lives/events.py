@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lives.epochs import read_epoch
-from lives.pipelines import Differs
+from lives.pipelines import ENDS, Differs
 from pressing import alarm, press
 from process_checks import kill_fork_server
 
@@ -171,12 +171,12 @@ def save_by_thread(run: Run) -> None:
 
 def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threading.Thread], object]) -> None:
     """Calls a function in a thread, and raises the function's error in the calling thread."""
-    failed: list[Exception] = []
+    failed: list[Exception | SystemExit] = []
 
     def carry_out() -> None:
         try:
             work()
-        except Exception as error:
+        except ENDS as error:
             failed.append(error)
 
     thread = threading.Thread(target=carry_out)

@@ -25,8 +25,17 @@ class Odd(Exception):
         super().__init__(f"{one} and {other}")
 
 
-def is_planned(error: Exception) -> bool:
-    """Returns whether an error was caused on purpose: by a failing function, or by `sys.exit` in a worker."""
+#: The exit code of `sys.exit` in a failing function.
+EXIT_CODE = 3
+#: The exceptions that may end an epoch. A loader raises another exception if `sys.exit` is called in a worker, but a
+#: loader without workers raises the SystemExit itself.
+ENDS = (Exception, SystemExit)
+
+
+def is_planned(error: BaseException) -> bool:
+    """Returns whether an exception was caused on purpose: by a failing function, or by its call of `sys.exit`."""
+    if isinstance(error, SystemExit):
+        return error.code == EXIT_CODE
     return isinstance(error, (Bad, Odd)) or "a function of the pipeline called sys.exit()" in str(error)
 
 
@@ -106,7 +115,7 @@ class Failing:
     def __call__(self, item: Any) -> Any:
         if number_of(item) % 23 == 0 and os.path.exists(self.flag):
             if self.kind == "exit":
-                sys.exit(3)
+                sys.exit(EXIT_CODE)
             if self.kind == "_exit":
                 os._exit(7)
             raise Bad(item) if self.kind == "error" else Odd(repr(item), "no more")

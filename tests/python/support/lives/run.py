@@ -22,7 +22,7 @@ from lives import events
 from lives.blows import strike
 from lives.epochs import Epoch, read_epoch
 from lives.model import compare, is_known
-from lives.pipelines import Differs, begin, is_planned, key
+from lives.pipelines import ENDS, Differs, begin, is_planned, key
 from lives.plans import Life, only_read
 from pressing import alarm, press
 from random_graphs.elsewhere import elsewhere
@@ -110,7 +110,7 @@ class Run:
                 self.has_left = False
                 try:
                     self._read_epoch(until)
-                except Exception as error:
+                except ENDS as error:
                     if not (is_planned(error) and self.life.free and self.life.armed[self.epoch]):
                         raise
                     self.did.append("failed")
@@ -153,7 +153,7 @@ class Run:
             self.read(self.size)
         try:
             got, fails = next(self.iterator, self), False
-        except Exception as error:
+        except ENDS as error:
             if not is_planned(error):
                 raise
             got, fails = self, True
