@@ -150,6 +150,28 @@ print(sys.meta_path == before)
     assert printed("-c", program).splitlines() == ["not yet False", "seeded late", "True"]
 
 
+WORKER_INFO = """
+def is_same_seed(item):
+    late = "torch" not in sys.modules
+    import torch
+    return late, torch.utils.data.get_worker_info().seed == torch.initial_seed()
+
+if __name__ == "__main__":
+    with loader(IterableWrapper(range(2)).map(is_same_seed)) as made:
+        print(list(made), list(made), "torch" in sys.modules, sep=";")
+"""
+
+
+def test_the_worker_info_contains_the_seed_of_torch_even_if_torch_is_imported_within_the_epoch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "info.py"
+    script.write_text(HEADER + WORKER_INFO)
+    first, second, loaded_in_main = printed(str(script)).split(";")
+    assert ast.literal_eval(first) == [(True, True), (False, True)]
+    assert ast.literal_eval(second) == [(False, True), (False, True)]
+    assert loaded_in_main.strip() == "False"
+
+
 MEANWHILE = """
 import sys, threading, time
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService

@@ -15,6 +15,7 @@ from typing import Any
 from torchdata._importing import call_when_imported
 from torchdata.datapipes._pipe import splitting
 from torchdata.datapipes._pipe.splitting import watched_info
+from torchdata.datapipes._pipe.state import generators
 
 _MODULE = "torch.utils.data"
 
@@ -62,7 +63,9 @@ def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
     `torch` itself may be incomplete, because it imports `torch.utils.data` before it has the attribute `utils`.
     """
     worker: Any = sys.modules[f"{_MODULE}._utils.worker"]
-    seed = sys.modules["torch"].initial_seed()
+    seed = generators.awaited.get("torch")  # while torch is being imported, this is its seed after the import
+    if seed is None:
+        seed = sys.modules["torch"].initial_seed()
     worker._worker_info = watched_info(worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
