@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import pickle
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -290,3 +291,28 @@ def test_loading_the_beginning_ends_the_threads() -> None:
     load_state(pipe, beginning)
     wait_for(lambda: not pool_threads())
     assert list(pipe) == list(range(100))
+
+
+STUCK = """
+import __main__, threading, torchdata._threads  # these modules keep each other alive until their globals are cleared
+from torchdata.datapipes.iter import IterableWrapper
+
+both = threading.Barrier(3)
+
+def stuck(item):
+    if item:
+        both.wait(30)
+        threading.Event().wait()
+    return item
+
+torchdata._threads.PATIENCE = 0.1
+iterator = iter(IterableWrapper(range(10)).threadpool_map(stuck, max_workers=2))
+print(next(iterator))
+both.wait(30)
+"""
+
+
+def test_a_program_with_a_stuck_call_exits_without_a_message(tmp_path: Any) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    done = subprocess.run([sys.executable, tmp_path / "stuck.py"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

@@ -7,6 +7,7 @@ The thread that iterates the pipe reads the source, submits a bounded number of 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -96,8 +97,11 @@ class _Results(Iterator[Any]):
         """Ends the iteration. Each thread ends after its current call."""
         self._pool.close()
 
-    def __del__(self) -> None:
-        self._pool.close()
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While the interpreter finalizes, the queue is already closed, and globals of this package may be None. The
+        # parameter keeps a reference to `is_finalizing`.
+        if not _is_finalizing():
+            self._pool.close()
 
 
 @functional_datapipe("threadpool_map")
