@@ -364,12 +364,16 @@ def test_a_state_nested_in_itself_is_refused():
         describe({**state, "iteration_state": place})
 
 
-def test_a_thousand_damaged_states_raise_an_error_or_resume_within_memory_and_time_limits():
+def test_damaged_states_raise_an_error_or_resume_within_memory_and_time_limits():
+    """Runs 350 inputs of each target."""
+    arguments = ["files", "--runs", "35", "--seconds", "1000", "--targets", TARGETS]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "fuzz_files", "1", "--inputs", "250", "--targets", TARGETS],
+        [sys.executable, "-W", "ignore", "-m", "drivers", *arguments],
         cwd=Path(__file__).parents[1] / "support",
         capture_output=True,
         text=True,
         timeout=250,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "files: 35 runs" in done.stdout
+    assert f" {35 * 10 * len(TARGETS.split(','))} inputs; 0 failed" in done.stdout
