@@ -19,8 +19,7 @@ SHAPE = (100, 200)
 
 @pytest.fixture
 def loopback(loopback, monkeypatch):
-    """Returns both ends of a link in this process. `torchdata.empty` allocates arrays in the shared memory of the
-    sender."""
+    """Returns both ends of a link in this process."""
     monkeypatch.setattr(_engine, "current_sender", loopback.sender)
     return loopback
 

@@ -152,10 +152,7 @@ def damage(generator):
 @pytest.mark.skipif(PORTABLE, reason="the fallback has other names for its memory")
 @pytest.mark.parametrize("number", range(len(DAMAGED)))
 def test_damaged_numbers_raise_an_error_or_change(number):
-    """A long item is sent in a block of shared memory without a checksum.
-
-    Damage may change values without an error, because a block of shared memory has no checksum.
-    """
+    """A long item is sent in a block of shared memory without a checksum."""
     generator, loopback = random.Random(number), Loopback(budget=1 << 20)
     expected = told(DAMAGED[number])
     for _ in range(20):

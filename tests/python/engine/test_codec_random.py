@@ -160,8 +160,7 @@ class Comparison:
     @staticmethod
     def has_identity(value):
         """Returns whether the identity of a value must be preserved, because the value is mutable, or a long string
-        that would be costly to send twice.
-        """
+        that would be costly to send twice."""
         if isinstance(value, (str, bytes)):
             return len(value) >= LONG_STRING
         if isinstance(value, tuple):

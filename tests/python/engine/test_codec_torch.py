@@ -238,10 +238,7 @@ ROW = torch.arange(10.0)
 @pytest.mark.parametrize("name", OVERLAPPING)
 def test_writing_to_one_tensor_of_an_item_changes_overlapping_tensors(loopback, name):
     def written(tensors):
-        """Writes to each tensor in turn, and returns the values of all tensors after each write.
-
-        Restores the original values before returning.
-        """
+        """Writes to each tensor in turn, and returns the values of all tensors after each write."""
         before = [tensor.clone() for tensor in tensors]
         for number, tensor in enumerate(tensors):
             tensor.fill_(number + 1)

@@ -22,9 +22,7 @@ ITEMS, AT = 20, 7
 
 
 class Pressing:
-    """A function that returns its items unchanged. At one item, the function waits until the loop requests this item,
-    presses Ctrl-C in the main process, and waits until the main process has received the signal.
-    """
+    """A function that returns its items unchanged."""
 
     def __init__(self, main: int, requested: socket.socket, arrived: socket.socket) -> None:
         self.main, self.requested, self.arrived = main, requested, arrived

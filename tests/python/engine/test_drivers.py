@@ -47,9 +47,6 @@ def test_a_driver_finds_nothing_wrong(arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# -- running seeds and reporting failures ------------------------------------------------------------------
-
-
 def outcome_of(check: Callable[[Any], Any], limit: float = 60.0) -> Outcome:
     driver = Driver(lambda seed, _: seed, lambda seed: check(seed) or 1, "things")
     options = parser_of(driver, "test").parse_args(["--runs", "1", "--limit", f"{limit}"])
@@ -76,9 +73,6 @@ def test_the_frame_reports_what_is_wrong_with_a_plan(words: str, monkeypatch: py
     monkeypatch.setattr("drivers.frame.GONE", 0.2)
     monkeypatch.setattr("drivers.frame.survivors_of", partial(survivors_of, seconds=0.5))
     assert words in outcome_of(WRONG[words], limit=1.0 if "hung" in words else 60.0).wrong
-
-
-# -- checks of the loaders' items -----------------------------------------------------------------------------
 
 
 def test_the_driver_reports_a_loader_that_resumes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

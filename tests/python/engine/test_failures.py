@@ -37,9 +37,7 @@ _met: list[BaseException] = []
 
 @pytest.fixture(autouse=True)
 def _files_of_exceptions_are_closed():
-    """Closes the files of exceptions. From Python 3.14 on, an HTTPError warns if it is deleted with an open file.
-    The package creates and deletes copies of exceptions, which must not cause a warning about open files.
-    """
+    """Closes the files of exceptions. From Python 3.14 on, an HTTPError warns if it is deleted with an open file."""
     yield
     while _met:
         error = _met.pop()

@@ -36,8 +36,7 @@ def hanging(function, dispatched="", items=40, **options):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Returns a folder for `HangingAt`. During the test, the package may only kill processes that have begun to
-    hang."""
+    """Returns a folder for `HangingAt`."""
     kill_only_hung(monkeypatch, tmp_path)
     return tmp_path
 

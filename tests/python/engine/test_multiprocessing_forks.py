@@ -36,9 +36,7 @@ WAYS = {
 
 
 class Forks:
-    """A function that forks a process at each third item, and returns the item and the exit code of the process. The
-    argument `way` determines how the process exits.
-    """
+    """A function that forks a process at each third item, and returns the item and the exit code of the process."""
 
     def __init__(self, way):
         self.way = way

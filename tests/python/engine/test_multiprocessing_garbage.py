@@ -67,10 +67,7 @@ def private_kib():
 
 
 def grown_by_searching(_):
-    """Returns by how many KiB the process's private memory grows in each of two garbage collections.
-
-    The first garbage collection is normal, and the second garbage collection visits all inherited objects.
-    """
+    """Returns by how many KiB the process's private memory grows in each of two garbage collections."""
     before = private_kib()
     gc.collect()
     kept = private_kib()

@@ -128,10 +128,7 @@ def script(tmp_path, monkeypatch):
 
 
 def press_at_random(script, phase, method, tries, seed=0):
-    """Presses Ctrl-C in each attempt, at a random moment between the "ready" line and shortly after the "done" line.
-
-    Returns the seconds from each press to the program's report, and unexpected output of the program.
-    """
+    """Presses Ctrl-C in each attempt, at a random moment between the "ready" line and shortly after the "done" line."""
     moments, seconds, noise = random.Random(seed), [], []
     with Terminal(script, phase, method, str(1 + tries)) as terminal:
         duration = None  # the first attempt measures the duration, because it is interrupted only after its end

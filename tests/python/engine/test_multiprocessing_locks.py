@@ -85,9 +85,7 @@ for thread in threads:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch():
-    """Starts the server that forks programs before `nothing_is_left` counts processes. The server keeps running for all
-    tests.
-    """
+    """Starts the server that forks programs before `nothing_is_left` counts processes."""
     if TORCH:
         with_torch()
 
@@ -216,9 +214,6 @@ def test_loaders_start_while_a_thread_imports_what_children_need(library, when, 
     run_apart(IMPORTING.format(library=library, when=when), unread)
 
 
-# -- locks held by a test ----------------------------------------------------------------------------------------------
-
-
 def hang():
     lock = threading.Lock()
     lock.acquire()
@@ -227,10 +222,7 @@ def hang():
 
 @pytest.fixture
 def lock(monkeypatch, tmp_path):
-    """Returns a function that adds a simulated lock.
-
-    Each forked child calls the function `take` with a different number to acquire this lock.
-    """
+    """Returns a function that adds a simulated lock."""
 
     def add(take):
         main, marks = os.getpid(), tmp_path / "forked"

@@ -32,8 +32,7 @@ def resident():
 
 class LargeTensors:
     """A function that creates a large tensor for each item, keeps a small tensor, and returns the process's memory in
-    bytes.
-    """
+    bytes."""
 
     SIZE = 16 << 20
 

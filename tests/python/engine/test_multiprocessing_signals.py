@@ -98,8 +98,7 @@ def program(tmp_path, monkeypatch):
 
 def said(process, what):
     """Returns the first line that contains the key `what`, and all calls of signal handlers that the program reported
-    earlier.
-    """
+    earlier."""
     handled = []
     for line in process.stdout:
         told = json.loads(line)
@@ -251,11 +250,7 @@ class Timer:
 
 
 def is_rang(error):
-    """Returns whether `error`, or one of the errors that caused it, is the exception of the signal handler.
-
-    If the handler raises while a graph is unpickled, its exception is only the `__cause__` or `__context__` of the
-    error that the program receives.
-    """
+    """Returns whether `error`, or one of the errors that caused it, is the exception of the signal handler."""
     while error is not None and not isinstance(error, Rang):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -347,17 +342,12 @@ def test_all_held_signals_are_delivered_in_order_although_the_first_raises(raisi
 
 
 def test_a_handler_that_the_program_puts_back_later_works(raising):
-    """While signals are recorded, `signal.signal` returns the recording handler. The program may later install the
-    handler that `signal.signal` has returned.
-    """
+    """While signals are recorded, `signal.signal` returns the recording handler."""
     with InterruptsDeferred():
         found = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, found)
     with pytest.raises(ValueError, match=str(int(signal.SIGTERM))):
         signal.raise_signal(signal.SIGTERM)
-
-
-# -- signals that a child raises itself --------------------------------------------------------------------------------
 
 
 def in_a_thread():

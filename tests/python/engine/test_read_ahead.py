@@ -215,10 +215,7 @@ PACKAGE = os.path.dirname(torchdata.__file__) + os.sep
 
 @contextlib.contextmanager
 def pressed(after: float, every: float, where: Callable[[FrameType], bool]) -> Iterator[list[int]]:
-    """Simulates Ctrl-C at intervals, but only if `where` returns True for the current frame of the main process.
-
-    Yields the number of simulated presses.
-    """
+    """Simulates Ctrl-C at intervals, but only if `where` returns True for the current frame of the main process."""
     times = [0]
 
     def press(_: int, frame: FrameType | None) -> None:

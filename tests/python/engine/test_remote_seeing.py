@@ -40,10 +40,7 @@ def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
 
 
 def at_rest(loader: DataLoader2[Any], worker: int, taken: int) -> ProcessStats:
-    """Waits until a worker has prefetched as many items as allowed, and has reported all its counts.
-
-    Returns the worker's statistics.
-    """
+    """Waits until a worker has prefetched as many items as allowed, and has reported all its counts."""
     wait_for(lambda: (seen := loader.stats().workers[worker]).items == taken + seen.window)
     return loader.stats().workers[worker]
 
@@ -110,9 +107,6 @@ def test_a_worker_that_has_exited_is_noticed() -> None:
         wait_for(lambda: loader.stats().workers[0].state == "ended")
 
 
-# -- verdicts ----------------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def statistics() -> LoaderStats:
     with DataLoader2(numbered(300).map(reading), reading_service=LocallyRemote(WORKERS), stats="full") as loader:
@@ -151,9 +145,6 @@ def test_the_time_of_a_remote_worker_is_shown_with_its_node() -> None:
 
     told = str(diagnose(measured(room=0.0, busy=0.9)))
     assert re.search(r"worker process \d on node 10.0.0.7 spends \d+ % of its work in `Mapper\(reading\)`", told), told
-
-
-# -- hangs -------------------------------------------------------------------------------------------------------------
 
 
 def hanging_at(item: int, hang: Hanging) -> Any:

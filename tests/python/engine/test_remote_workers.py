@@ -149,9 +149,6 @@ def test_a_host_ends_if_nothing_arrives_or_if_its_parent_and_its_worker_are_gone
     wait_for(lambda: all(is_gone(pid) for pid in pids))
 
 
-# -- the main process has no space for units ---------------------------------------------------------------------
-
-
 def full(count: int = 2500) -> DataLoader2[Any]:
     """Returns a loader with workers that may prefetch more items than fit into the link."""
     service = LocallyRemote(WORKERS, worker_prefetch_cnt=count)

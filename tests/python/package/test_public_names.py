@@ -37,12 +37,7 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
-    """Returns the parameters that a caller must pass, or None if they are unknown.
-
-    Args:
-        function: the function or class.
-        bound: whether Python passes the first argument, which is named `self` or `cls`.
-    """
+    """Returns the parameters that a caller must pass, or None if they are unknown."""
     if isinstance(function, enum.EnumType):  # an enum's signature depends on the Python version
         return None
     try:
@@ -63,12 +58,7 @@ def constructor(kind: Any) -> list[Parameter] | None:
 
 
 def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
-    """Returns the reason why a call with the release's arguments fails, or an empty text if the call works.
-
-    Args:
-        wanted: the parameters of the release, as `name`, `name=default`, `*`, `*args` and `**kwargs`.
-        found: the parameters of the same function in this package.
-    """
+    """Returns the reason why a call with the release's arguments fails, or an empty text if the call works."""
     if wanted is None or found is None:
         return ""
     kinds = {one.kind for one in found}

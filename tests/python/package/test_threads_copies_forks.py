@@ -150,9 +150,6 @@ def in_child(function: Callable[[], Any]) -> str:
     return told
 
 
-# -- threads ------------------------------------------------------------------------------------------
-
-
 @families()
 def test_threads_that_share_an_iterator_get_each_item_once_between_them(made: Any) -> None:
     iterator = iter(made)
@@ -291,8 +288,6 @@ def test_a_daemon_thread_that_reads_at_program_exit_gets_an_error_and_the_progra
     assert "ended" not in printed
 
 
-# -- copies -------------------------------------------------------------------------------------------
-
 COPIES: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
@@ -339,9 +334,6 @@ def test_a_copy_of_a_seeded_loader_begins_with_the_epochs_of_its_seed() -> None:
         with copy.deepcopy(loader) as other:
             assert list(other) == first
             assert list(other) == list(loader)
-
-
-# -- forked children ----------------------------------------------------------------------------------
 
 
 @families()

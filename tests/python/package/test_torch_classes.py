@@ -208,10 +208,7 @@ PROGRAMS = {
 
 
 def test_earlier_pipes_and_streams_are_instances_of_torch_s_classes_once_it_is_imported() -> None:
-    """Torch may also be imported in the middle of an iteration.
-
-    All parts of this test run in one program, because importing torch is slow.
-    """
+    """Torch may also be imported in the middle of an iteration."""
     code = (
         "import sys, types\n"
         f"programs = {list(PROGRAMS)!r}\n"

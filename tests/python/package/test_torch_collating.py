@@ -99,10 +99,7 @@ KINDS = ["?", "i1", "u2", "u4", "i8", "f2", "f4", "f8", ">f4", "c8", "g", "M8[s]
 
 
 def any_array(random: Random, shape: tuple[int, ...], kind: str) -> Any:
-    """Returns a random array like those of datasets.
-
-    The array may be reversed, repeated, strided, read-only, or of a subclass.
-    """
+    """Returns a random array like those of datasets."""
     array: Any = numpy.array(random.choices(range(100), k=math.prod(shape))).reshape(shape).astype(kind)
     if random.random() < 0.5:
         return array

@@ -16,10 +16,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class DamagesCounters:
-    """A function that overwrites the header of the shared counters at one item, and then kills its worker.
-
-    A replacement of the worker leaves the counters unchanged.
-    """
+    """A function that overwrites the header of the shared counters at one item, and then kills its worker."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

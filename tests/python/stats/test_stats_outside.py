@@ -174,10 +174,7 @@ def test_another_user_is_refused(program):
 
 
 def stacks_once(attached, *words):
-    """Waits until the stack of worker 1 contains all `words`.
-
-    Returns the line and the stack of each process, by the name of the process.
-    """
+    """Waits until the stack of worker 1 contains all `words`."""
     found = {}
 
     def hangs():
@@ -253,9 +250,7 @@ def nap(x):
 
 @contextlib.contextmanager
 def warning_once_it_is_up(pipe, seconds, **options):
-    """Yields a loader with two workers that has read one epoch. Every warning after this epoch is raised as an
-    error.
-    """
+    """Yields a loader with two workers that has read one epoch."""
     service = MultiProcessingReadingService(2, multiprocessing_context="fork", **options)
     with warnings.catch_warnings(), DataLoader2(pipe, reading_service=service, stall_warning=seconds) as dl:
         warnings.simplefilter("ignore")

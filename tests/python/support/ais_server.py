@@ -25,8 +25,7 @@ class Cluster(Answering):
 
     def _place(self) -> tuple[str, str, str]:
         """Returns the kind of the request (`buckets` or `objects`), the URL of the bucket, and the object's name in the
-        bucket.
-        """
+        bucket."""
         url = urlsplit(self.path)
         _, _, kind, bucket, *name = url.path.split("/", 4)
         provider = parse_qs(url.query).get("provider", ["ais"])[0]
@@ -76,10 +75,7 @@ class Cluster(Answering):
 
 
 def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[str]:
-    """Runs a cluster with the given buckets, and yields its URL.
-
-    `buckets` contains for each URL the objects' contents by name.
-    """
+    """Runs a cluster with the given buckets, and yields its URL."""
     as_text = {
         bucket: {name: content.hex() for name, content in objects.items()} for bucket, objects in buckets.items()
     }

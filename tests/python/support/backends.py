@@ -44,10 +44,7 @@ class Spawned:
 
 
 class Carried(Spawned):
-    """A backend with workers that carriers connect to the main process, as with Ray.
-
-    Calls are delayed by random times, so that calls overtake each other.
-    """
+    """A backend with workers that carriers connect to the main process, as with Ray."""
 
     has_all = True
     victims = ("worker", "host", "dispatching")
@@ -66,11 +63,7 @@ class Carried(Spawned):
 
 
 class OnRay(Spawned):
-    """A backend with workers in processes that Ray's actors start.
-
-    Args:
-        options: arguments of the reading service, which determine on which nodes the actors run.
-    """
+    """A backend with workers in processes that Ray's actors start."""
 
     is_slow = True
     victims = ("worker", "host", "dispatching")

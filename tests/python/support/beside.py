@@ -47,12 +47,7 @@ class Wrong(Exception):
 
 
 class Judge:
-    """Runs random programs under a Python interpreter.
-
-    Args:
-        limit: the seconds after which a run counts as hung.
-        server: the server that creates fresh processes; by default, a separate server with the given interpreter.
-    """
+    """Runs random programs under a Python interpreter."""
 
     #: The modules that a fresh process imports.
     modules: tuple[str, ...]
@@ -82,9 +77,6 @@ class Judge:
         raise NotImplementedError
 
 
-# -- epochs ------------------------------------------------------------------------------------------------
-
-
 def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
     """Returns the items of an epoch that the program has not received. `given` contains the received items."""
     if in_order:
@@ -95,15 +87,7 @@ def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
 
 
 def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
-    """Describes the first difference between the found and the expected epochs. Returns an empty text if the epochs are
-    equal.
-
-    Args:
-        found: epochs as lists of items or batches.
-        expected: the expected epochs as lists of items or batches.
-        in_order: whether the items must be in a fixed order.
-        cut: whether the end of the last found epoch may be missing.
-    """
+    """Describes the first difference between epochs. Returns an empty text if the epochs are equal."""
     if len(found) != len(expected):
         return f"{len(found)} epochs for {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
@@ -121,9 +105,6 @@ def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool 
 def shown(epoch: list[Any]) -> str:
     text = json.dumps(epoch).replace(".0,", ",").replace(".0]", "]")
     return text if len(text) < 200 else f"{text[:200]}… ({len(epoch)})"
-
-
-# -- the program -------------------------------------------------------------------------------------------
 
 
 def table(columns: dict[str, list[Verdict]], categories: tuple[str, ...]) -> list[str]:
@@ -154,14 +135,7 @@ def driver_of(
     more: Callable[[list[Verdict]], list[str]] = lambda verdicts: [],
     phase_limit: float = 30.0,
 ) -> Driver:
-    """Returns the driver for a module of random programs.
-
-    Args:
-        judge: creates a `Judge` from the path of an interpreter and the seconds after which a run counts as hung.
-        categories: the categories of programs.
-        more: a function that returns additional lines about the programs of one interpreter.
-        phase_limit: the seconds after which a run counts as hung, unless the command line contains another number.
-    """
+    """Returns the driver for a module of random programs."""
     judges: dict[str, Judge] = {}
     columns: dict[str, list[Verdict]] = {}
 

@@ -32,13 +32,7 @@ _NOTEBOOK = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_by
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced code block of a page.
-
-    Args:
-        line: the number of the block's first line in the page, from 1.
-        language: the word after the fence.
-        comment: the HTML comment directly above the block.
-    """
+    """A fenced code block of a page."""
 
     line: int
     language: str
@@ -103,9 +97,7 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
 
 
 def _how(program: list[Example]) -> list[str]:
-    """Returns the command-line arguments for the Python interpreter that runs the program. If a program has no
-    `__main__` guard, and workers are not forked, the program runs like a notebook.
-    """
+    """Returns the command-line arguments for the Python interpreter that runs the program."""
     guarded = all(_GUARD in example.block.code for example in program)
     return [] if guarded or multiprocessing.get_all_start_methods()[0] == "fork" else ["-c", _NOTEBOOK]
 

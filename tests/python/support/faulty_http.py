@@ -111,13 +111,7 @@ class Faulty:
 
 @contextmanager
 def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Iterator[Faulty]:
-    """Runs a faulty server until the block ends.
-
-    Args:
-        seed: the seed that determines the files' contents and the faults.
-        faults: the kinds of faults that the server may cause.
-        spared: the probability that a request is answered without a fault.
-    """
+    """Runs a faulty server until the block ends."""
     with server_process(__file__, str(seed), ",".join(faults), str(spared)) as root:
         yield Faulty(root, seed)
 

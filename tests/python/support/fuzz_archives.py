@@ -77,8 +77,6 @@ def _read_all(pairs: Iterable[tuple[str, Any]], folder: str | None = None) -> No
         pass
 
 
-# ----------------------------------------------------------------------------------------------------------------- tar
-
 _NAMES = ["a.txt", "../x", "/etc/passwd", "..", ".", "a/../../b", "", "\n", "a\0b", "grün", "x" * 120, "a//b", "C:\\x"]
 
 
@@ -152,9 +150,6 @@ def tar(rng: random.Random) -> None:
     _read_all(TarArchiveLoader([(folder, stream)], mode=mode), inside)
 
 
-# ----------------------------------------------------------------------------------------------------------------- zip
-
-
 def zip_bytes(rng: random.Random) -> bytes:
     """Returns a zip archive with a directory that may have wrong fields."""
     out = io.BytesIO()
@@ -180,8 +175,6 @@ def zip_(rng: random.Random) -> None:
     _read_all(ZipArchiveLoader([("d/a.zip", io.BytesIO(data))]), "d/a.zip/")
 
 
-# ----------------------------------------------------------------------------------------------------------------- rar
-
 _RAR_SAMPLES = Path(__file__).parents[1] / "data" / "rar"
 
 
@@ -200,9 +193,6 @@ def rar(rng: random.Random) -> None:
         raise AssertionError("a RecursionError came through") from error
     except (rarfile.Error, OSError, EOFError) as error:
         _check_says(str(error) + "".join(getattr(error, "__notes__", [])), "RarArchiveLoader")
-
-
-# --------------------------------------------------------------------------------------------------------- compressed
 
 
 def compressed(rng: random.Random) -> None:
@@ -230,9 +220,6 @@ def archive_in_stream(rng: random.Random) -> None:
         raise AssertionError("a RecursionError came through") from error
     except PROMISED:
         pass
-
-
-# ------------------------------------------------------------------------------------------------------------- records
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -279,9 +266,6 @@ def tfrecords(rng: random.Random) -> None:
         _check_says(str(error), "'f'")
 
 
-# ------------------------------------------------------------------------------------------------------------ decoders
-
-
 def _contents() -> dict[str, bytes]:
     from PIL import Image
 
@@ -315,9 +299,6 @@ def decoders(rng: random.Random) -> None:
 
 
 _CONTENTS: dict[str, bytes] = {}
-
-
-# --------------------------------------------------------------------------------------------------------------- cache
 
 
 def cache_list(rng: random.Random) -> None:

@@ -42,8 +42,7 @@ _EDGES = [
 
 
 def mutated(rng: random.Random, data: bytes, most: int = 4) -> bytes:
-    """Returns `data` with one to `most` random changes. Each change modifies bits or numbers, or removes, duplicates or
-    moves a part."""
+    """Returns `data` with one to `most` random changes."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, most)):
         if not changed:
@@ -81,12 +80,7 @@ def targets() -> dict[str, Target]:
 
 
 def check(name: str, target: Target, number: int) -> None:
-    """Runs a target with its input `number`.
-
-    Raises:
-        AssertionError: the target took too long or needed too much memory.
-        Exception: an exception that the target did not expect.
-    """
+    """Runs a target with its input `number`."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with _limited(LONGEST):
         target(random.Random(f"{name}-{number}"))
@@ -124,11 +118,7 @@ def plan_of(number: int, options: argparse.Namespace) -> Inputs:
 
 
 def check_inputs(plan: Inputs) -> int:
-    """Runs all targets with their inputs, and returns the number of inputs.
-
-    Raises:
-        Exception: the first exception that a target did not expect.
-    """
+    """Runs all targets with their inputs, and returns the number of inputs."""
     for number, (name, target) in itertools.product(plan.numbers, plan.targets.items()):
         try:
             check(name, target, number)

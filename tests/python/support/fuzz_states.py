@@ -63,8 +63,7 @@ def _same(item: Any) -> Any:
 @functools.cache
 def _states() -> list[dict[str, Any]]:
     """Returns states of loaders in the main process, of workers, of resharded loaders, and of loaders between two
-    epochs.
-    """
+    epochs."""
     found = []
     for service in (InProcessReadingService(), MultiProcessingReadingService(2)):
         with DataLoader2(_pipeline(), reading_service=service) as loader:
@@ -91,14 +90,8 @@ def _graph_states() -> list[dict[str, Any]]:
     return found
 
 
-# -- changing ----------------------------------------------------------------------------------------------------------
-
-
 def _inside(value: Any) -> Any:
-    """Decodes a sealed or pickled bytes value.
-
-    Returns the decoded object, and a function that encodes a changed object in the same way.
-    """
+    """Returns the decoded object of a bytes value, and a function that encodes a changed object in the same way."""
     if is_sealed(value):
         return unseal(value, "it"), seal
     if isinstance(value, bytes) and value[:2] == b"\x80\x05":
@@ -135,9 +128,6 @@ def _with_checksums(state: dict[str, Any]) -> dict[str, Any]:
         return {**state, "checksums": checksums(state)}
     except Exception:
         return state
-
-
-# -- targets -----------------------------------------------------------------------------------------------------------
 
 
 def _go_on(make: Callable[[], Iterator[Any]]) -> None:

@@ -20,10 +20,7 @@ WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "per
 
 
 def with_workers(cases: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
-    """Returns pairs of a case and loader options.
-
-    Each case occurs once without workers, and once with workers of one kind.
-    """
+    """Returns pairs of a case and loader options."""
     return [*((case, {}) for case in cases), *zip(cases, itertools.cycle(WORKERS[1:]), strict=False)]
 
 
@@ -75,14 +72,7 @@ def wanted_at(whole: list[list[Any]], epoch: int, batches: int | None) -> list[l
 
 def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, count: int = 4) -> None:
     """Resumes from states, each in a simulated restart of the program, and compares the epochs with an uninterrupted
-    run.
-
-    Args:
-        make: creates the loader.
-        moments: when to save a state.
-        draws_before: whether the program draws random numbers before it loads the state.
-        count: the number of epochs of the uninterrupted run.
-    """
+    run."""
     seed_all()
     whole = epochs_of(make(), count)
     for moment in moments:

@@ -134,8 +134,7 @@ def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
 def read_here_and_there(
     make: Callable[[], Any], count: int, services: list[Callable[[], Any]], dice: random.Random, least: int, most: int
 ) -> list[Any]:
-    """Reads an epoch with alternating kinds of services. Each loader resumes from the state that the previous loader
-    has saved."""
+    """Reads an epoch with alternating kinds of services."""
     got: list[Any] = []
     state: bytes | None = None
     while len(got) < count:

@@ -204,9 +204,7 @@ class Server:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def sent(self) -> int:
-        """Returns the number of bytes sent since the log began, rounded down to whole pieces. Chunked answers are not
-        counted completely.
-        """
+        """Returns the number of bytes sent since the log began, rounded down to whole pieces."""
         log = self.folder / SENT
         return PIECE * log.stat().st_size if log.exists() else 0
 

@@ -32,10 +32,7 @@ def all_children(pid="self"):
 
 
 def children():
-    """Returns the ids of this process's children, except for resource trackers, fork servers, and helpers of the tests.
-
-    If SIGCHLD is ignored, the kernel still lists a child for a moment after the child has exited.
-    """
+    """Returns the ids of children, except for resource trackers, fork servers, and helpers of the tests."""
     there = [pid for pid in all_children() if state(pid) != "X"]
     names = b"tracker", b"forkserver", b"fresh_processes"
     helpers = {pid for pid in there if any(name in cmdline(pid) for name in names)}
@@ -87,15 +84,7 @@ def held_files(pid="self"):
 
 
 def shared_files(ended=()):
-    """Returns the names of the shared memory files that belong to this process and its descendants.
-
-    A file belongs to these processes if one of them has opened or mapped the file, or if the file's name contains the
-    id of one of them. File names of torch and this package begin with the process id, so leftovers of processes that
-    have exited are found, too. Numbers in the names of MPI's files are not process ids.
-
-    Args:
-        ended: ids of descendants that may have exited.
-    """
+    """Returns the names of the shared memory files that belong to this process and its descendants."""
     own = [os.getpid(), *descendants("self")]
     held = set().union(*map(held_files, own))
     numbers = {*map(str, own), *map(str, ended)}

@@ -22,8 +22,7 @@ EPOCHS, STEPS = 5, 4
 
 
 class Samples(Dataset[Any]):
-    """A dataset of labeled inputs. Each input contains its index and a random number from each global random
-    generator."""
+    """A dataset of labeled inputs."""
 
     def __len__(self) -> int:
         return 14
@@ -55,25 +54,13 @@ def loader_of(workers: int, cls: Any = StatefulDataLoader) -> Any:
 
 
 def state_of(loader: Any, steps: int) -> dict[str, Any]:
-    """Returns the loader's state after `steps` training steps.
-
-    The state after the last batch of an epoch is marked as the end of the epoch, because a trainer that knows the
-    number of batches does not read further.
-    """
+    """Returns the loader's state after `steps` training steps."""
     state: dict[str, Any] = loader.state_dict()
     return state | {"_iterator_finished": steps % STEPS == 0}
 
 
 def train(library: str, workers: int, folder: str, stop: int | None = None, resumes: bool = False) -> dict[str, Any]:
-    """Returns the batches that the model received in a run, and its final weights.
-
-    Args:
-        library: the name of the library.
-        workers: the number of workers of the loader.
-        folder: the folder for the checkpoint, and for the package metadata that accelerate requires.
-        stop: the step after which a checkpoint is saved and the run ends.
-        resumes: whether the run begins with the checkpoint.
-    """
+    """Returns the batches that the model received in a run, and its final weights."""
     sys.path.insert(0, folder)
     random.seed(42)
     numpy.random.seed(42)
@@ -110,9 +97,7 @@ def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, r
 
 
 def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """Runs the library's Trainer, which saves after every n-th step. The checkpoint's folder also contains the loader's
-    state.
-    """
+    """Runs the library's Trainer, which saves after every n-th step."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class WithLoader(Trainer):  # type: ignore[misc]
@@ -153,8 +138,7 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
 
 def lightning(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
     """Runs the library's Trainer, which saves the loaders' states, and loads these states only in the middle of an
-    epoch.
-    """
+    epoch."""
     from lightning import LightningModule, Trainer
 
     loader = loader_of(workers)

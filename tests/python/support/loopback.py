@@ -8,9 +8,7 @@ from torchdata._native import BellBoard, Collector, Link, Sender
 
 
 class Loopback:
-    """A link with both ends in one process. The sender's pump runs in a thread, so that long items cannot block the
-    process.
-    """
+    """A link with both ends in one process."""
 
     def __init__(self, budget: int = 64 << 20, ring: int = 1 << 16) -> None:
         bells = BellBoard(2)

@@ -8,8 +8,6 @@ import pytest
 
 
 def needs(package: str, reason: str) -> None:
-    """Skips the test, or the whole file that calls this function, unless the package is installed. The package is not
-    imported.
-    """
+    """Skips the test, or the whole file that calls this function, unless the package is installed."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: {reason}", allow_module_level=True)

@@ -18,8 +18,7 @@ SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 @cache
 def photographs() -> list[Any]:
     """Returns the two photographs of 427 x 640 pixels, without importing scikit-learn, which would take longer than the
-    tests.
-    """
+    tests."""
     spec = importlib.util.find_spec("sklearn")
     assert spec is not None
     folder = Path(str(spec.origin)).with_name("datasets") / "images"
@@ -27,10 +26,7 @@ def photographs() -> list[Any]:
 
 
 def pixels(number: int) -> Any:
-    """Returns an image as an array (height, width, 3).
-
-    The number determines whether the image is part of a photograph, noise, or smooth.
-    """
+    """Returns an image as an array (height, width, 3)."""
     rng = np.random.default_rng(number)
     kind = number % 3
     if kind == 0:
@@ -53,10 +49,7 @@ def encoded(image: Any, format: str = "JPEG", **options: Any) -> bytes:
 
 
 def jpeg(number: int) -> bytes:
-    """Returns the JPEG file with the given number.
-
-    The files have all subsamplings, are baseline or progressive, and are in color or gray.
-    """
+    """Returns the JPEG file with the given number."""
     import simplejpeg
 
     array = np.ascontiguousarray(pixels(number))

@@ -38,9 +38,7 @@ def with_methods(first, *others):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Checks that a test leaves no process, file, descriptor or mapping. In a test file that imports this fixture, the
-    fixture runs for every test.
-    """
+    """Checks that a test leaves no process, file, descriptor or mapping."""
     gc.collect()
     before = descriptors(), set(children()), shared_files(), shared_mappings()
     with started_children() as started:
@@ -64,10 +62,7 @@ def children_are_killed_soon(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_earlier_loader():
-    """Waits until the loaders of earlier tests have released their memory, because their threads may still be ending.
-
-    A file of tests that searches this process for loaders imports this fixture.
-    """
+    """Waits until the loaders of earlier tests have released their memory."""
     gc.collect()
     if find(os.getpid()):
         gc.unfreeze()  # a loader that was in use at the beginning of this file is frozen, so no collection releases it

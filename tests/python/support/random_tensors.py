@@ -32,9 +32,7 @@ DTYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)
 
 
 def storage(draw):
-    """Returns a one-dimensional tensor with its own storage. The size ranges from a few bytes to several blocks of an
-    arena.
-    """
+    """Returns a one-dimensional tensor with its own storage."""
     dtype = draw.choice(DTYPES)
     size = draw.choice([1, 7, 60, 960, 12_000, 40_000])
     content = torch.tensor(draw.choices(range(2 if dtype is torch.bool else 256), k=97), dtype=torch.uint8)
@@ -105,10 +103,7 @@ def in_dict(tensor):
 
 
 def pickled(sent):
-    """Pickles an item, and returns the unpickled item.
-
-    The function uses torch's file format, because plain pickles do not support all types.
-    """
+    """Pickles an item, and returns the unpickled item."""
     file = io.BytesIO()
     torch.save(sent, file)
     file.seek(0)
@@ -134,9 +129,7 @@ def described(tensor):
 
 
 def strides_on_arrival(tensor):
-    """Returns the strides that a received tensor must have if it shares no memory with other tensors. The strides of
-    contiguous elements are unchanged.
-    """
+    """Returns the strides that a received tensor must have if it shares no memory with other tensors."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or last < tensor.numel():
         return tensor.stride()
@@ -145,8 +138,7 @@ def strides_on_arrival(tensor):
 
 
 def significant(tensor, strides):
-    """Returns the strides of all dimensions with more than one element. The strides of dimensions with fewer elements
-    have no effect."""
+    """Returns the strides of all dimensions with more than one element."""
     return [stride for size, stride in zip(tensor.shape, strides, strict=True) if size > 1] if tensor.numel() else []
 
 
@@ -222,10 +214,7 @@ def run(seed, cases):
 
 
 def hold_to_the_end(seed):
-    """Deletes all references to a large tensor in random order.
-
-    The block of shared memory must be released with the last reference, and not earlier.
-    """
+    """Deletes all references to a large tensor in random order."""
     draw = random.Random(seed)
     link = Loopback()
     held = [link.one(torch.arange(50_000))]

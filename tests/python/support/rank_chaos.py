@@ -279,11 +279,7 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
-    """Causes the fault at the planned moment, and waits until the other ranks have exited.
-
-    Returns the time of the fault, and the time at which the stopped victim was continued. None stands for an event that
-    did not happen.
-    """
+    """Causes the fault at the planned moment, and waits until the other ranks have exited."""
     victim = ranks[plan.victim]
     due: float | None = None
     struck: float | None = None
@@ -331,9 +327,7 @@ def judge(
 ) -> dict[str, Any]:
     """Returns a dict about the job, which includes descriptions of the rules that the job has violated.
 
-    Every rank except the victim must end in time, either with whole epochs or with an error that names the victim. The
-    rank's process must exit soon afterwards without a signal, and must leave nothing behind. No rank may print the
-    message of `std::terminate`.
+    Every rank except the victim must end in time, either with whole epochs or with an error that names the victim.
     """
     broken: list[str] = []
     told: list[dict[str, Any]] = []
@@ -394,11 +388,7 @@ def blamed(text: str) -> set[int]:
 
 
 def check(plan: Plan) -> int:
-    """Runs a job, and returns the number of reported results.
-
-    Raises:
-        AssertionError: the job violated a rule.
-    """
+    """Runs a job, and returns the number of reported results."""
     folder = Path(tempfile.mkdtemp(prefix="rank-chaos-"))
     try:
         result = run_job(plan, folder)

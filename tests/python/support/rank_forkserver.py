@@ -110,10 +110,7 @@ def _ask(order: dict[str, Any], *descriptors: int) -> int:
 
 
 def serve(asked: socket.socket) -> None:
-    """Executes requests in the server process.
-
-    In a forked program, the function returns after it has prepared `__main__`.
-    """
+    """Executes requests in the server process."""
     import numpy as np
     import torch.distributed  # noqa: F401
 

@@ -68,12 +68,7 @@ if __name__ == "__main__":
 
 
 class Job:
-    """The ranks of a running job.
-
-    Args:
-        folder: the folder for the results.
-        processes: one process for each rank, or a single process that starts all ranks.
-    """
+    """The ranks of a running job."""
 
     def __init__(self, folder: Path, processes: list[subprocess.Popen[str] | ForkedProgram], ranks: int) -> None:
         self.folder, self.processes, self.ranks = folder, processes, ranks
@@ -82,10 +77,7 @@ class Job:
         self.processes[rank].send_signal(number)
 
     def start_in_network(self, command: list[str], cut: str) -> None:
-        """Starts a program that creates a separate network, and starts the ranks of this job in this network.
-
-        Each rank can disconnect the separate network.
-        """
+        """Starts a program that creates a separate network, and starts the ranks of this job in this network."""
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 
     def outcome(self, rank: int, seconds: float = 200) -> Any:
@@ -143,11 +135,7 @@ def gloo_job(
 
 
 def torchrun(program: Path, ranks: int = 2) -> list[str]:
-    """Runs a program on ranks that find each other as with torchrun, and returns the output of each rank.
-
-    The ranks are forks of a process that has imported torch, because otherwise the launcher and each rank would import
-    torch.
-    """
+    """Runs a program on ranks that find each other as with torchrun, and returns the output of each rank."""
     import torch.distributed as dist
 
     rank_forkserver.imports("torch._dynamo")  # required by DistributedDataParallel in each rank
@@ -187,10 +175,7 @@ def _write(tmp_path: Path, body: str) -> Path:
 
 
 def environment_of_ranks() -> dict[str, str]:
-    """Returns the environment variables for a launcher of ranks, without inherited variables of MPI.
-
-    Gloo is set to use the loopback interface.
-    """
+    """Returns the environment variables for a launcher of ranks, without inherited variables of MPI."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "MPI"))}
     return inherited | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
 

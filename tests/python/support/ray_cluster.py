@@ -46,11 +46,7 @@ _SETTINGS = {
 
 @contextmanager
 def environment(**more: str) -> Iterator[None]:
-    """Sets the environment for starting a cluster. The cluster's workers can import the modules of this folder.
-
-    Args:
-        more: further settings of Ray.
-    """
+    """Sets the environment for starting a cluster. The cluster's workers can import the modules of this folder."""
     settings = {**_SETTINGS, **more}
     here, package = Path(__file__).resolve().parent, Path(torchdata.__file__).resolve().parents[1]
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ADDRESS", *settings)}
@@ -75,10 +71,7 @@ SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 
 
 def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> Any:
-    """Calls a function that starts a part of Ray, with up to three attempts.
-
-    Ray limits a start to half a minute, and a busy machine may need more time.
-    """
+    """Calls a function that starts a part of Ray, with up to three attempts."""
     for _ in range(2):
         try:
             return start()
@@ -91,11 +84,7 @@ def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> A
 
 @contextmanager
 def cluster(**more: str) -> Iterator[Any]:
-    """Runs a cluster of one node, and shuts it down at the end.
-
-    Args:
-        more: further settings of Ray.
-    """
+    """Runs a cluster of one node, and shuts it down at the end."""
     with nodes(0, 2, **more):
         import ray
 
@@ -104,15 +93,7 @@ def cluster(**more: str) -> Iterator[Any]:
 
 @contextmanager
 def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
-    """Runs a cluster with `count` nodes in addition to the first node, all on this machine.
-
-    The cluster is shut down when the context ends. An exit handler is unsuitable, because it would also run in children
-    that later tests fork.
-
-    Args:
-        processors: the number of processors of the first node for workers.
-        more: further settings of Ray.
-    """
+    """Runs a cluster with `count` nodes in addition to the first node, all on this machine."""
     with environment(**more):
         import ray
         from ray.cluster_utils import Cluster

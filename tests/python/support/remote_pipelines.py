@@ -67,9 +67,7 @@ def numbered(count: int) -> Any:
 
 
 def dealt(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
-    """Returns a pipe over numbers. The dispatching process applies `before` to the numbers, and distributes the results
-    to the workers.
-    """
+    """Returns a pipe over numbers."""
     pipe: Any = IterableWrapper(range(count))
     pipe = before(pipe.shuffle() if shuffles else pipe)
     return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)

@@ -60,15 +60,8 @@ def with_state(pipe: Any, state: Any, **options: Any) -> Any:
 def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: float = 0.0) -> list[list[Any]]:
     """Resumes from states of some moments, and compares the items with those of the uninterrupted loader.
 
-    Args:
-        make: creates a loader that resumes from a state, or begins with a seed if the state is None.
-        moments: pairs of an epoch and the number of items before the state is saved. -1 stands for a state after the
-            end of the epoch, and -2 for a state after the last item.
-        pause: the seconds before each state. During this time, threads can read ahead.
-
-    Returns:
-        The epochs of the uninterrupted loader. A state was saved at the beginning of each epoch, after each item, and
-        at the end.
+    A moment is an epoch and the number of items before the state is saved. -1 stands for a state after the end of the
+    epoch, and -2 for a state after the last item. Returns the epochs of the uninterrupted loader.
     """
     whole: list[list[Any]] = []
     states: list[list[Any]] = []

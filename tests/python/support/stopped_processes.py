@@ -32,8 +32,7 @@ def stopped_processes():
 
 
 def stop_all():
-    """Stops all processes and returns their number. The kernel continues a process when the thread that started the
-    process ends, so one signal may not be enough."""
+    """Stops all processes and returns their number."""
     for pid in own_processes():
         os.kill(pid, signal.SIGSTOP)
     return len(stopped_processes())

@@ -48,9 +48,7 @@ def shuffled(numbers: Sequence[int], seed: int) -> Sequence[int]:
 
 
 class TakesOnce(Plain):
-    """A stream with a generator function as `__iter__`, which applies a loaded position once, in its first line. All
-    epochs without a loaded position start at the beginning.
-    """
+    """A stream with a generator function as `__iter__`, which applies a loaded position once, in its first line."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -74,8 +72,7 @@ class TakesOnce(Plain):
 
 
 class CountsEpochs(TakesOnce):
-    """A stream with a generator function as `__iter__`. The function's first line counts the epoch, and the epoch's
-    number determines the order."""
+    """A stream with a generator function as `__iter__`, whose first line counts the epoch."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -121,8 +118,7 @@ class BeginsAnew(TakesOnce):
 
 class GoesOn(TakesOnce):
     """A stream that begins each iteration at the position where the last iteration was left, and counts complete
-    iterations.
-    """
+    iterations."""
 
     epoch = 0
 
@@ -140,9 +136,7 @@ class GoesOn(TakesOnce):
 
 
 class TakesAgain(TakesOnce):
-    """A stream that applies a loaded position in each later epoch, like Hugging Face's streams. The state is None until
-    the first epoch begins.
-    """
+    """A stream that applies a loaded position in each later epoch, like Hugging Face's streams."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -206,9 +200,7 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
-    """A stream that draws its order from a random generator. The state contains the random generator's state from the
-    beginning of the epoch.
-    """
+    """A stream that draws its order from a random generator."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -274,9 +266,7 @@ class WalkedInOrder(Walked):
 
 
 class NeedsArguments(TakesOnce):
-    """A stream with a `state_dict` method that needs an argument. A loader cannot call this method without the
-    argument, so it rereads the stream when it resumes.
-    """
+    """A stream with a `state_dict` method that needs an argument."""
 
     def __iter__(self) -> Iterator[Any]:
         self.place = 0

@@ -41,10 +41,7 @@ class Terminal:
         self._read = b""
 
     def line(self, seconds=60.0):
-        """Returns the next line of output.
-
-        Returns an empty string if the program has ended, or has printed nothing for `seconds`.
-        """
+        """Returns the next line of output, or an empty string at the end or after the timeout."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self._read:
             left = deadline - time.monotonic()

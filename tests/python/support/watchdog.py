@@ -25,9 +25,7 @@ def session(number):
 
 
 def survivors_of(number, seconds=5.0):
-    """Returns the processes of a session that are still running after a while. The session's main process has exited,
-    so the other processes should also exit.
-    """
+    """Returns the processes of a session that are still running after a while."""
     deadline = time.monotonic() + seconds
     while (left := session(number)) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -38,8 +38,7 @@ class Skipped(Exception):
 
 class Leaves(BaseException):
     """Raised in a process that a plan has forked, so that the process leaves the driver's functions, and continues as a
-    separate program.
-    """
+    separate program."""
 
     def __init__(self, program: Callable[[], None]) -> None:
         self.program = program
@@ -49,16 +48,8 @@ class Leaves(BaseException):
 class Driver:
     """The parts of a driver that differ between drivers. The `repr` of a plan describes the plan.
 
-    Args:
-        plan_of: a function that returns the plan for a seed and the options, or None to end the run.
-        check: a function that runs a plan and returns a count, such as the number of items; raises errors or `Skipped`.
-        noun: the noun for the things that `check` counts.
-        limit: the number of seconds after which a running plan counts as hung.
-        around: a function that returns a context manager, which is entered once for all plans.
-        forks: whether each plan runs in a separate process.
-        is_quiet: a function that returns whether a plan prints nothing if the plan is correct.
-        more: a function that adds options to the command line.
-        start_methods: the start methods to choose from, unless the command line names start methods.
+    `plan_of` returns the plan for a seed, or None to end the run. `check` runs a plan, and returns the number of
+    `noun`s that it has checked. A plan that runs for more than `limit` seconds counts as hung.
     """
 
     plan_of: Callable[[int, argparse.Namespace], Any]

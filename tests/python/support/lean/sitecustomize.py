@@ -14,10 +14,7 @@ from importlib.machinery import PathFinder
 
 
 class _Lean:
-    """An import finder that changes how torch and Ray are imported.
-
-    The finder stays in `sys.meta_path`, because tests check that imports do not change this list.
-    """
+    """An import finder that changes how torch and Ray are imported."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):

@@ -70,12 +70,7 @@ class Strike(threading.Thread):
 
 
 def strike(run: Run) -> None:
-    """Causes the fault at the planned moment. The main process reads epochs until it notices the fault or ends
-    normally.
-
-    Raises:
-        Differs: the fault was not reported, was reported late or incorrectly, or items are missing.
-    """
+    """Causes the fault at the planned moment."""
     blow = run.life.blow
     assert blow is not None
     run.did.append(f"{blow}")
@@ -117,9 +112,7 @@ def strike(run: Run) -> None:
 
 
 def _read_on(run: Run, thread: Strike, asked: list[float]) -> None:
-    """Reads all epochs from the current epoch on. Starts the thread that causes the fault when the run reaches the
-    planned moment.
-    """
+    """Reads all epochs from the current epoch on."""
     blow, life = run.life.blow, run.life
     assert blow is not None
     first = run.epoch

@@ -24,10 +24,7 @@ class Epoch(list[Any]):
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:
         """Raises `Differs` if the items in `got` cannot follow the items in `before`, which were received earlier in
-        this epoch.
-
-        If `free` is true, the items of the epoch may be in any order.
-        """
+        this epoch."""
         if not free:
             wanted = self[len(before) : len(before) + len(got)]
             if got != wanted:

@@ -52,9 +52,6 @@ def some(run: Run) -> int:
     return run.dice.choice([1, 5, 20])
 
 
-# -- events that observe the loader, or read it in unusual ways -------------------------------------------
-
-
 @event()
 def look(run: Run) -> None:
     run.did.append("look")
@@ -114,9 +111,6 @@ def beside(run: Run) -> None:
     first.check([], got, run.life.free)
     if len(got) != first.size and first.size:
         raise Differs(f"another loader gives {len(got)} items instead of {first.size}")
-
-
-# -- states ------------------------------------------------------------------------------------------------
 
 
 @event(weight=2)
@@ -215,13 +209,8 @@ def interrupt(run: Run) -> None:
     run.go_on(reads_on=False)
 
 
-# -- exits of processes that are replaced -----------------------------------------------------------------
-
-
 def victim(run: Run) -> tuple[int, int] | None:
-    """Returns the number and id of a random child. Returns None if no child exists at the moment, because all children
-    are being replaced.
-    """
+    """Returns the number and id of a random child."""
     service = run.loader.reading_service
     pids: list[int] = getattr(service, "reading_services", [service])[-1]._children.pids
     who = run.dice.randrange(max(1, len(pids)))

@@ -52,13 +52,7 @@ class GraphLife(Life):
 
 
 def check(life: GraphLife) -> int:
-    """Runs the plan, and returns the number of actions.
-
-    Raises:
-        Differs: the items differ from those of a loader that is only read.
-        TimeoutError: the graph hangs.
-        Skipped: the graph fails, or two runs of the graph differ.
-    """
+    """Runs the plan, and returns the number of actions."""
     try:
         runs = [only_read(life) for _ in range(2)]
     except TimeoutError:

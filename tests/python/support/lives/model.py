@@ -90,11 +90,7 @@ def is_known(life: Life) -> bool:
 
 
 def compare(life: Life, found: list[Epoch]) -> None:
-    """Compares the items of a loader with the model, and stores the items of each worker for later comparisons.
-
-    Raises:
-        Differs: the items differ.
-    """
+    """Compares the items of a loader with the model, and stores the items of each worker for later comparisons."""
     model = Model(life)
     for number, epoch in enumerate(found):
         expected = model.epoch(number)

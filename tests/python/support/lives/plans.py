@@ -47,10 +47,7 @@ BLOWS = {
 
 @dataclass
 class Blow:
-    """The fault that ends the run of a loader.
-
-    The fault consists of a process, a signal, a moment in the main process, and a delay in seconds.
-    """
+    """The fault that ends the run of a loader."""
 
     victim: str
     what: str
@@ -235,8 +232,6 @@ class Life:
             part.append("failing")
             self.failure = what
 
-    # -- the pipeline ------------------------------------------------------------------------------
-
     def steps(self, pipe: Any, steps: list[str]) -> Any:
         for step in steps:
             if step == "failing":
@@ -261,11 +256,7 @@ class Life:
         return self.steps(self.steps(pipe, self.behind), self.main if self.kind == "workers" else [])
 
     def arm(self, epoch: int, is_reference: bool = False) -> None:
-        """Decides whether functions fail in an epoch, by creating or deleting the file `flag`.
-
-        If items arrive in any order, the reference run has no failures, because it is unknown which items a failure
-        leaves out.
-        """
+        """Decides whether functions fail in an epoch, by creating or deleting the file `flag`."""
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
 
     def set_flag(self, is_set: bool) -> None:
@@ -275,15 +266,12 @@ class Life:
             Path(self.flag).unlink(missing_ok=True)
 
     def numbers(self) -> list[int | None]:
-        """Returns the numbers of workers with which an epoch may resume. In the returned list, None stands for the
-        number of workers in the plan."""
+        """Returns the numbers of workers with which an epoch may resume."""
         if self.method == "remote":
             return [None]
         # A loader without workers resumes by replaying items in the main process, which requires a fixed order.
         has_no_workers = self.shard == "filter" and not (self.free and self.main)
         return [None, 1, 2, 3, 4, *([0] if has_no_workers else [])]
-
-    # -- the loader --------------------------------------------------------------------------------
 
     def made(self, workers: int | str | None = None, restarts: bool | None = None) -> DataLoader2[Any]:
         adapters = [] if self.block is None else [ShardingPolicy(self.block)]

@@ -36,11 +36,7 @@ LONG = 2_000_000
 
 @contextlib.contextmanager
 def busy(how: str) -> Iterator[None]:
-    """Keeps the interpreter busy by a signal handler, or by a thread that holds the interpreter's lock for a long time.
-
-    Args:
-        how: "timer" (a handler that collects garbage), "handler", "thread", or "" for nothing.
-    """
+    """Keeps the interpreter busy by a signal handler, or by a thread that holds its lock for a long time."""
     ended = threading.Event()
 
     def hog() -> None:
@@ -135,8 +131,6 @@ class Run:
             self.loader = self.iterator = None
             gc.collect()
 
-    # -- an epoch ----------------------------------------------------------------------------------
-
     def _read_epoch(self, until: int | None) -> None:
         self.is_left = until is not None and until <= self.size and not self.expected[self.epoch].fails
         while self.at < self.size:
@@ -204,8 +198,6 @@ class Run:
                 raise Differs(f"an item that was kept has changed: it was {before!r:.200}")
         self.kept.clear()
 
-    # -- states ------------------------------------------------------------------------------------
-
     def state(self, ago: int = 0) -> dict[str, Any]:
         """Returns the state that the loader had `ago` items earlier."""
         state: dict[str, Any] = self.loader.state_dict(items_ago=ago, with_pipe=self.dice.choice([None, True, False]))
@@ -217,13 +209,7 @@ class Run:
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
-        """Replaces the loader with a new loader, which resumes from a state of the old loader.
-
-        Args:
-            between: whether no epoch is running.
-            reads_on: whether the first loader may be read after the state was saved, so that the new loader resumes
-                from an earlier position.
-        """
+        """Replaces the loader with a new loader, which resumes from a state of the old loader."""
         life, dice = self.life, self.dice
         ends_first = dice.random() < 0.2
         if ends_first:
@@ -329,9 +315,7 @@ class Run:
             self.compare_kept()
 
     def check_aside(self) -> int:
-        """Resumes from some of the states that were saved at arbitrary moments. Some of the saved states are loaded in
-        another process. Returns how many states were tested.
-        """
+        """Resumes from some of the states that were saved at arbitrary moments."""
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
         for epoch, state, came in chosen:
             arguments = (self.life, self.expected, epoch, pickle.dumps(state), came)
@@ -347,18 +331,7 @@ def go_on_from(
     life: Life, expected: list[Epoch], number: int, state: bytes, came: list[Any], workers: int | str | None = None
 ) -> None:
     """Resumes from a state that was saved at an arbitrary moment, and compares the items with the expected items as far
-    as these are known.
-
-    Args:
-        expected: the expected epochs.
-        number: the number of the epoch in which the state was saved.
-        state: the pickled state.
-        came: the received items of the epoch: all items before the state, and possibly some later items.
-        workers: the number of workers, if it differs from the number in the plan.
-
-    Raises:
-        Differs: the items differ from the expected items.
-    """
+    as these are known."""
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
     if not (given or life.moves):  # a new epoch needs a shard for each planned worker
@@ -432,9 +405,7 @@ def plan_of(seed: int, options: argparse.Namespace) -> Life:
 
 
 def is_quiet(life: Life) -> bool:
-    """Returns whether the run should print nothing. A run may print a message about Ctrl-C in a finalizer, or about a
-    chosen number of workers.
-    """
+    """Returns whether the run should print nothing."""
     return not (life.presses or life.auto)
 
 

@@ -71,9 +71,7 @@ def bucketed(
 def tokens(
     items: list[int], limit: int, shortest: int, longest: int | None, buffer_size: int, padding: bool
 ) -> list[list[int]]:
-    """Computes the batches of integers that are used as their own lengths. Items of the same length are
-    equal, so their order does not matter.
-    """
+    """Computes the batches of integers that are used as their own lengths."""
     waiting: list[int] = []
     batches: list[list[int]] = [[]]
 
@@ -164,8 +162,7 @@ def plus(item: int, amount: int) -> int:
 
 
 def build_joined(source: Source, buffer_size: int | None) -> Any:
-    """Joins the items of a source with the items of a reference by their keys. The reference yields the same items, but
-    swaps each pair of neighboring items."""
+    """Joins the items of a source with the items of a reference by their keys."""
     numbered = source().enumerate()
     return IterKeyZipper(numbered, Swapped(source().enumerate()), first, keep_key=True, buffer_size=buffer_size)
 
@@ -184,10 +181,7 @@ def added_up(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
 
 
 class Swapped(MultiplexerLongest):
-    """Swaps each pair of neighboring items.
-
-    A `Swapped` is built from pipes of this package, so its position can be restored.
-    """
+    """Swaps each pair of neighboring items."""
 
     def __init__(self, source_datapipe: Any) -> None:
         even, odd = source_datapipe.round_robin_demux(2)

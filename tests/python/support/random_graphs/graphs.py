@@ -23,12 +23,7 @@ LONGEST = 40
 
 @dataclass
 class Graph:
-    """A random graph that is determined by a seed.
-
-    Args:
-        number: the seed.
-        only: the names of stages to choose from, or None for all stages.
-    """
+    """A random graph that is determined by a seed."""
 
     number: int
     only: tuple[str, ...] | None = None
@@ -53,11 +48,7 @@ class Graph:
         self._changes: dict[int, Callable[[Any], Any]] = {}
 
     def build(self, changes: dict[int, Callable[[Any], Any]] | None = None) -> Any:
-        """Builds a new graph.
-
-        Args:
-            changes: functions that return replacements of some pipes, by the pipe's number (see `places`).
-        """
+        """Builds a new graph."""
         self.names, self._grown_pipes, self._changes = [], 0, changes or {}
         dice = random.Random(f"graph {self.number}")
         pipe = self._grown(dice, self.depth)
@@ -78,8 +69,7 @@ class Graph:
         return self._grown_pipes
 
     def over(self, dice: random.Random, pipe: Any) -> Any:
-        """Appends a random stage to a pipe of small ints. The stage uses neither global random generators nor
-        threads."""
+        """Appends a random stage to a pipe of small ints."""
         return Mapper(self._chosen(dice, OVER_ONE, pipe), small)
 
     def _grown(self, dice: random.Random, depth: int) -> Any:

@@ -62,10 +62,7 @@ class UnstatedTwice(Unstated):
 
 
 class UnstatedRandom(IterDataPipe):
-    """A pipe that draws random numbers from a separate seed. Its `__iter__` is a generator function.
-
-    The pipe has a state, but does not declare it.
-    """
+    """A pipe that draws random numbers from a separate seed. Its `__iter__` is a generator function."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe

@@ -12,12 +12,7 @@ from random_nodes.programs import Program, program_of
 
 
 class NodesJudge(Judge):
-    """Runs random programs over nodes, and judges their results.
-
-    Args:
-        processes: whether graphs may have worker processes.
-        arguments, more: see `Judge`.
-    """
+    """Runs random programs over nodes, and judges their results."""
 
     modules = "random_nodes.running", "torchdata.nodes"
 
@@ -69,9 +64,7 @@ class NodesJudge(Judge):
             raise Wrong(f"behind the state at {place} of {len(items)}: {different}")
 
     def _different(self, program: Program, found: list[Any], expected: list[Any], first: int) -> str:
-        """Describes the difference between epochs, starting with epoch `first`. Unordered epochs that were left early
-        are not compared, because their items depend on timing.
-        """
+        """Describes the difference between epochs, starting with epoch `first`."""
         if not program.in_order and len(found) == len(expected):
             whole = [number for number in range(len(found)) if first + number not in program.breaks]
             found, expected = [found[number] for number in whole], [expected[number] for number in whole]

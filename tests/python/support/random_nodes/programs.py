@@ -13,12 +13,7 @@ BEHIND = 3
 
 @dataclass
 class Program:
-    """A random program that reads a graph of nodes.
-
-    Args:
-        seed: the seed.
-        processes: whether the graph may have worker processes.
-    """
+    """A random program that reads a graph of nodes."""
 
     seed: int
     processes: bool = False

@@ -48,9 +48,7 @@ def described(seed: int, processes: bool) -> dict[str, Any]:
 
 
 def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
-    """Runs a program, and saves a state at each item of one epoch to files in a folder. Returns the items of all
-    epochs, up to the end of the epoch with the saved states.
-    """
+    """Runs a program, and saves a state at each item of one epoch to files in a folder."""
     program = program_of(seed, processes)
     loader = Loader(program.graph().build())
     epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.stop_epoch)]
@@ -71,11 +69,7 @@ def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
 
 
 def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> list[list[Any]]:
-    """Resumes a program from the state in the file `source`.
-
-    `processes` allows worker processes in the graph. `over` means that the state was saved at the end of its epoch.
-    `left` is the number of items that follow the saved position in the epoch.
-    """
+    """Resumes a program from the state in the file `source`."""
     program = program_of(seed, processes)
     loader, state = used(program, None), pickle.loads(Path(source).read_bytes())
     loader.load_state_dict(state)

@@ -51,8 +51,7 @@ class Counting(BaseNode[int]):
 
 class First(BaseNode[Any]):
     """A user-defined node that ends each epoch after a number of items, and replaces `Header`, which torchdata 0.11
-    lacks.
-    """
+    lacks."""
 
     def __init__(self, source: BaseNode[Any], count: int) -> None:
         super().__init__()

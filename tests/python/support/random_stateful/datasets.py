@@ -32,8 +32,7 @@ def drawn(kind: str) -> float:
 
 
 class Slow:
-    """Delays some items for random times. The delays are random and differ between runs, but are not drawn from the
-    program's random generators."""
+    """Delays some items for random times."""
 
     slow = False
     #: Whether some items are always late. In loaders without a fixed order, late items change the order of the items.
@@ -53,9 +52,6 @@ class Slow:
             Slow._chance = random.Random(os.urandom(8))
         if Slow._chance.random() < 0.4:
             time.sleep(Slow._chance.random() * 0.004)
-
-
-# -- by index ----------------------------------------------------------------------------------------------
 
 
 class Broken(Exception):
@@ -97,10 +93,7 @@ class AtOnce(Indexed):
 
 
 class Counting(Indexed):
-    """A dataset that counts its reads. Each sample contains the current count, which is the dataset's state.
-
-    Each worker has a separate count of reads.
-    """
+    """A dataset that counts its reads. Each sample contains the current count, which is the dataset's state."""
 
     reads = 0
 
@@ -153,9 +146,6 @@ class OwnNoiseKept(OwnNoise):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         version, words, gauss = state["own"]
         self.own.setstate((version, tuple(words), gauss))
-
-
-# -- iterable ----------------------------------------------------------------------------------------------
 
 
 class Shared(Slow):

@@ -35,11 +35,7 @@ HANGS_AFTER = 0.8
 
 
 class Deaths:
-    """Kills or stops workers at random moments, either before a batch is requested, or shortly afterwards in a thread.
-
-    Args:
-        seed: the seed for the random moments.
-    """
+    """Kills or stops workers at random moments: before a batch is requested, or shortly afterwards in a thread."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -112,11 +108,7 @@ def unknowable(program: Any) -> str:
 
 
 def check(judge: Any, seed: int, method: str) -> None:
-    """Runs the program of a seed while workers exit.
-
-    Raises:
-        Wrong: the results are affected.
-    """
+    """Runs the program of a seed while workers exit."""
     program = program_of(seed)
     if unknowable(program):
         return

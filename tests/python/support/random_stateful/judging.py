@@ -26,14 +26,7 @@ class StatefulJudge(Judge):
         self._folder.cleanup()
 
     def judge(self, seed: int, found: dict[str, Any] | None = None, **more: Any) -> Verdict:
-        """Runs the program of a seed in all its phases.
-
-        In the verdict, `unlike` describes how the epochs differ from the epochs of torch's own loader.
-
-        Args:
-            found: the result of the phase "whole", if this phase was already run.
-            more: options of the phases up to the stop and after the stop.
-        """
+        """Runs the program of a seed in all its phases."""
         program = program_of(seed)
         verdict = Verdict(seed, program.category, program.words())
         try:
@@ -98,11 +91,7 @@ def in_batches(epochs: list[Any], size: int) -> list[Any]:
 
 
 def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> None:
-    """Compares for each epoch how many samples were skipped.
-
-    Raises:
-        Wrong: the counts differ.
-    """
+    """Compares for each epoch how many samples were skipped."""
     if found != expected and (program.in_order or not program.breaks):
         raise Wrong(f"skipped {found}, and not {expected}")
 

@@ -126,27 +126,16 @@ class Program:
     @property
     def is_shared_anew(self) -> bool:
         """Returns whether later epochs have different shards than in the first run, because the number of workers was
-        changed.
-        """
+        changed."""
         return not self.indexed and self.later_workers != self.workers
 
     def later_workers_matter(self, first: int) -> bool:
-        """Returns whether the number of workers affects the epochs after an epoch that was left early.
-
-        More workers read more indices ahead, and some samplers continue after these indices in the next epoch.
-
-        Args:
-            first: the number of the first epoch with the changed number of workers.
-        """
+        """Returns whether the number of workers affects the epochs after an epoch that was left early."""
         goes_on = self.sampler in orders.GOING_ON and self.later_workers != self.workers
         return goes_on and any(epoch >= first for epoch in self.breaks)
 
     def unknowable(self, over: bool) -> str:
-        """Returns the reason why no loader can resume this program exactly, or an empty text if a loader can.
-
-        Args:
-            over: whether the state was saved at the end of an epoch.
-        """
+        """Returns the reason why no loader can resume this program exactly, or an empty text if a loader can."""
         if self.dataset == "OwnNoise":
             return "the data set draws from a generator of its own and tells no state"
         if self.dataset == "PlainEpochs" and (self.workers == 0 or self.persistent):

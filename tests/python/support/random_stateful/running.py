@@ -38,9 +38,6 @@ def draw(count: int) -> None:
         datasets.drawn("all")
 
 
-# -- storing the state -------------------------------------------------------------------------------------
-
-
 def written(state: Any, way: str) -> bytes:
     if way == "json":
         return json.dumps(state).encode()
@@ -88,28 +85,13 @@ def load(loader: Any, path: Path) -> None:
     loader.load_state_dict(read(data, way.decode()))
 
 
-# -- the program -------------------------------------------------------------------------------------------
-
-
 def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
     return Run(program_of(seed), phase, **options).run()
 
 
 class Run:
-    """Runs one phase of a program.
-
-    Args:
-        phase: "whole" (runs all epochs), "torch" (runs all epochs with torch's loader), "stop" (saves a state and ends,
-            unless the program has no seeds), "relay" (loads a state and saves a new one) or "resume" (loads a state and
-            runs the remaining epochs).
-        batches: the number of batches in the last epoch of the run, or 0 for an unknown number.
-        source: the path of the state to load.
-        target: the path to which the state is saved.
-        first: the number of the first epoch.
-        deaths: the seed for the exits of workers, which the loader replaces; None for no exits.
-        method: the start method of the workers.
-        workers: the number of workers; None for the number in the program.
-    """
+    """Runs one phase of a program: "whole" or "torch" (all epochs), "stop" (saves a state and ends), "relay" (loads a
+    state and saves a new one) or "resume" (loads a state and runs the remaining epochs)."""
 
     def __init__(
         self,
@@ -169,9 +151,7 @@ class Run:
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
-        """Returns a list of batches for each epoch. The result of a resumed run contains only the batches after the
-        loaded state.
-        """
+        """Returns a list of batches for each epoch."""
         try:
             self.train()
         finally:
