@@ -41,8 +41,6 @@ def image(dtype, height=40, width=50):
 
 
 def assert_equal_and_apart(received, sent):
-    """Checks that a received array has equal elements and the same type, is writable, and shares no memory between its
-    elements."""
     assert type(received) is np.ndarray
     assert (received.dtype, received.shape) == (sent.dtype, sent.shape)
     np.testing.assert_array_equal(received, sent)

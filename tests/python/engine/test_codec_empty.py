@@ -19,7 +19,6 @@ SHAPE = (100, 200)
 
 @pytest.fixture
 def loopback(loopback, monkeypatch):
-    """Returns both ends of a link in this process."""
     monkeypatch.setattr(_engine, "current_sender", loopback.sender)
     return loopback
 
@@ -36,7 +35,6 @@ def address(array):
 
 
 def sent_and_received(loopback, wrap):
-    """Sends an array, and keeps no reference to it. Returns the address of the sent array, and the received item."""
     places = []
 
     def make(_):
@@ -202,7 +200,6 @@ class TestTensors:
 
     @staticmethod
     def most_blocks(loopback, item):
-        """Sends several items, and returns the largest number of blocks that were in use at once."""
         return peak(loopback) // item.nbytes
 
     @pytest.mark.parametrize("dtype", DTYPES)

@@ -136,7 +136,6 @@ MARK = "what follows is damaged"
 
 
 def damage(generator):
-    """Overwrites some bytes after a mark in the block of the item that is being sent."""
     maps = Path("/proc/self/maps").read_text()
     for start, end in re.findall(r"^(\w+)-(\w+) rw-s .*memfd:torchdata ", maps, re.MULTILINE):
         first, size = int(start, 16), int(end, 16) - int(start, 16)
@@ -152,7 +151,6 @@ def damage(generator):
 @pytest.mark.skipif(PORTABLE, reason="the fallback has other names for its memory")
 @pytest.mark.parametrize("number", range(len(DAMAGED)))
 def test_damaged_numbers_raise_an_error_or_change(number):
-    """A long item is sent in a block of shared memory without a checksum."""
     generator, loopback = random.Random(number), Loopback(budget=1 << 20)
     expected = told(DAMAGED[number])
     for _ in range(20):

@@ -41,7 +41,6 @@ class Slotted:
 
 @functools.cache
 def whole(dtype, size):
-    """Returns a large array. The arrays in an item are views of this array."""
     numbers = np.random.default_rng(1).integers(-3, 300, (size, size, 3))
     if dtype == "O":
         return numpy_objects(size)
@@ -122,7 +121,6 @@ trees = st.recursive(leaves, combined, max_leaves=8)
 
 @st.composite
 def items(draw):
-    """Returns a random tree of objects, in which some objects or whole branches occur several times."""
     pool = draw(st.lists(trees, min_size=1, max_size=4))
     again = st.recursive(st.sampled_from(pool) | leaves, combined, max_leaves=10)
     return draw(again)

@@ -22,8 +22,6 @@ ITEMS, AT = 20, 7
 
 
 class Pressing:
-    """A function that returns its items unchanged."""
-
     def __init__(self, main: int, requested: socket.socket, arrived: socket.socket) -> None:
         self.main, self.requested, self.arrived = main, requested, arrived
 

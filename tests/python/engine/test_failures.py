@@ -20,7 +20,6 @@ from torchdata._engine.items.failures import describe, reraise
 
 
 def raised_elsewhere(error, where="worker process 0"):
-    """Returns the exception that the main process raises for an exception in a child."""
     try:
         raise error
     except BaseException as caught:
@@ -47,7 +46,6 @@ def _files_of_exceptions_are_closed():
 
 
 def told(error):
-    """Returns the text that Python prints for an exception."""
     return "".join(traceback.format_exception(error))
 
 
@@ -78,8 +76,6 @@ class Delegates(Exception):
 
 
 class Computes(Exception):
-    """An exception with a `__getattr__` that raises KeyError instead of AttributeError for a missing attribute."""
-
     def __init__(self):
         super().__init__("computed")
 
@@ -103,8 +99,6 @@ class ReduceFails(Exception):
 
 
 class Changes(Exception):
-    """An exception that changes its text each time it is created from its arguments."""
-
     def __init__(self, text):
         super().__init__(f"<{text}>")
 

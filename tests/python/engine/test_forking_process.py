@@ -49,7 +49,6 @@ if __name__ == "__main__":
 
 
 def imports_of(tmp_path, main):
-    """Runs a program, and returns how often other processes have imported its main module."""
     program = HEAD + textwrap.indent(textwrap.dedent(main), "    ")
     assert output_of(program, file=tmp_path / "program.py") == ""
     return len((tmp_path / "program.py.imports").read_text().split())

@@ -48,7 +48,6 @@ def read(pipe, method):
 
 
 def run(program: str, *options: str, as_file: Path | None = None, head: str = HEAD) -> str:
-    """Runs a user's program, and returns its output."""
     text = head + textwrap.dedent(program)
     if as_file is not None:
         return output_of(text, file=as_file / "program.py", options=options)
@@ -249,7 +248,6 @@ def test_a_program_that_is_read_from_standard_input_starts_workers(method: str) 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_process_ends_by_a_warning_and_an_error_of_a_lambda_shows_file_and_line(method: str, tmp_path: Path) -> None:
-    """Python warns if a process with threads forks."""
     program = f"""
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     if __name__ == "__main__":

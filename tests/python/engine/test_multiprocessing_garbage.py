@@ -86,8 +86,6 @@ def test_memory_that_forked_workers_inherit_stays_shared():
 
 
 class Circular:
-    """An object that refers to itself, and writes a file when it is finalized."""
-
     def __init__(self, path):
         self.path, self.own = path, self
 

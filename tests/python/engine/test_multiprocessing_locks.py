@@ -85,14 +85,12 @@ for thread in threads:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch():
-    """Starts the server that forks programs before `nothing_is_left` counts processes."""
     if TORCH:
         with_torch()
 
 
 @pytest.fixture
 def unread():
-    """A pipe to a process that reads and discards its content."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
         yield reader.stdin
 
@@ -119,7 +117,6 @@ def test_loaders_start_while_threads_of_main_draw_seed_or_print(busy, started, t
 
 
 def replacing_loaders():
-    """Returns loaders by name. In each loader, the workers seed PyTorch, and killed workers are replaced."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.nodes import IterableWrapper as Source
     from torchdata.nodes import Loader, ParallelMapper
@@ -222,8 +219,6 @@ def hang():
 
 @pytest.fixture
 def lock(monkeypatch, tmp_path):
-    """Returns a function that adds a simulated lock."""
-
     def add(take):
         main, marks = os.getpid(), tmp_path / "forked"
         marks.touch()

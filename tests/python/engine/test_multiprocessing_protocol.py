@@ -28,7 +28,6 @@ def dispatched(items):
 
 
 def in_turn(shares):
-    """Yields the items of workers in the order in which the main process delivers them."""
     shares = [list(share) for share in shares]
     for place in range(max(map(len, shares))):
         yield from (share[place] for share in shares if place < len(share))
@@ -89,8 +88,6 @@ def test_a_worker_whose_items_are_all_dropped_delays_no_other():
 
 
 class EndsAtOnce(IterDataPipe):
-    """A pipe that reads only one item in worker 0, and reads all items in the other workers."""
-
     def __init__(self, source):
         self.source = source
 
@@ -268,8 +265,6 @@ def test_an_epoch_cannot_begin_during_the_wait_for_an_item_and_the_loop_continue
 
 
 class DiesBehindItems(IterDataPipe):
-    """A pipe that yields its items, one of them with a delay, and then exits its process without reporting the end."""
-
     def __init__(self, count):
         self.count = count
 
@@ -333,7 +328,6 @@ interruptions = 0
 
 
 def rebuilt(number):
-    """Recreates an item when it is unpickled."""
     global interruptions
     if os.getpid() == main_pid and number % 5 == 0 and interruptions % 2 == 0:
         interruptions += 1

@@ -100,7 +100,6 @@ users = itertools.count(70_000 + os.getpid() % 1000 * 100)
 
 
 def attempts_of(path, method, graph, rooms):
-    """Runs the program with different limits."""
     path.write_text(textwrap.dedent(PROGRAM))
     user = next(users)
     may = "-all,+dac_read_search,+dac_override"

@@ -32,8 +32,6 @@ Function = Callable[[int], int]
 
 
 class OneOfTwo:
-    """A process group of two ranks. The other rank always sends the same values as this rank."""
-
     rank, world_size = 0, 2
 
     def all_reduce_min(self, value: int) -> int:
@@ -83,8 +81,6 @@ class Loader(Iterator[Any]):
 
 
 class Way(NamedTuple):
-    """Describes how to test one class that reads ahead."""
-
     #: A function that begins to read numbers. Its arguments are the count of numbers, a function to apply to each
     #: number, and a state or None.
     begin: Callable[[int, Function, Any], Any]

@@ -34,7 +34,6 @@ def place(stats: LoaderStats, worker: int) -> tuple[str | None, str | None]:
 
 
 def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
-    """Waits until the statistics contain `items` items of the workers, and returns these statistics."""
     wait_for(lambda: sum(worker.items for worker in loader.stats().workers) >= items)
     return loader.stats()
 

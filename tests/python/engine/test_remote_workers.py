@@ -58,8 +58,6 @@ def test_results_of_a_later_pull_do_not_wait_for_an_earlier_one() -> None:
     pulls: list[Future[Pulled]] = []
 
     class Fake:
-        """Simulates the host of a worker, and a carrier that has no messages for this host."""
-
         def check(self) -> None: ...
 
         def ring(self) -> None: ...
@@ -150,7 +148,6 @@ def test_a_host_ends_if_nothing_arrives_or_if_its_parent_and_its_worker_are_gone
 
 
 def full(count: int = 2500) -> DataLoader2[Any]:
-    """Returns a loader with workers that may prefetch more items than fit into the link."""
     service = LocallyRemote(WORKERS, worker_prefetch_cnt=count)
     return DataLoader2(IterableWrapper(range(count)).sharding_filter().map(wide), reading_service=service)
 

@@ -50,8 +50,6 @@ class At:
 
 
 class Exits:
-    """A function that exits its process, unless a given number of processes has already exited."""
-
     def __init__(self, folder: Path, times: int) -> None:
         self.folder, self.times = folder, times
 
@@ -68,7 +66,6 @@ def only_hung_processes_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @contextlib.contextmanager
 def ended(loader: Any) -> Iterator[Any]:
-    """Yields a loader, and ends its processes afterwards."""
     try:
         yield loader
     finally:

@@ -45,7 +45,6 @@ def row(file, x):
 
 
 def told(family, function, workers=2, epochs=2, method="fork", between=lambda: None):
-    """Reads some epochs, and returns the warnings."""
     before, families.WORKERS = families.WORKERS, workers
     try:
         with warnings.catch_warnings(record=True) as found:

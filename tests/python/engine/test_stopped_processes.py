@@ -30,7 +30,6 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
     ],
 )
 def test_no_stopped_process_outlives_the_main_process(method, when, ending, tmp_path):
-    """The test stops workers, the replacement of a worker, the dispatching process and the forking process."""
     # The program runs in a new session, because the kernel would otherwise continue the stopped processes when their
     # process group becomes orphaned.
     found = tmp_path / "pids"

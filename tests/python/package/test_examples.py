@@ -53,7 +53,6 @@ def test_an_example_learns(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "package"), [("dgl_graphbolt.py", "dgl"), ("torchtitan_loader.py", "torchtitan")])
 def test_a_loader_of_another_project_runs_on_this_package(name: str, package: str) -> None:
-    """The test is skipped unless the other project is installed."""
     needs(package, reason="it is what is tried")
     printed = run(sys.executable, str(EXAMPLES / "clients" / name))
     assert re.findall(r": (True|False)$", printed, re.M) == ["True", "True"]

@@ -17,7 +17,6 @@ PACKAGE = Path(torchdata.__file__).parent
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder like site-packages, which contains a copy of the package."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(PACKAGE, folder / "torchdata")
     return folder

@@ -109,8 +109,6 @@ def test_without_the_patch_their_file_does_not_count(tmp_path: Path) -> None:
 
 @functional_datapipe("load_members")
 class MemberLoader(IterDataPipe[tuple[str, StreamWrapper]]):
-    """A pipe that inspects its input, and opens the members of zip archives."""
-
     def __init__(self, datapipe: Any, validate: Any, wrapper: Any) -> None:
         self.datapipe, self.validate, self.wrapper = datapipe, validate, wrapper
 

@@ -48,7 +48,6 @@ def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
 
 
 def constructor(kind: Any) -> list[Parameter] | None:
-    """Returns the parameters of `__new__`, or the parameters of `__init__` if `__new__` accepts any arguments."""
     for name in ("__new__", "__init__"):
         definer = next((base for base in kind.__mro__[:-1] if name in vars(base)), None)
         found = None if definer is None else parameters(getattr(kind, name), bound=True)
@@ -88,7 +87,6 @@ def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
 
 
 def problems(owner: Any, name: str, entry: dict[str, Any]) -> Iterator[str]:
-    """Yields the differences between the name in the module `owner` and the release's description of this name."""
     if not hasattr(owner, name):
         yield f"{name} is missing"
         return

@@ -29,7 +29,6 @@ def blocks(page: str) -> list[str]:
 
 
 def block(page: str, words: str) -> str:
-    """Returns the Python block of a page that contains the given words."""
     [code] = [code for code in blocks(page) if words in code]
     return code
 
@@ -55,7 +54,6 @@ def test_ranks_make_equally_many_steps(tmp_path: Path) -> None:
 
 
 def test_lightning_and_the_trainer_of_transformers_take_their_loaders_from_the_recipes(tmp_path: Path) -> None:
-    """The programs for both libraries run in one process, because each library takes seconds to import."""
     needs("lightning", reason="a recipe is for it")
     needs("transformers", reason="a recipe is for it")
     both = block("recipes/training.md", "lightning.Trainer") + block("recipes/training.md", "MyTrainer")

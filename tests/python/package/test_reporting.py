@@ -41,8 +41,6 @@ class FailsToBegin(IterDataPipe):
 
 @dataclass(frozen=True)
 class Frozen(Exception):
-    """An exception class that does not allow adding notes to its instances."""
-
     text: str
 
 

@@ -68,7 +68,6 @@ class Page(HTMLParser):
 
 
 def style_references(text: str) -> Iterator[str]:
-    """Yields the files that a style sheet makes a browser request."""
     for found in re.finditer(r"""url\(\s*["']?([^"')]+)|@import\s+["']([^"']+)""", text):
         yield found[1] or found[2]
 

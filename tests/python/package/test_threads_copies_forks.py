@@ -105,8 +105,6 @@ def families(*names: str) -> Any:
 
 
 class Reader(threading.Thread):
-    """A thread that reads an iterator to its end, and records the items and the error."""
-
     def __init__(self, iterator: Any) -> None:
         super().__init__(daemon=True)
         self.iterator, self.got, self.error = iterator, list[int](), None

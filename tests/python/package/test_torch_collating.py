@@ -61,8 +61,6 @@ def test_batches_are_created_in_the_shared_memory_that_sends_them(method: str, w
 
 
 class Odd:
-    """Collates tensors that cannot be stacked in shared memory. Returns the batch, or torch's error."""
-
     def __call__(self, number: int) -> Any:
         if number % 2 == 0:
             return default_collate([torch.ones(3, dtype=torch.complex64).conj()] * 2)
@@ -99,7 +97,6 @@ KINDS = ["?", "i1", "u2", "u4", "i8", "f2", "f4", "f8", ">f4", "c8", "g", "M8[s]
 
 
 def any_array(random: Random, shape: tuple[int, ...], kind: str) -> Any:
-    """Returns a random array like those of datasets."""
     array: Any = numpy.array(random.choices(range(100), k=math.prod(shape))).reshape(shape).astype(kind)
     if random.random() < 0.5:
         return array
@@ -147,7 +144,6 @@ def outcome(batch: list[Any], table: Any) -> Any:
 
 
 def changed_module() -> Any:
-    """Returns a copy of torch's module with the table of functions that workers use."""
     module = SimpleNamespace(**{**vars(collate), "default_collate_fn_map": dict(collate.default_collate_fn_map)})
     collate_where_items_leave(module)
     return module

@@ -33,8 +33,6 @@ def sleeps(x):
 
 @pytest.fixture(scope="module")
 def counted():
-    """Returns the statistics of two loaders with two workers each."""
-
     def of(function):
         pipe = IterableWrapper(range(60)).sharding_filter().map(function)
         service = MultiProcessingReadingService(2, multiprocessing_context="fork")

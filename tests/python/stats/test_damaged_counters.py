@@ -16,8 +16,6 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class DamagesCounters:
-    """A function that overwrites the header of the shared counters at one item, and then kills its worker."""
-
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 

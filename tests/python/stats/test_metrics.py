@@ -30,7 +30,6 @@ def loader_of(items: int, workers: int = 2, **options: Any) -> DataLoader2[Any]:
 
 
 def scraped(url: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """Parses metrics with the official parser of Prometheus. Returns the values by sample name and labels."""
     parser = pytest.importorskip("prometheus_client.parser", reason="it is an extra")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=10) as answer:

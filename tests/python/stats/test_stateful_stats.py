@@ -62,14 +62,11 @@ def pad(samples: list[Any]) -> list[Any]:
 
 
 def rows_of(stats: Any) -> dict[str, tuple[str | None, int]]:
-    """Returns a dict that maps the name of each function to its location in the source code and to its number of items
-    in all processes."""
     return {pipe.name: (pipe.location, pipe.items_out) for pipe in stats.merged_pipes()}
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_users_own_code_is_counted_with_file_and_line(way: dict[str, Any]) -> None:
-    """Workers that are started for each epoch count from zero."""
     loader = StatefulDataLoader(Photos(), batch_size=4, collate_fn=pad, stats="full", **way)
     one_board = not way.get("num_workers") or way.get("persistent_workers")
     earlier = loader.stats()

@@ -231,8 +231,6 @@ def test_the_time_of_a_pipe_excludes_its_source():
 
 
 class HandedOn(IterDataPipe):
-    """A pipe that reads the first items of its source itself, and the remaining items in a thread."""
-
     def __init__(self, source_datapipe, first):
         self.source_datapipe = source_datapipe
         self.first = first
@@ -345,8 +343,6 @@ def test_each_rank_counts_its_own_share(tmp_path):
 
 
 class Odd(IterDataPipe):
-    """A pipe that yields some items of its source, and counts these items."""
-
     def __init__(self, source_datapipe, every):
         self.source_datapipe = source_datapipe
         self.every = every
@@ -358,7 +354,6 @@ class Odd(IterDataPipe):
 
 
 def test_counts_are_true_whatever_the_graph_and_its_history():
-    """The test draws random graphs and services, and draws which epochs are left early."""
     for seed in range(12):
         _random_history(seed)
 
@@ -402,8 +397,6 @@ def _random_history(seed):
 
 
 class Counted(IterDataPipe):
-    """A pipe that appends to a log file each time its state is requested."""
-
     def __init__(self, count, log):
         self.count, self.log, self.at = count, log, 0
 

@@ -30,8 +30,6 @@ NAMES = ["main", "worker process 0", "worker process 1"]
 
 
 class Waiting:
-    """A dataset of numbers. Reading the sixth number waits until a file exists."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 

@@ -36,7 +36,6 @@ def answering(pages=4):
 
 
 def memories():
-    """Returns the file descriptors of this process that belong to memory for stacks."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -46,7 +45,6 @@ def memories():
 
 
 def forget_what_other_tests_left():
-    """Releases memory that other tests have left."""
     gc.collect()
     now = stacks._answering
     if not now.pages and now.opened[0] >= 0:

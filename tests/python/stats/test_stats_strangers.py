@@ -30,7 +30,6 @@ PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
-    """Creates a board of counters and a copy with changed content."""
     board = StatsBoard(2, 1, 2, True)
     board.adopt(0, 1, 0)
     content = bytearray(os.pread(board.fileno(), 1 << 24, 0))
@@ -117,7 +116,6 @@ def test_names_of_pipes_and_command_lines_are_shown_without_control_characters()
 
 
 def container(folder, host=(100, 1), **processes):
-    """Creates a simulated `/proc` with processes, some of which are in a container."""
     for name, (here, there) in processes.items():
         inside = folder / str(here)
         (inside / "ns").mkdir(parents=True)

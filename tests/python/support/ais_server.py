@@ -75,7 +75,6 @@ class Cluster(Answering):
 
 
 def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[str]:
-    """Runs a cluster with the given buckets, and yields its URL."""
     as_text = {
         bucket: {name: content.hex() for name, content in objects.items()} for bucket, objects in buckets.items()
     }

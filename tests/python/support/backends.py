@@ -21,8 +21,6 @@ WORKERS = 2
 
 
 class Spawned:
-    """A backend that spawns workers on this machine."""
-
     #: Whether the backend is a cluster, which has processes in addition to the workers.
     is_slow = False
     #: Whether tests run all pipelines on this backend. If `has_all` is false, tests run only a few pipelines, because
@@ -63,8 +61,6 @@ class Carried(Spawned):
 
 
 class OnRay(Spawned):
-    """A backend with workers in processes that Ray's actors start."""
-
     is_slow = True
     victims = ("worker", "host", "dispatching")
 

@@ -38,7 +38,6 @@ class Verdict:
 
     @property
     def told(self) -> str:
-        """Returns the message of a failed test, or an empty text."""
         return "" if self.unknowable else self.wrong or self.unlike or ""
 
 
@@ -47,8 +46,6 @@ class Wrong(Exception):
 
 
 class Judge:
-    """Runs random programs under a Python interpreter."""
-
     #: The modules that a fresh process imports.
     modules: tuple[str, ...]
     #: The start methods of workers to choose from.
@@ -67,7 +64,6 @@ class Judge:
             self._runs.__exit__(kind, error, tb)
 
     def call(self, phase: str, function: str, /, **arguments: Any) -> Any:
-        """Calls a function of the first module in a fresh process."""
         try:
             return self._runs.call(f"{self.modules[0]}:{function}", **arguments)
         except RuntimeError as error:
@@ -108,7 +104,6 @@ def shown(epoch: list[Any]) -> str:
 
 
 def table(columns: dict[str, list[Verdict]], categories: tuple[str, ...]) -> list[str]:
-    """Returns a table of exact programs by category, with a column for each interpreter."""
     lines = []
     for category in [*categories, "all"]:
         cells = []
@@ -135,7 +130,6 @@ def driver_of(
     more: Callable[[list[Verdict]], list[str]] = lambda verdicts: [],
     phase_limit: float = 30.0,
 ) -> Driver:
-    """Returns the driver for a module of random programs."""
     judges: dict[str, Judge] = {}
     columns: dict[str, list[Verdict]] = {}
 

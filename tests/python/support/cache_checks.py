@@ -43,7 +43,6 @@ def content(folder):
 
 
 def content_after_a_kill(folder):
-    """Returns the contents of a folder, except for hidden files that a killed process may have left behind."""
     return {
         name: text for name, text in content(folder).items() if not os.path.basename(name).startswith(".torchdata-")
     }

@@ -133,7 +133,6 @@ CAUSES: dict[str, Cause] = {
 
 
 def stats_of(cause: Cause, door: Door) -> LoaderStats:
-    """Returns the statistics that a loader of the given class would return."""
     from dataclasses import replace
 
     epoch = _Epoch(cause)

@@ -32,8 +32,6 @@ _NOTEBOOK = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_by
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced code block of a page."""
-
     line: int
     language: str
     code: str
@@ -83,7 +81,6 @@ def examples(page: Path) -> list[Example]:
 
 
 def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the examples' program in a process that has already imported what the program needs."""
     codes = [example.block.code for example in program]
     # Ignores warnings about files that libraries leave open until the interpreter exits.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None

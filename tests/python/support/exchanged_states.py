@@ -30,7 +30,6 @@ def squared(number: int) -> int:
 
 
 def pipeline(workers: int) -> Any:
-    """Returns a loader over pipes that draw random numbers and have buffers."""
     pipe = IterableWrapper(range(60)).shuffle(buffer_size=20).sharding_filter().map(squared).batch(2)
     service = MultiProcessingReadingService(workers, multiprocessing_context="spawn") if workers else None
     return DataLoader2(pipe, reading_service=service)

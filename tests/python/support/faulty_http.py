@@ -32,7 +32,6 @@ TIMEOUT = 1.0
 
 
 def content_of(seed: int, number: int) -> bytes:
-    """Returns the contents of a file, which may be up to a few hundred thousand bytes long."""
     chance = random.Random(f"{seed} {number}")
     return chance.randbytes(chance.choice([0, 1, 100, 5_000, 70_000, 300_000]))
 
@@ -111,7 +110,6 @@ class Faulty:
 
 @contextmanager
 def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Iterator[Faulty]:
-    """Runs a faulty server until the block ends."""
     with server_process(__file__, str(seed), ",".join(faults), str(spared)) as root:
         yield Faulty(root, seed)
 

@@ -56,8 +56,6 @@ def run_python(*arguments: object, folder: Path | None = None, **environment: st
 
 
 class FreshProcesses:
-    """Calls functions, each in a separate process."""
-
     def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
         self.python, self.limit = python, limit
         #: The number of the last call. If an answer has another number, the answer belongs to an interrupted call, and
@@ -92,11 +90,9 @@ class FreshProcesses:
         return self
 
     def call(self, function: str, **arguments: Any) -> Any:
-        """Calls a function that is given as "module:function", and returns the function's result."""
         return self._ask(function=function, limit=self.limit, arguments=arguments)
 
     def _ask(self, **order: Any) -> Any:
-        """Sends a request to the server. Returns the result from the server's answer."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._number += 1
@@ -177,7 +173,6 @@ def program(path: str, arguments: list[str], ignored: str | None) -> dict[str, A
 
 
 def answer_to(order: dict[str, Any]) -> dict[str, Any]:
-    """Returns the result of a call or of imports, or the error."""
     try:
         if "modules" in order:
             for name in order["modules"]:
@@ -201,7 +196,6 @@ def seed_from_the_system() -> None:
 
 
 def in_child(order: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer of a child process to a request."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

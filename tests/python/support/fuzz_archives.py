@@ -107,7 +107,6 @@ def _pax_records(rng: random.Random) -> bytes:
 
 
 def tar_bytes(rng: random.Random) -> bytes:
-    """Returns a tar archive with headers that have correct checksums but wrong fields."""
     out = io.BytesIO()
     for _ in range(rng.randint(1, 6)):
         info = tarfile.TarInfo(rng.choice(_NAMES)[:99])
@@ -134,7 +133,6 @@ def tar_bytes(rng: random.Random) -> bytes:
 
 
 def tar(rng: random.Random) -> None:
-    """Reads plain and compressed tar archives, with and without seeking."""
     data = tar_bytes(rng)
     if rng.random() < 0.5:
         data = mutated(rng, data)
@@ -151,7 +149,6 @@ def tar(rng: random.Random) -> None:
 
 
 def zip_bytes(rng: random.Random) -> bytes:
-    """Returns a zip archive with a directory that may have wrong fields."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for _ in range(rng.randint(1, 5)):
@@ -179,7 +176,6 @@ _RAR_SAMPLES = Path(__file__).parents[1] / "data" / "rar"
 
 
 def rar(rng: random.Random) -> None:
-    """Reads RAR archives of both versions, except for members that require an external program."""
     import rarfile
 
     data = mutated(rng, rng.choice(sorted(_RAR_SAMPLES.glob("*.rar"))).read_bytes())
@@ -206,7 +202,6 @@ def compressed(rng: random.Random) -> None:
 
 
 def archive_in_stream(rng: random.Random) -> None:
-    """Opens compressed files with `decompress`."""
     kind = rng.choice(("tar", "zip"))
     data = tar_bytes(rng) if kind == "tar" else zip_bytes(rng)
     if rng.random() < 0.5:
@@ -278,7 +273,6 @@ def _contents() -> dict[str, bytes]:
 
 
 def decoders(rng: random.Random) -> None:
-    """Decodes files with the handlers of `routed_decode`, except for pickles."""
     if not _CONTENTS:
         _CONTENTS.update(_contents())
     extension = rng.choice([*_CONTENTS])

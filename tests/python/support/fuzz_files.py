@@ -42,7 +42,6 @@ _EDGES = [
 
 
 def mutated(rng: random.Random, data: bytes, most: int = 4) -> bytes:
-    """Returns `data` with one to `most` random changes."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, most)):
         if not changed:
@@ -80,7 +79,6 @@ def targets() -> dict[str, Target]:
 
 
 def check(name: str, target: Target, number: int) -> None:
-    """Runs a target with its input `number`."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with _limited(LONGEST):
         target(random.Random(f"{name}-{number}"))
@@ -118,7 +116,6 @@ def plan_of(number: int, options: argparse.Namespace) -> Inputs:
 
 
 def check_inputs(plan: Inputs) -> int:
-    """Runs all targets with their inputs, and returns the number of inputs."""
     for number, (name, target) in itertools.product(plan.numbers, plan.targets.items()):
         try:
             check(name, target, number)

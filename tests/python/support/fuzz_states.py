@@ -62,8 +62,6 @@ def _same(item: Any) -> Any:
 
 @functools.cache
 def _states() -> list[dict[str, Any]]:
-    """Returns states of loaders in the main process, of workers, of resharded loaders, and of loaders between two
-    epochs."""
     found = []
     for service in (InProcessReadingService(), MultiProcessingReadingService(2)):
         with DataLoader2(_pipeline(), reading_service=service) as loader:
@@ -103,7 +101,6 @@ def _inside(value: Any) -> Any:
 
 
 def _changed(rng: random.Random, value: Any) -> Any:
-    """Returns a copy of a nested value, in which one of the inner values is replaced."""
     opened = _inside(value)
     if opened is not None and rng.random() < 0.9:
         inside, close = opened
@@ -131,7 +128,6 @@ def _with_checksums(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _go_on(make: Callable[[], Iterator[Any]]) -> None:
-    """Reads items after a state was loaded, until the end or an error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

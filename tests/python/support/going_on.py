@@ -20,7 +20,6 @@ WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "per
 
 
 def with_workers(cases: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
-    """Returns pairs of a case and loader options."""
     return [*((case, {}) for case in cases), *zip(cases, itertools.cycle(WORKERS[1:]), strict=False)]
 
 
@@ -39,7 +38,6 @@ def epochs_of(loader: Any, count: int = 4) -> list[list[Any]]:
 
 
 def advanced(loader: Any, batches: int) -> Any:
-    """Begins an epoch, and returns its iterator after some batches."""
     iterator = iter(loader)
     for _ in range(batches):
         next(iterator)
@@ -52,13 +50,11 @@ def saved(loader: Any) -> Any:
 
 
 def loaded(loader: Any, state: Any, **options: Any) -> Any:
-    """Loads a state into a loader, and returns the loader."""
     loader.load_state_dict(state, **options)
     return loader
 
 
 def saved_at(loader: Any, epoch: int, batches: int | None) -> Any:
-    """Reads a loader up to a position in an epoch, and returns its state after a conversion to JSON and back."""
     for _ in range(epoch + (batches is None)):
         list(loader)
     if batches is not None and (epoch, batches) != (0, 0):

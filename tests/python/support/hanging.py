@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def stop(_folder: Path) -> None:
-    """Stops the process with SIGSTOP, like a debugger or a shell."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -27,7 +26,6 @@ def sleep(_folder: Path) -> None:
 
 
 def lock(_folder: Path) -> None:
-    """Waits forever for a lock that another thread holds."""
     held, is_held = threading.Lock(), threading.Event()
 
     def hold() -> None:
@@ -41,7 +39,6 @@ def lock(_folder: Path) -> None:
 
 
 def loop(_folder: Path) -> None:
-    """Runs C code forever while holding the interpreter's lock."""
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
@@ -76,8 +73,6 @@ class Hanging:
 
 
 class HangingAt:
-    """A function that hangs at one item, in the first `times` processes."""
-
     def __init__(self, way: str, at: int, folder: Path | str, times: int = 1) -> None:
         self.at, self.hang = at, Hanging(way, folder, times)
 
@@ -88,7 +83,6 @@ class HangingAt:
 
 
 def hung_in(folder: Path) -> set[int]:
-    """Returns the ids of the processes that have begun to hang, according to the files in a folder."""
     texts = [path.read_text() for path in folder.rglob("hung*")]
     return {int(text) for text in texts if text}
 

@@ -65,7 +65,6 @@ class LocalActor:
         return self._call("look", self.host.end)
 
     def cut(self) -> None:
-        """Makes the host unreachable, and kills its worker."""
         self._is_cut = True
         self.host._child.kill()
 

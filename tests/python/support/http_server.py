@@ -187,14 +187,12 @@ class Server:
         self.folder, self.root = folder, root
 
     def url(self, name: str, content: bytes | None = None, **query: object) -> str:
-        """Returns the URL of a file, which is written first if `content` is given."""
         if content is not None:
             (self.folder / name).write_bytes(content)
         options = "&".join(f"{key}={value}" for key, value in query.items())
         return f"{self.root}/{name}" + (f"?{options}" if options else "")
 
     def drive(self, id_: str, content: bytes | None = None) -> str:
-        """Returns the download URL of a file on the imitated Google Drive."""
         self.url(id_, content)
         return f"{self.root}/uc?export=download&id={id_}"
 

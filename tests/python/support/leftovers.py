@@ -40,13 +40,11 @@ def children():
 
 
 def fork_server():
-    """Returns the id of the process that forks workers with "forkserver"; None if there is none."""
     forker = getattr(sys.modules.get("torchdata._engine.processes.forker"), "_of_program", None)
     return None if forker is None or forker.is_over else forker.pid
 
 
 def descendants(pid):
-    """Returns the ids of a process's direct and indirect children. Children of exited processes are not found."""
     found, unseen = [], all_children(pid)
     while unseen:
         found.append(unseen.pop())
@@ -71,7 +69,6 @@ def shared_mappings(pid="self"):
 
 
 def held_files(pid="self"):
-    """Returns the paths of open or mapped files of a process that /proc shows, without deleted files."""
     held = set()
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
@@ -128,5 +125,4 @@ def told(pid):
 
 
 def is_gone(pid):
-    """Returns whether a process has exited. Zombies count as exited."""
     return state(pid) in "ZX"

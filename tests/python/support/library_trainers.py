@@ -22,8 +22,6 @@ EPOCHS, STEPS = 5, 4
 
 
 class Samples(Dataset[Any]):
-    """A dataset of labeled inputs."""
-
     def __len__(self) -> int:
         return 14
 
@@ -54,7 +52,6 @@ def loader_of(workers: int, cls: Any = StatefulDataLoader) -> Any:
 
 
 def state_of(loader: Any, steps: int) -> dict[str, Any]:
-    """Returns the loader's state after `steps` training steps."""
     state: dict[str, Any] = loader.state_dict()
     return state | {"_iterator_finished": steps % STEPS == 0}
 
@@ -72,7 +69,6 @@ def train(library: str, workers: int, folder: str, stop: int | None = None, resu
 
 
 def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """Runs a training loop with accelerate, which calls `save_state` after a given number of steps."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
@@ -97,7 +93,6 @@ def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, r
 
 
 def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """Runs the library's Trainer, which saves after every n-th step."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class WithLoader(Trainer):  # type: ignore[misc]

@@ -8,8 +8,6 @@ from torchdata._native import BellBoard, Collector, Link, Sender
 
 
 class Loopback:
-    """A link with both ends in one process."""
-
     def __init__(self, budget: int = 64 << 20, ring: int = 1 << 16) -> None:
         bells = BellBoard(2)
         self.link = Link(budget, ring)

@@ -70,7 +70,6 @@ def run(loader: Loader[Any], plan: Plan, save_at: tuple[int, int] | None = None)
 
 
 def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random, share: float = 1.0) -> int:
-    """Saves states at some positions of a plan, resumes, and compares the items with an uninterrupted run."""
     whole, _ = run(Loader(make()), plan)
     held = 0
     for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):

@@ -26,7 +26,6 @@ def photographs() -> list[Any]:
 
 
 def pixels(number: int) -> Any:
-    """Returns an image as an array (height, width, 3)."""
     rng = np.random.default_rng(number)
     kind = number % 3
     if kind == 0:
@@ -42,14 +41,12 @@ def pixels(number: int) -> Any:
 
 
 def encoded(image: Any, format: str = "JPEG", **options: Any) -> bytes:
-    """Encodes a Pillow image or an array, and returns the bytes of the file."""
     stream = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, format, **options)
     return stream.getvalue()
 
 
 def jpeg(number: int) -> bytes:
-    """Returns the JPEG file with the given number."""
     import simplejpeg
 
     array = np.ascontiguousarray(pixels(number))

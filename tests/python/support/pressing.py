@@ -39,7 +39,6 @@ class Presser:
         self._process.stdin.write(b"\n")  # type: ignore[union-attr]
 
     def end(self) -> None:
-        """Ends the process, and waits until it has exited, so that all its signals have been sent."""
         with contextlib.suppress(BrokenPipeError):  # the process has already exited
             self._process.stdin.write(b"q")  # type: ignore[union-attr]  # closing is no use: workers hold it, too
         self._process.wait(120)

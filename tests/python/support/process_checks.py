@@ -56,7 +56,6 @@ def nothing_is_left():
 
 @pytest.fixture
 def children_are_killed_soon(monkeypatch):
-    """Limits how long a shutdown waits for hanging children before it kills them."""
     monkeypatch.setattr(shutdown, "ASKED", 0.2)
 
 
@@ -101,8 +100,6 @@ class ExitsAt:
 
 
 class Sleeps:
-    """A function that sleeps when it receives the item `at`. `seconds` is the duration of the sleep."""
-
     def __init__(self, at, seconds=1000.0):
         self.at = at
         self.seconds = seconds

@@ -37,7 +37,6 @@ _TARGETS = ("links", "bells", "counters", "stacks", "any")
 
 
 def _mappings():
-    """Yields address, length and kind of each shared mapping of this process."""
     with open("/proc/self/maps") as maps:
         found = [_MAPPING.match(line) for line in maps]
     for one in filter(None, found):
@@ -47,7 +46,6 @@ def _mappings():
 
 
 def _stacks():
-    """Yields the descriptors of the memory into which processes write their stacks."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:torchdata-stacks"):
@@ -80,8 +78,6 @@ class Scribbler:
 
 
 class Scribbles:
-    """A function for child processes that returns its argument, and writes random bytes at some items."""
-
     def __init__(self, scribbler, at):
         self.scribbler, self.at = scribbler, at
 
@@ -101,9 +97,6 @@ def opened_by(plan):
 
 
 class Plan:
-    """The plan of a run: the kind of loader, the process that writes random bytes, and the items at which this process
-    writes."""
-
     def __init__(self, seed):
         rng = random.Random(f"scribbles {seed}")
         self.seed = seed

@@ -32,7 +32,6 @@ DTYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)
 
 
 def storage(draw):
-    """Returns a one-dimensional tensor with its own storage."""
     dtype = draw.choice(DTYPES)
     size = draw.choice([1, 7, 60, 960, 12_000, 40_000])
     content = torch.tensor(draw.choices(range(2 if dtype is torch.bool else 256), k=97), dtype=torch.uint8)
@@ -41,7 +40,6 @@ def storage(draw):
 
 
 def view(draw, tensor):
-    """Returns a view of the tensor, created by a few random steps."""
     for _ in range(draw.randrange(5)):
         tensor = draw.choice([part, shaped, turned, longer, repeated])(draw, tensor)
     return tensor
@@ -103,7 +101,6 @@ def in_dict(tensor):
 
 
 def pickled(sent):
-    """Pickles an item, and returns the unpickled item."""
     file = io.BytesIO()
     torch.save(sent, file)
     file.seek(0)
@@ -143,7 +140,6 @@ def significant(tensor, strides):
 
 
 def write_everywhere(draw, tensors):
-    """Writes one element of each tensor, and yields the contents of all tensors after each write."""
     seen = []
     for tensor in tensors:
         if tensor.numel():
@@ -190,14 +186,12 @@ def check(draw, link, digest):
 
 
 def in_use(link):
-    """Returns the number of bytes of the arena that are in use."""
     link.sender.tidy()
     ((used, _, _),) = link.sender.arena_usage()
     return used
 
 
 def run(seed, cases):
-    """Runs the cases of a seed, and returns a digest of all received items."""
     draw, digest = random.Random(seed), hashlib.sha256()
     link = Loopback(budget=8 << 20)
     kept = []
@@ -214,7 +208,6 @@ def run(seed, cases):
 
 
 def hold_to_the_end(seed):
-    """Deletes all references to a large tensor in random order."""
     draw = random.Random(seed)
     link = Loopback()
     held = [link.one(torch.arange(50_000))]
@@ -228,7 +221,6 @@ def hold_to_the_end(seed):
 
 
 def check_many(seed):
-    """Runs some cases of a seed, and returns their number."""
     run(seed, 50)
     hold_to_the_end(seed)
     return 50

@@ -91,8 +91,6 @@ class Chaos(Exception):
 
 
 class Diary:
-    """Records the events of one rank in a file, and writes each event immediately as a line."""
-
     def __init__(self, folder: Path, rank: int) -> None:
         self.file = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
@@ -279,7 +277,6 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
-    """Causes the fault at the planned moment, and waits until the other ranks have exited."""
     victim = ranks[plan.victim]
     due: float | None = None
     struck: float | None = None
@@ -378,7 +375,6 @@ def judge(
 
 
 def blamed(text: str) -> set[int]:
-    """Returns the ranks that an error message names as failed."""
     found = {0} if "the process of the store has exited or was stopped" in text and ": rank 0" in text else set()
     for ranks in re.findall(
         r"ranks? ([0-9, ]+) of \d+(?:, which all other ranks connect to,)? (?:sent no|did not|had|left)", text
@@ -388,7 +384,6 @@ def blamed(text: str) -> set[int]:
 
 
 def check(plan: Plan) -> int:
-    """Runs a job, and returns the number of reported results."""
     folder = Path(tempfile.mkdtemp(prefix="rank-chaos-"))
     try:
         result = run_job(plan, folder)

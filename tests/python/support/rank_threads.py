@@ -38,7 +38,6 @@ class ThreadGroup:
 
 
 def in_ranks(ranks: int, body: Callable[[ThreadGroup], Any]) -> list[Any]:
-    """Runs a function on all ranks, and returns the results by rank."""
     meetings = _Meeting(ranks), _Meeting(ranks)
     found: list[Any] = [None] * ranks
     failures: list[BaseException] = []

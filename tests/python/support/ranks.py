@@ -68,8 +68,6 @@ if __name__ == "__main__":
 
 
 class Job:
-    """The ranks of a running job."""
-
     def __init__(self, folder: Path, processes: list[subprocess.Popen[str] | ForkedProgram], ranks: int) -> None:
         self.folder, self.processes, self.ranks = folder, processes, ranks
 
@@ -105,7 +103,6 @@ class Job:
 def gloo_job(
     tmp_path: Path, body: str, ranks: int = 2, prefixes: dict[int, list[str]] | None = None, host: str = "127.0.0.1"
 ) -> Iterator[Job]:
-    """Starts a job whose store is in this process, and ends the job when the block ends."""
     import torch.distributed as dist
 
     store = dist.TCPStore(
@@ -161,7 +158,6 @@ def torchrun(program: Path, ranks: int = 2) -> list[str]:
 
 
 def mpirun() -> str:
-    """Returns the `mpirun` command of the test environment."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     assert found is not None, "no mpiexec: pip install mpich"

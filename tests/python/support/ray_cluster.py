@@ -71,7 +71,6 @@ SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 
 
 def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> Any:
-    """Calls a function that starts a part of Ray, with up to three attempts."""
     for _ in range(2):
         try:
             return start()
@@ -84,7 +83,6 @@ def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> A
 
 @contextmanager
 def cluster(**more: str) -> Iterator[Any]:
-    """Runs a cluster of one node, and shuts it down at the end."""
     with nodes(0, 2, **more):
         import ray
 
@@ -93,7 +91,6 @@ def cluster(**more: str) -> Iterator[Any]:
 
 @contextmanager
 def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
-    """Runs a cluster with `count` nodes in addition to the first node, all on this machine."""
     with environment(**more):
         import ray
         from ray.cluster_utils import Cluster

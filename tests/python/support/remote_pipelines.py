@@ -67,7 +67,6 @@ def numbered(count: int) -> Any:
 
 
 def dealt(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
-    """Returns a pipe over numbers."""
     pipe: Any = IterableWrapper(range(count))
     pipe = before(pipe.shuffle() if shuffles else pipe)
     return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)

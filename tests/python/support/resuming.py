@@ -31,14 +31,12 @@ def epochs_of(loader: Any, count: int = 2) -> list[list[Any]]:
 
 
 def stopped(loader: Any, count: int, **options: Any) -> tuple[list[Any], Any]:
-    """Returns the first items of an epoch, and the state after these items."""
     with loader:
         reading = iter(loader)
         return [next(reading) for _ in range(count)], saved(loader, **options)
 
 
 def continued(loader: Any, count: int) -> tuple[list[Any], Any, list[Any]]:
-    """Returns the first items of an epoch, the state after these items, and the remaining items."""
     with loader:
         reading = iter(loader)
         return [next(reading) for _ in range(count)], saved(loader), list(reading)

@@ -104,13 +104,11 @@ KINDS = {"workers": workers, "splits": splits, "stateful": stateful}
 
 
 def epochs(plan: Plan, number: Any, state: Any = None) -> list[list[Any]]:
-    """Returns three epochs by rank."""
     count = 1 if plan.kind == "stateful" else 3
     return KINDS[plan.kind](plan, number, state, lambda loader: [epoch(loader) for _ in range(count)])
 
 
 def epoch(loader: Any) -> list[Any]:
-    """Returns the items of the next epoch."""
     random.seed(5)
     return list(loader)
 
@@ -144,7 +142,6 @@ def check(plan: Plan) -> int:
 
 
 def judge(*arguments: Any) -> None:
-    """Raises `Different` with all differences from the expected epochs."""
     if found := [*differences(*arguments)]:
         raise Different("\n".join(found)[:3000])
 
@@ -202,7 +199,6 @@ def _left_by_shard(saved: list[Any], position: int) -> list[int]:
 
 
 def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: list[int], left: list[int]) -> str:
-    """Describes an error in the items after resuming with a different number of ranks."""
     expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
         position * len(whole) :
     ]

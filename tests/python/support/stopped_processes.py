@@ -32,7 +32,6 @@ def stopped_processes():
 
 
 def stop_all():
-    """Stops all processes and returns their number."""
     for pid in own_processes():
         os.kill(pid, signal.SIGSTOP)
     return len(stopped_processes())

@@ -45,7 +45,6 @@ def check_restore(
     sockets: bool = True,
     files: bool = True,
 ) -> list[Any]:
-    """Saves the pipe of `build()` at every position, and restores the pipe during and after an iteration."""
     epoch = sorted if seeded else list
 
     def count() -> int:

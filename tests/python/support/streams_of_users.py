@@ -32,7 +32,6 @@ class Plain(IterableDataset[Any]):
         return range(self.size)
 
     def numbers(self) -> Sequence[int]:
-        """Returns the numbers of an epoch in their order."""
         return self.shard()
 
     def item(self, number: int, *more: int) -> Any:
@@ -227,8 +226,6 @@ class Draws(CountsEpochs):
 
 
 class ItemsOf(Walk):
-    """An iterator with a state over the items of a stream."""
-
     def __init__(self, stream: Any) -> None:
         super().__init__(stream.numbers())
         self.stream = stream
@@ -238,8 +235,6 @@ class ItemsOf(Walk):
 
 
 class Walked(Plain):
-    """A stream without a state, but with iterators that have a state."""
-
     def __iter__(self) -> Iterator[Any]:
         return ItemsOf(self)
 

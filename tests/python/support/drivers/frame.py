@@ -65,8 +65,6 @@ class Driver:
 
 @dataclasses.dataclass
 class Outcome:
-    """The result of a plan: a count, the reason why it was skipped, or the failure."""
-
     count: int = 0
     skipped: str = ""
     wrong: str = ""
@@ -117,8 +115,6 @@ def check_here(driver: Driver, plan: Any) -> Outcome:
 
 
 class Forked:
-    """A separate process that runs a plan and leads a new session."""
-
     def __init__(self, driver: Driver, plan: Any) -> None:
         self.driver, self.plan, self.started = driver, plan, time.monotonic()
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed at its end

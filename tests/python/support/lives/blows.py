@@ -70,7 +70,6 @@ class Strike(threading.Thread):
 
 
 def strike(run: Run) -> None:
-    """Causes the fault at the planned moment."""
     blow = run.life.blow
     assert blow is not None
     run.did.append(f"{blow}")
@@ -112,7 +111,6 @@ def strike(run: Run) -> None:
 
 
 def _read_on(run: Run, thread: Strike, asked: list[float]) -> None:
-    """Reads all epochs from the current epoch on."""
     blow, life = run.life.blow, run.life
     assert blow is not None
     first = run.epoch
@@ -155,7 +153,6 @@ def _read_epoch(
     asked: list[float] | None = None,
     head: list[Any] | None = None,
 ) -> list[Any]:
-    """Reads an epoch, or its remaining items, and compares the received items with the expected items."""
     expected, seen = run.expected[number], [*(head or [])]
     most = (len(expected) if expected.until is None else expected.size) - len(seen)
     try:

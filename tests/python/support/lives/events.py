@@ -60,7 +60,6 @@ def look(run: Run) -> None:
 
 @event()
 def iterate(run: Run) -> None:
-    """Replaces the loader's iterator before its first item was requested."""
     if not run.loader._reset_iter:
         run.did.append("iter")
         run.iterator = iter(run.loader)
@@ -133,7 +132,6 @@ def save_at_each_item(run: Run) -> None:
 
 @event(may_come=in_main_thread)
 def save_by_signal(run: Run) -> None:
-    """Reads while a signal handler saves a state at an arbitrary moment."""
     found: list[dict[str, Any]] = []
     run.did.append("signal")
     with alarm(run.dice.choice([1e-6, 1e-4, 1e-3]), lambda *_: found.append(run.loader.state_dict())):
@@ -164,7 +162,6 @@ def save_by_thread(run: Run) -> None:
 
 
 def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threading.Thread], object]) -> None:
-    """Calls a function in a thread, and raises the function's error in the calling thread."""
     failed: list[Exception] = []
 
     def carry_out() -> None:
@@ -210,7 +207,6 @@ def interrupt(run: Run) -> None:
 
 
 def victim(run: Run) -> tuple[int, int] | None:
-    """Returns the number and id of a random child."""
     service = run.loader.reading_service
     pids: list[int] = getattr(service, "reading_services", [service])[-1]._children.pids
     who = run.dice.randrange(max(1, len(pids)))

@@ -52,7 +52,6 @@ class GraphLife(Life):
 
 
 def check(life: GraphLife) -> int:
-    """Runs the plan, and returns the number of actions."""
     try:
         runs = [only_read(life) for _ in range(2)]
     except TimeoutError:

@@ -47,8 +47,6 @@ BLOWS = {
 
 @dataclass
 class Blow:
-    """The fault that ends the run of a loader."""
-
     victim: str
     what: str
     #: "start", "read", "end" (after an epoch), "pause" or "shutdown".
@@ -63,8 +61,6 @@ class Blow:
 
 
 class Touched(ReadingServiceInterface):
-    """A reading service with functions for pause, resume and limit that change a value in every process."""
-
     def initialize(self, datapipe: Any) -> Any:
         return datapipe
 
@@ -243,7 +239,6 @@ class Life:
         return pipe
 
     def source(self) -> Any:
-        """Returns the pipes before the pipe that distributes items among the workers."""
         pipe: Any = IterableWrapper(range(self.items))
         return self.steps(pipe.shuffle() if self.shuffles else pipe, self.before)
 

@@ -178,7 +178,6 @@ class Run:
         self.take(islice(self.iterator, count), count)
 
     def take(self, items: Iterator[Any] | list[Any], count: int) -> None:
-        """Reads `count` items, and compares these items with the expected items. Fails if the epoch has fewer items."""
         got = []
         for item in items:
             got.append(key(item))
@@ -199,7 +198,6 @@ class Run:
         self.kept.clear()
 
     def state(self, ago: int = 0) -> dict[str, Any]:
-        """Returns the state that the loader had `ago` items earlier."""
         state: dict[str, Any] = self.loader.state_dict(items_ago=ago, with_pipe=self.dice.choice([None, True, False]))
         describe(state)
         return state
@@ -315,7 +313,6 @@ class Run:
             self.compare_kept()
 
     def check_aside(self) -> int:
-        """Resumes from some of the states that were saved at arbitrary moments."""
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
         for epoch, state, came in chosen:
             arguments = (self.life, self.expected, epoch, pickle.dumps(state), came)
@@ -365,7 +362,6 @@ def go_on_from(
 
 
 def check(life: Life) -> int:
-    """Runs the plan, and returns the number of actions."""
     snapshots.SECONDS, snapshots.FACTOR = life.cadence
     before = set(children())
     expected = only_read(life)
@@ -405,7 +401,6 @@ def plan_of(seed: int, options: argparse.Namespace) -> Life:
 
 
 def is_quiet(life: Life) -> bool:
-    """Returns whether the run should print nothing."""
     return not (life.presses or life.auto)
 
 

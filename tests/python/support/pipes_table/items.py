@@ -43,7 +43,6 @@ def multiplicities(batch: list[int]) -> dict[int, int]:
 
 
 def emptied(batch: list[int]) -> list[int]:
-    """Removes all items from a batch, and returns them in reverse order."""
     return [batch.pop() for _ in range(len(batch))]
 
 

@@ -71,7 +71,6 @@ def bucketed(
 def tokens(
     items: list[int], limit: int, shortest: int, longest: int | None, buffer_size: int, padding: bool
 ) -> list[list[int]]:
-    """Computes the batches of integers that are used as their own lengths."""
     waiting: list[int] = []
     batches: list[list[int]] = [[]]
 
@@ -181,8 +180,6 @@ def added_up(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
 
 
 class Swapped(MultiplexerLongest):
-    """Swaps each pair of neighboring items."""
-
     def __init__(self, source_datapipe: Any) -> None:
         even, odd = source_datapipe.round_robin_demux(2)
         super().__init__(odd, even)

@@ -72,7 +72,6 @@ def in_order(pieces: Pieces, most: int) -> list[Pieces]:
 
 
 def cut(sequences: Pieces, most: int) -> list[Pieces]:
-    """Splits sequences into pieces, so that each row has `most` tokens."""
     tokens = [(number, token) for number, sequence in enumerate(sequences) for token in sequence]
     rows = [tokens[start : start + most] for start in range(0, len(tokens), most)]
     return [[[t for n, t in row if n == number] for number in dict.fromkeys(n for n, _ in row)] for row in rows]
@@ -127,7 +126,6 @@ def _columns_packed(items: list[int], most: int, rows: int) -> list[dict[str, li
 
 
 def fitted_row(tokens: list[int], bounds: list[int], most: int) -> Pieces:
-    """Splits a row into its sequences, without the padding."""
     pieces = [tokens[start:end] for start, end in itertools.pairwise(bounds)]
     return [piece for piece in pieces if piece[0] != 0]
 

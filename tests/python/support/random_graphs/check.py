@@ -71,7 +71,6 @@ class Plain:
 
 
 def start(number: int) -> None:
-    """Resets the global random generators to their state at the beginning of a graph's run."""
     random.seed(number)
     for name, setter in (("numpy", lambda module: module.random.seed), ("torch", lambda module: module.manual_seed)):
         if name in sys.modules:
@@ -137,7 +136,6 @@ def go_on(
     chain: list[int],
     reader: type[Plain],
 ) -> None:
-    """Resumes a graph from a state that `check` has saved."""
     rest = [] if ended else expected[epoch]
     for link, count in enumerate(chain):
         start(graph.number)  # some pipes read their sources during construction to determine a length
@@ -184,7 +182,6 @@ def positions(
 
 
 def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away: float = 0.0) -> int:
-    """Checks a graph at some positions, and returns the number of checks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = whole(graph, reader)
@@ -205,7 +202,6 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
 
 @contextlib.contextmanager
 def with_torch(options: argparse.Namespace) -> Iterator[None]:
-    """Imports torch if it is installed, so that graphs may contain torch's pipes."""
     if not options.no_torch:
         with suppress(ImportError):
             import torch.utils.data  # noqa: F401

@@ -23,8 +23,6 @@ LONGEST = 40
 
 @dataclass
 class Graph:
-    """A random graph that is determined by a seed."""
-
     number: int
     only: tuple[str, ...] | None = None
 
@@ -48,7 +46,6 @@ class Graph:
         self._changes: dict[int, Callable[[Any], Any]] = {}
 
     def build(self, changes: dict[int, Callable[[Any], Any]] | None = None) -> Any:
-        """Builds a new graph."""
         self.names, self._grown_pipes, self._changes = [], 0, changes or {}
         dice = random.Random(f"graph {self.number}")
         pipe = self._grown(dice, self.depth)
@@ -64,12 +61,10 @@ class Graph:
         return pipe
 
     def places(self) -> int:
-        """Returns the number of pipes that `build` can replace."""
         self.build()
         return self._grown_pipes
 
     def over(self, dice: random.Random, pipe: Any) -> Any:
-        """Appends a random stage to a pipe of small ints."""
         return Mapper(self._chosen(dice, OVER_ONE, pipe), small)
 
     def _grown(self, dice: random.Random, depth: int) -> Any:

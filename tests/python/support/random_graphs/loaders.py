@@ -13,8 +13,6 @@ from random_graphs.graphs import Graph
 
 
 class Loader:
-    """A random loader that is determined by a seed."""
-
     def __init__(self, number: int, services: tuple[str, ...] = ("none", "in process", *5 * ("workers",))) -> None:
         dice = random.Random(f"loader {number}")
         self.number = number

@@ -53,8 +53,6 @@ def _table(size: int) -> Any:
 
 
 class Shuffled:
-    """A sampler that draws a new order each time from the global random generator."""
-
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -70,7 +68,6 @@ def counted(size: int) -> Any:
 
 
 def _shuffled_parts(size: int) -> Pipe:
-    """Returns parts of a table as single items or in lists."""
     parts = ArrowParts(_table(size)).shuffle()
     return parts.batch(2) if size % 2 else parts
 
@@ -172,7 +169,6 @@ def torch_stages() -> dict[str, Callable[[Dice, Pipe], Pipe]]:
 
 
 def _unequal(dice: Dice, pipes: list[Pipe]) -> list[Pipe]:
-    """Appends further stages to some of the given pipes, so that the pipes yield different numbers of items."""
     changed = []
     for pipe in pipes:
         choice = dice.randrange(5)

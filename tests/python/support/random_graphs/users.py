@@ -22,8 +22,6 @@ class Passing(IterDataPipe):
 
 
 class InMain(Passing):
-    """A pipe that must not be replicated, so that it stays in the main process."""
-
     def __len__(self) -> int:
         return len(self.source)
 
@@ -168,7 +166,6 @@ class SourceByHand(IterDataPipe):
 
 
 def small(item: Any) -> int:
-    """Returns an int below 21 that depends only on the item's `repr`."""
     return item % 21 if type(item) is int else crc32(repr(item).encode()) % 21
 
 
@@ -193,7 +190,6 @@ def drawn_by_torch(item: int) -> int:
 
 
 def some(item: int) -> list[int]:
-    """Returns a list that contains the item a random number of times."""
     return [item] * random.randrange(4)
 
 

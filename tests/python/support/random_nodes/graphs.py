@@ -33,8 +33,6 @@ def is_kept(number: int, item: Any) -> bool:
 
 
 class Graph:
-    """A random graph and its description. The graph can be built several times."""
-
     def __init__(
         self,
         seed: int,

@@ -13,8 +13,6 @@ BEHIND = 3
 
 @dataclass
 class Program:
-    """A random program that reads a graph of nodes."""
-
     seed: int
     processes: bool = False
     #: Whether the graph contains only nodes that torchdata 0.11 has.

@@ -17,7 +17,6 @@ MOST = 1000
 
 
 def shutdown(loader: Loader[Any]) -> None:
-    """Calls the loader's method `shutdown` if it exists, which ends the loader's threads and processes."""
     getattr(loader, "shutdown", lambda: None)()
 
 
@@ -48,7 +47,6 @@ def described(seed: int, processes: bool) -> dict[str, Any]:
 
 
 def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
-    """Runs a program, and saves a state at each item of one epoch to files in a folder."""
     program = program_of(seed, processes)
     loader = Loader(program.graph().build())
     epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.stop_epoch)]
@@ -69,7 +67,6 @@ def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
 
 
 def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> list[list[Any]]:
-    """Resumes a program from the state in the file `source`."""
     program = program_of(seed, processes)
     loader, state = used(program, None), pickle.loads(Path(source).read_bytes())
     loader.load_state_dict(state)

@@ -14,8 +14,6 @@ from torchdata.nodes import BaseNode
 
 
 class Shuffled(Sampler[int]):
-    """A sampler with an order that depends on the epoch, like DistributedSampler."""
-
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, 0
 

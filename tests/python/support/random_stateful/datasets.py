@@ -32,8 +32,6 @@ def drawn(kind: str) -> float:
 
 
 class Slow:
-    """Delays some items for random times."""
-
     slow = False
     #: Whether some items are always late. In loaders without a fixed order, late items change the order of the items.
     uneven = False
@@ -110,8 +108,6 @@ class Counting(Indexed):
 
 
 class Noisy(Indexed):
-    """A dataset that draws its samples from the global random generators (augmentation)."""
-
     def __getitem__(self, index: int) -> Any:
         self.pause(index)
         return torch.tensor([index, drawn(self.draws)], dtype=torch.float64)

@@ -51,7 +51,6 @@ class Deaths:
         self.count = 0
 
     def may_come(self, loader: Any, epoch: int) -> None:
-        """Kills or stops random workers. This method must be called before each batch is requested."""
         iterator = loader._iterator
         if loader.num_workers == 0 or self._stopped or self.way is not None:
             return  # a further exit could be the third one at the same batch
@@ -83,7 +82,6 @@ class Deaths:
         return self.at, Hanging(self.way, self._folder.name, self.times)
 
     def close(self) -> None:
-        """Adds the workers that hung to the number of exits."""
         if self._folder is not None:
             self.count += len(list(Path(self._folder.name).glob("hung*")))
             self._folder.cleanup()
@@ -108,7 +106,6 @@ def unknowable(program: Any) -> str:
 
 
 def check(judge: Any, seed: int, method: str) -> None:
-    """Runs the program of a seed while workers exit."""
     program = program_of(seed)
     if unknowable(program):
         return

@@ -26,7 +26,6 @@ class StatefulJudge(Judge):
         self._folder.cleanup()
 
     def judge(self, seed: int, found: dict[str, Any] | None = None, **more: Any) -> Verdict:
-        """Runs the program of a seed in all its phases."""
         program = program_of(seed)
         verdict = Verdict(seed, program.category, program.words())
         try:
@@ -36,7 +35,6 @@ class StatefulJudge(Judge):
         return verdict
 
     def phase(self, program: Program, phase: str, **more: Any) -> dict[str, Any]:
-        """Runs a phase of a program in a fresh process; see `running.Run`."""
         found: dict[str, Any] = self.call(phase, "run", seed=program.seed, phase=phase, **more)
         self.deaths += found["known"].get("deaths", 0)
         return found
@@ -91,7 +89,6 @@ def in_batches(epochs: list[Any], size: int) -> list[Any]:
 
 
 def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> None:
-    """Compares for each epoch how many samples were skipped."""
     if found != expected and (program.in_order or not program.breaks):
         raise Wrong(f"skipped {found}, and not {expected}")
 

@@ -21,8 +21,6 @@ from going_on import Walk
 
 
 class PythonShuffled(Sampler[int]):
-    """A sampler that shuffles with Python's global random generator, like the samplers of many programs."""
-
     def __init__(self, length: int) -> None:
         self.length = length
 

@@ -30,8 +30,6 @@ CATEGORIES = (
 
 @dataclass
 class Program:
-    """A random training program: its loader, its seeds, and where it stops."""
-
     seed: int
     dataset: str
     length: int
@@ -130,7 +128,6 @@ class Program:
         return not self.indexed and self.later_workers != self.workers
 
     def later_workers_matter(self, first: int) -> bool:
-        """Returns whether the number of workers affects the epochs after an epoch that was left early."""
         goes_on = self.sampler in orders.GOING_ON and self.later_workers != self.workers
         return goes_on and any(epoch >= first for epoch in self.breaks)
 
@@ -239,7 +236,6 @@ def choose_habits(program: Program, chance: random.Random) -> None:
 
 
 def choose_moment(program: Program, chance: random.Random) -> None:
-    """Draws which epochs are left early, and at which position the state is saved."""
     program.stop_epoch = chance.choice([0, 0, 0, 1, 1, 2, 3])
     program.stop_at = chance.choice(["before", 0, 1, 1, 2, 3, 4, 6, 9, "last", "end", "end"])
     if program.stop_epoch and program.in_order and chance.random() < 0.35:
@@ -253,7 +249,6 @@ def choose_moment(program: Program, chance: random.Random) -> None:
 
 
 def choose_broken(program: Program, chance: random.Random) -> None:
-    """Chooses which samples are broken: some samples, many successive samples (whole batches), or all samples."""
     numbers = range(program.length)
     share = chance.choice([0.1, 0.3, 0.6, 1.0 if program.length < 8 else 0.9])
     broken = {number for number in numbers if chance.random() < share}

@@ -20,7 +20,6 @@ from random_stateful.programs import Program, program_of
 
 
 def plain(batch: Any) -> Any:
-    """Converts a batch to values that JSON supports."""
     if isinstance(batch, torch.Tensor):
         return batch.tolist()
     return [plain(one) for one in batch] if isinstance(batch, (list, tuple)) else batch
@@ -33,7 +32,6 @@ def seed_all(seed: int) -> None:
 
 
 def draw(count: int) -> None:
-    """Draws `count` random numbers from each global random generator, like a training program."""
     for _ in range(count):
         datasets.drawn("all")
 
@@ -57,7 +55,6 @@ def read(data: bytes, way: str) -> Any:
 
 
 def save(loader: Any, program: Program, path: Path) -> dict[str, Any]:
-    """Writes the loader's state to a file. Returns the state's size and other facts about it."""
     state, again = loader.state_dict(), loader.state_dict()
     known: dict[str, Any] = {"keys": sorted(state)}
     try:
@@ -151,7 +148,6 @@ class Run:
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
-        """Returns a list of batches for each epoch."""
         try:
             self.train()
         finally:
@@ -187,7 +183,6 @@ class Run:
         self.known = save(loader, self.program, Path(self.target))
 
     def epoch(self, loader: Any, epoch: int) -> bool:
-        """Runs an epoch, or the rest of an epoch. Returns whether the program stops in this epoch."""
         program = self.program
         stops = self.phase == "stop" and epoch == program.stop_epoch
         if stops and program.stop_at == "before":
