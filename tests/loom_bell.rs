@@ -68,13 +68,11 @@ fn model(check: impl Fn() + Send + Sync + 'static) {
     model.check(check);
 }
 
-/// Starts a thread that uses the shared values.
 fn beside<T: Send + Sync + 'static>(shared: &Arc<T>, act: impl FnOnce(&T) + Send + 'static) -> thread::JoinHandle<()> {
     let theirs = Arc::clone(shared);
     thread::spawn(move || act(&theirs))
 }
 
-/// Starts a thread that publishes a 1, and then wakes the sleeper.
 fn publisher(shared: &Arc<(Process, AtomicU64)>) -> thread::JoinHandle<()> {
     beside(shared, |theirs| {
         theirs.1.store(1, Ordering::Relaxed);

@@ -53,7 +53,6 @@ impl Shared {
         }
     }
 
-    /// Takes submitted items until the queue is closed.
     fn serve(&self) {
         loop {
             self.queue.wait_claimable(EVER);
@@ -65,7 +64,6 @@ impl Shared {
         }
     }
 
-    /// Takes `count` items from the source, and offers each item to the other workers.
     fn hand_over(&self, count: usize) {
         let mut reserved = None;
         for item in 0..=count {
@@ -83,8 +81,7 @@ impl Shared {
         }
     }
 
-    /// Claims up to two submitted items at a time, until the queue has no unclaimed item. The first time that two items
-    /// are claimed, the second item is given back to the queue.
+    /// Claims up to two submitted items at a time, until the queue has no unclaimed item.
     fn serve_some(&self) {
         let mut gives_back = true;
         while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {
@@ -106,7 +103,6 @@ impl Shared {
         drop(still);
     }
 
-    /// Submits `count` items, waits for their results, and closes the queue.
     fn submit(&self, count: usize) {
         (0..count).for_each(|item| self.queue.submit(item));
         (0..count).for_each(|item| assert_eq!(self.queue.pop(EVER), Pop::Item(item)));
@@ -121,8 +117,7 @@ impl Shared {
     }
 }
 
-/// Explores a queue with a capacity, which may be in order, in all interleavings with at most this many preemptions. The
-/// functions `others` run in threads, while this thread runs `main`.
+/// Explores a queue with a capacity, which may be in order, in all interleavings with at most this many preemptions.
 fn explore<const OTHERS: usize>(
     preemptions: usize,
     (capacity, in_order): (usize, bool),

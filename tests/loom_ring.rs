@@ -41,7 +41,6 @@ unsafe impl Sync for Ring {}
 // SAFETY: the cursors prevent producer and consumer from using the same slot, which this loom model verifies.
 unsafe impl Send for Ring {}
 
-/// Sends units of the given lengths, with increasing numbers in their slots.
 fn produce(ring: &Ring, lens: &[u64]) {
     let mut cursor = ProducerCursor::new(ring.capacity());
     let mut next = 1;
