@@ -46,8 +46,7 @@ ROWS: list[Row] = [
         lambda xs, size: [
             {"a": CHUNKS[x % 3][at : at + size]} for x in xs for at in range(0, len(CHUNKS[x % 3]), size)
         ],
-        {"size": st.integers(1, 5)},
-        {"size": 2},
+        {"size": (st.integers(1, 5), 2)},
         length="valid length",
     ),
 ]

@@ -28,8 +28,7 @@ ROWS = [
         "dataframe",
         lambda make, size: make().map(_pair).dataframe(size, columns=["number", "text"]).map(_lists),
         lambda items, size: _frames(items, size),
-        params={"size": st.integers(1, 6)},
-        example={"size": 3},
+        {"size": (st.integers(1, 6), 3)},
     )
 ]
 

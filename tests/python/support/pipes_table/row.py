@@ -23,10 +23,8 @@ class Row:
     build: Callable[..., Any]
     #: A function that computes the expected items. Its arguments are the items of the source and the parameters.
     model: Callable[..., list[Any]]
-    #: Hypothesis's strategies for the parameters.
-    params: dict[str, Any] = field(default_factory=dict)
-    #: The parameters for tests without hypothesis.
-    example: dict[str, Any] = field(default_factory=dict)
+    #: For each parameter, a strategy of hypothesis, and the value for tests without hypothesis.
+    params: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     #: The expected length of the pipe. None stands for the number of items. A string is part of the TypeError's message
     #: if the pipe has no length.
     length: int | str | None = None
@@ -40,6 +38,10 @@ class Row:
     #: The reason why two workers, each with a shard of the source, do not yield the items of the model. An empty string
     #: means that the workers yield the items of the model.
     not_in_workers: str = ""
+
+    @property
+    def example(self) -> dict[str, Any]:
+        return {name: value for name, (_, value) in self.params.items()}
 
 
 def ints() -> IterableWrapper[int]:

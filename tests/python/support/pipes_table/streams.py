@@ -164,8 +164,7 @@ ROWS: list[Row] = [
         "load_parquet_as_df of so many rows",
         lambda s, size: s().map(as_parquet).load_parquet_as_df(library="numpy", dataframe_size=size).map(plain_arrays),
         lambda xs, size: [[x] * min(size, x % 3 + 1 - start) for x in xs for start in range(0, x % 3 + 1, size)],
-        params={"size": st.integers(1, 4)},
-        example={"size": 2},
+        {"size": (st.integers(1, 4), 2)},
         length=NO_LENGTH,
     ),
     Row(
