@@ -1,7 +1,5 @@
 """Received arrays of every layout and dtype equal the sent arrays. Arrays are sent without pickle if possible."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 
 import numpy as np

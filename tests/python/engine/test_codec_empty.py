@@ -1,7 +1,5 @@
 """An array of `torchdata.empty` is sent without a copy, unless the producer could still write to the sent array."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import weakref

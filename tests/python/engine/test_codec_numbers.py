@@ -1,7 +1,5 @@
 """Received numbers, times and UUIDs have the same values, types, order and object identities as after pickling."""
 
-from __future__ import annotations
-
 import copyreg
 import ctypes
 import datetime

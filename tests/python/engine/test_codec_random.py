@@ -1,7 +1,5 @@
 """Random items of all kinds are received unchanged. Several references to one object still refer to one object."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

@@ -2,8 +2,6 @@
 DLPack.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Received tensors share memory with each other in the same way as the sent tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 import weakref

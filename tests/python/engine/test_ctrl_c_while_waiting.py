@@ -1,7 +1,5 @@
 """If Ctrl-C interrupts a loop that waits for an item, and the loop continues, the loop receives this item next."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The random drivers (see `drivers`) run a few of their plans, and detect faults that tests insert."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Even an exception that cannot be recreated from its arguments is sent to another process, and is raised there."""
 
-from __future__ import annotations
-
 import dataclasses
 import email.message
 import io

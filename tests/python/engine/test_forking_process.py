@@ -1,7 +1,5 @@
 """With the start method "forkserver", a single process forks all workers of a program."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """With `on_timeout="restart"`, a hanging process is reported with its stack and replaced, and no item is lost."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

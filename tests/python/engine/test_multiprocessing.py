@@ -1,7 +1,5 @@
 """DataLoader2 over worker processes delivers the expected items in the expected order in every epoch."""
 
-from __future__ import annotations
-
 import random
 import time
 

@@ -1,7 +1,5 @@
 """If the main process exits, its children exit, too, even if they have not run any code of this package yet."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Processes that exit, hang or are interrupted are reported in time, and leave no process or memory behind."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

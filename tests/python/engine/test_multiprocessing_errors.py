@@ -3,8 +3,6 @@
 `sys.exit()` and StopIteration in workers are errors.
 """
 
-from __future__ import annotations
-
 import copy
 import email.message
 import os

@@ -1,7 +1,5 @@
 """If Ctrl-C arrives while a loader is deleted, KeyboardInterrupt is raised, and no process or memory is left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

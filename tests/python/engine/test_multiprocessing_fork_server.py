@@ -1,7 +1,5 @@
 """Loaders handle exits of the fork server, and exits of processes that the fork server has started."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

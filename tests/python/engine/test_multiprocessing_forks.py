@@ -1,7 +1,5 @@
 """If user code forks a process in the main process or in a worker, the fork does not affect its parent."""
 
-from __future__ import annotations
-
 import atexit
 import itertools
 import multiprocessing

@@ -1,7 +1,5 @@
 """Python's cyclic garbage collector does not search the objects that workers import or inherit."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import json

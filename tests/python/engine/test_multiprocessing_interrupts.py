@@ -1,8 +1,6 @@
 """Ctrl-C in a terminal immediately raises one KeyboardInterrupt in the main process, and leaves no output or
 process."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

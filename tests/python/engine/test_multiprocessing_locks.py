@@ -1,7 +1,5 @@
 """A forked child can use any lock, even if another thread of the main process held the lock during the fork."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

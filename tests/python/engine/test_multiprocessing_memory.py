@@ -1,7 +1,5 @@
 """The shared memory of worker processes is released. Damaged memory or a full disk causes a clear error."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

@@ -4,8 +4,6 @@ Each test reproduces a case in which an earlier version of the loader hung, lost
 process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

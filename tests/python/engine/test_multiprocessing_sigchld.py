@@ -1,7 +1,5 @@
 """Workers run and end as usual in programs that ignore SIGCHLD, do not handle it, or reap all children."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import faulthandler

@@ -1,7 +1,5 @@
 """If a signal reaches all processes of a program, the program's handlers run only in the main process."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc

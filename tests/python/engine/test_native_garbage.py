@@ -1,8 +1,6 @@
 """The garbage collector frees reference cycles that contain objects of the extension, even while these objects are in
 use."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import io

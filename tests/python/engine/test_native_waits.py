@@ -1,7 +1,5 @@
 """If a signal handler raises during a wait of the extension, the wait ends, and no item or message is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import socket

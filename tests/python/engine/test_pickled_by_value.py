@@ -3,8 +3,6 @@
 The receiver gets all values, or an error names the lost values.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import datetime

@@ -4,8 +4,6 @@ The limit of processes does not apply to root, and counts all processes of a use
 separate user.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """All classes that read ahead in threads pass the same tests."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,8 +1,6 @@
 """Statistics, diagnoses and warnings with stacks also include workers that are connected by carriers, as on other
 machines. Hanging workers are replaced."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """Workers on other machines tolerate late and reordered calls, large items, exits of hosts, and full links."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """`StatefulDataLoader` and `ParallelMapper` replace processes that exit or hang, under the same rules."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

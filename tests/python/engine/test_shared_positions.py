@@ -1,7 +1,5 @@
 """If forked workers read a file through an inherited descriptor, they share its position, and a warning is emitted."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

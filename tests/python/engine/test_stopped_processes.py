@@ -1,7 +1,5 @@
 """Processes that are stopped by SIGSTOP do not outlive a main process that exits without shutting its loader down."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

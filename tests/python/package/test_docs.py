@@ -1,7 +1,5 @@
 """The documents mention the current versions and existing files, and their examples work."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import re

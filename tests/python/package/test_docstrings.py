@@ -1,7 +1,5 @@
 """Every example in a docstring of the package runs, and prints what the docstring shows."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The programs in `examples` run as their first lines describe, and the models that they train learn."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

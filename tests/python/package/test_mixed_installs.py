@@ -1,7 +1,5 @@
 """If upstream's torchdata is installed in the same folder as this package, every import emits a warning."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 The programs are unit tests, and programs that read archives and records.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -4,8 +4,6 @@ If a library is missing, the error names the extra to install. `NEEDS` contains 
 optional library.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

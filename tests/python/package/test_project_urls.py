@@ -1,7 +1,5 @@
 """The metadata of a released distribution link to the repository that built the distribution."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

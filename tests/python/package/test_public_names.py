@@ -5,8 +5,6 @@ the private names that public code imports or patches. Additional parameters of 
 upstream's parameters.
 """
 
-from __future__ import annotations
-
 import enum
 import importlib
 import inspect

@@ -3,8 +3,6 @@
 `test_docs.py` does not run the programs that this file tests.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The traceback of an exception shows the user's frames, and one note about the pipe, its definition and the item."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Secrets that a user passes to pipes in thirty different ways appear in no output of the package."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The documentation site builds without warnings, its links have targets, and its search works offline."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

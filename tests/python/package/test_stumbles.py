@@ -1,7 +1,5 @@
 """Typical mistakes of new users either work, or cause an error or a warning that shows the correct code."""
 
-from __future__ import annotations
-
 import subprocess
 import tarfile
 import textwrap

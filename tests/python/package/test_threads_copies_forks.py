@@ -1,7 +1,5 @@
 """In threads, after copying and in forked children, loaders behave as the guide's table states."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import gc

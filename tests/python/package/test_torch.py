@@ -1,7 +1,5 @@
 """PyTorch's tools and its DataLoader accept pipes of this package, and this package accepts PyTorch's pipes."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

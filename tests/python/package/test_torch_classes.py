@@ -1,7 +1,5 @@
 """`isinstance` treats torch's pipes and datasets and this package's classes alike, in any order of imports."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 from pathlib import Path

@@ -4,8 +4,6 @@ copy.
 The batches are the same as those that the main process would collate.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """The example loader for torchtitan passes torchtitan's own tests, and can resume with another number of ranks."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Type checkers, `help` and `inspect` find the functional forms and the loaders. The generated stub is up to date."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import inspect

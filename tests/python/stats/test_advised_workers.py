@@ -1,7 +1,5 @@
 """A diagnosis recommends only as many workers as the cores can run at once, unless workers wait most of the time."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """If a worker overwrites the shared counters, workers that start later still deliver all items."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """The metrics of loaders can be requested over HTTP in the format of Prometheus."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """`loader.progress()` shows a bar in a terminal and in a notebook, and prints nothing elsewhere."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

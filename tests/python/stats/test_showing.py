@@ -1,7 +1,5 @@
 """Pipes, loaders and statistics can be displayed as text, as images and in notebooks."""
 
-from __future__ import annotations
-
 import html
 import re
 import shutil

@@ -1,7 +1,5 @@
 """If a loader hangs in the main process, a watching thread emits a warning, and this thread never disturbs a fork."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -2,8 +2,6 @@
 processes.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A loader's counters equal the counts that the tests make, in this process and in workers of every start method."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A loader's diagnosis names the cause in each slow situation that a test creates."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Statistics and warnings include the processes of `StatefulDataLoader` and of nodes, like those of `DataLoader2`."""
 
-from __future__ import annotations
-
 import os
 import time
 import warnings

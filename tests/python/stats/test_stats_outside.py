@@ -1,7 +1,5 @@
 """Another process can find, read and draw running loaders without side effects, even if the loaders hang."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

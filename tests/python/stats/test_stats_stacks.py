@@ -1,7 +1,5 @@
 """Processes report their stacks on request, even during forks, in threads, and after file descriptors were reused."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc

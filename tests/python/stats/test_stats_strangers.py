@@ -1,7 +1,5 @@
 """Tools that read the counters of other programs report and skip invalid memory, and never trust its contents."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import struct

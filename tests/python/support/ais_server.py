@@ -5,8 +5,6 @@ number of open files that tests count. The program prints its port, and exits wh
 ends in `.cut`, its content is sent incompletely.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import AbstractContextManager

@@ -3,8 +3,6 @@
 A backend creates reading services of its kind, kills their processes, and reports which processes create items.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

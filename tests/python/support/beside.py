@@ -4,8 +4,6 @@ For each seed, a `Judge` runs the program of this seed in fresh processes, and r
 `Judge` per interpreter, and prints a table.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Shared code of the tests of the on-disk cache: pipelines over files in a folder, and a check that no lock is held."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -4,8 +4,6 @@ A cause defines the milliseconds per item in each stage. The module computes the
 process from the milliseconds that a cause defines. No process runs, so other programs cannot affect a diagnosis.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from typing import Any, Literal

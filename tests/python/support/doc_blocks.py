@@ -7,8 +7,6 @@ A Python block without a `text` block must print nothing. A comment above a bloc
     <!-- not run: REASON -->    the block is not run
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

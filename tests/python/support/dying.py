@@ -3,8 +3,6 @@
 The function is in a separate module, so that worker processes import no test code.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -8,8 +8,6 @@ the epoch, and `load` fails if a loader yields different items. States of `State
 PyTorch is installed for both versions of Python.
 """
 
-from __future__ import annotations
-
 import pickle
 import sys
 from collections.abc import Callable, Iterator

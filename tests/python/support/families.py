@@ -4,8 +4,6 @@ Two of the families need PyTorch, and are left out if PyTorch is not installed. 
 this module imports torch only when a family needs torch.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.util

@@ -5,8 +5,6 @@ The server runs in a separate process, as in `http_server`. At most `IN_A_ROW` s
 before a request is answered completely, so a client with more retries always gets the file.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import socket

@@ -4,8 +4,6 @@ Some inputs are valid files with random changes. Other inputs are constructed wi
 which random changes would not produce.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -9,8 +9,6 @@ its target's name determine the input, so the printed command reproduces a findi
 The modules in `MODULES` define the targets, each in a dict `TARGETS` from name to function.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import faulthandler

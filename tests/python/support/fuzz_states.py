@@ -4,8 +4,6 @@ A disk error is simulated by changing some bytes. An attack is simulated by repl
 seals and checksums. If a changed state can be loaded, the loader resumes from it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import fcntl

@@ -1,8 +1,6 @@
 """Simulates hosts of remote workers in this process, without Ray. Each call to a host is delayed by a random time, so
 that calls overtake each other."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import random

@@ -20,8 +20,6 @@ Parameters of a query, all optional:
 Under `/uc` and `/download`, the server behaves like Google Drive, and the id determines the kind of the file.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

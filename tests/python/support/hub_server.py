@@ -3,8 +3,6 @@
 The server runs in a thread of the test until the `with hub(…)` block ends.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

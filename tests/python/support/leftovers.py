@@ -2,8 +2,6 @@
 no test tools.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@
 `train` returns the batches that the model received, as the samples' indices and random numbers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import sys

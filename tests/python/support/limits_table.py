@@ -8,8 +8,6 @@ Limits that depend on the machine are measured when the program runs. `of_the_co
 on all machines.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle

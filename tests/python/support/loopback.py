@@ -1,7 +1,5 @@
 """Runs both ends of a link in one process, for tests of the items that are sent."""
 
-from __future__ import annotations
-
 import threading
 
 from torchdata._native import BellBoard, Collector, Link, Sender

@@ -1,7 +1,5 @@
 """Streams of each common kind for tests of nodes, and a function that reads epochs according to a plan."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Images for tests: parts of scikit-learn's photographs, noise and smooth images, encoded in many formats."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 from functools import cache

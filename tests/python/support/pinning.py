@@ -1,7 +1,5 @@
 """Simulates pinned memory on machines without a GPU, by replacing the function that copies to pinned memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

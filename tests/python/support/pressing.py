@@ -1,7 +1,5 @@
 """Presses Ctrl-C at random moments. A separate process sends the signals."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Functions and fixtures for tests of worker processes, which create loaders and check for leftovers."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Runs programs of users in a new interpreter."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -8,8 +8,6 @@ are not changed, because they contain user data without a checksum. In any case,
 the correct items, and `stats`, `diagnose`, `shutdown` and object deletion must not raise.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

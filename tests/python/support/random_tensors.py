@@ -10,8 +10,6 @@ must release the memory.
 By hand: `python -m drivers tensors --seconds 600 --seed 1`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import random

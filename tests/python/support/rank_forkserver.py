@@ -6,8 +6,6 @@ until the peer closes this socket. The programs get the given command line, envi
 like ordinary interpreters. The programs are children of this process, which collects their exit codes on request.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """Runs several ranks as threads of one process, for tests of loaders with a user-defined process group."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

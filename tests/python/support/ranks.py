@@ -3,8 +3,6 @@
 A test passes the body of a function `main(rank)`, and receives the result or exception of this function from each rank.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

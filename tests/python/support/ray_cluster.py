@@ -1,7 +1,5 @@
 """Runs a Ray cluster on this machine for a file of tests."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable, Iterator

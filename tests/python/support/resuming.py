@@ -2,8 +2,6 @@
 states, and a function that loads the state of a pipe.
 """
 
-from __future__ import annotations
-
 import pickle
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The buckets of the tests' S3 server."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -2,8 +2,6 @@
 count its forks and open files.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 

@@ -3,8 +3,6 @@
 `python -m sandboxed EPERM memfd_create,pidfd_open PROGRAM…`
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """Test servers: a server in a separate process, which exits when its standard input ends, and answers to requests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -7,8 +7,6 @@ loader with this number of workers saves a state at each position. A new interpr
 of workers, and reads three epochs.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import itertools

@@ -6,8 +6,6 @@ WHEN is "running" or "starting". Processes that are starting stop themselves whi
 the stopped processes are written to FILE.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

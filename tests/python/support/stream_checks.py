@@ -1,7 +1,5 @@
 """Checks for all pipes over files and stores, which test exact states, closed files and clear errors."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

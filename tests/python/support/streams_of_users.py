@@ -1,7 +1,5 @@
 """Iterables with states, one of each common kind. Each iterable counts the items that it reads."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 At Ctrl-C, the terminal sends SIGINT to the main process, the workers and all other processes of the program at once.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -7,8 +7,6 @@ with torchdata 0.11.0.
 read by `torch.load(weights_only=True)`.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs a process under a watchdog, which collects its output, its leftover processes, and its stacks if it hangs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

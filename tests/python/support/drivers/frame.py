@@ -1,7 +1,5 @@
 """Shared code of all drivers, which runs the plans of successive seeds in processes under a watchdog."""
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import contextlib

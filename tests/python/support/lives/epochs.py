@@ -1,7 +1,5 @@
 """Contains the expected items of an epoch, and compares received items with them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any

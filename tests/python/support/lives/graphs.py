@@ -4,8 +4,6 @@ Epochs are not left early, because the states of some pipes contain items that t
 timing.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 from typing import Any

@@ -3,8 +3,6 @@
 The model reads the pipes of all workers in the current process, one worker after another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

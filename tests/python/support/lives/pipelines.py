@@ -1,7 +1,5 @@
 """The steps of random pipelines, and functions that compare results."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """Random plans of operations on a loader, drawn from a seed, and the items of a loader that is only read."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

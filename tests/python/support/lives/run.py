@@ -1,7 +1,5 @@
 """Executes the plan of a loader: reads the loader and its replacements while events happen."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy

@@ -2,8 +2,6 @@
 table to read.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow

@@ -1,7 +1,5 @@
 """Test cases for pipes that cache items in memory or on disk. All tests of one process use the same folder."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

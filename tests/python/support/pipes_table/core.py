@@ -1,7 +1,5 @@
 """Test cases for pipes that map, group, select, combine, split, repeat, shard and prefetch items."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Test cases for pipes that create data frames from plain items."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

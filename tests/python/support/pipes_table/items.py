@@ -1,7 +1,5 @@
 """Test cases for pipes that process batches, columns, lines and names, or use threads."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

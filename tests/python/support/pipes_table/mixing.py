@@ -1,7 +1,5 @@
 """Test cases for pipes that bucket items, join inputs by key, distribute items, or split and choose items at random."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import random

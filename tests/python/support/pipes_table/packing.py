@@ -1,7 +1,5 @@
 """Test cases for Packer over lists, arrays and columns."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

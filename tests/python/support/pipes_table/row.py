@@ -1,7 +1,5 @@
 """The class `Row` of the table of pipes, and helpers for the modules that define rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

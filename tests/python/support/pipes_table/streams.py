@@ -3,8 +3,6 @@
 A stream in memory is created from each number of the source.
 """
 
-from __future__ import annotations
-
 import io
 import pathlib
 import struct

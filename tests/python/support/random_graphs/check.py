@@ -1,7 +1,5 @@
 """Saves and loads a graph at any position, once or several times, and compares the items with an uninterrupted run."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import pickle

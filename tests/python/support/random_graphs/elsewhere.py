@@ -3,8 +3,6 @@
 The file is a pickled tuple: the module paths, whether torch is loaded, a module, its function, and the arguments.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

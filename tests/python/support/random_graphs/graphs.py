@@ -1,7 +1,5 @@
 """Draws a random graph from a seed. Equal seeds lead to equal graphs."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable

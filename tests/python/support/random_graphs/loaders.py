@@ -3,8 +3,6 @@
 A loader has a random graph, a pipe that distributes items, stages in the main process, and a reading service.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -5,8 +5,6 @@ Every stage reads and yields ints below 21. Stages in `GLOBAL` draw from the glo
 threads draw random numbers in varying order.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """Draws a random graph of nodes from a seed."""
 
-from __future__ import annotations
-
 import functools
 import random
 import time

@@ -1,7 +1,5 @@
 """Compares the runs of a random program over nodes."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

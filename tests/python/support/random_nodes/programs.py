@@ -1,7 +1,5 @@
 """Draws random programs over nodes: which epochs a program leaves early, and at which positions it saves states."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

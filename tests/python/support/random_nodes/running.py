@@ -2,8 +2,6 @@
 state.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sources of random graphs: samplers, streams with and without states, and a node without states."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

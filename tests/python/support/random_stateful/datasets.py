@@ -1,7 +1,5 @@
 """Datasets for random programs: map-style and iterable, with and without states, with and without random draws."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -7,8 +7,6 @@ Each program runs three times: without exits, with exits, and with exits in two 
 saved state to the end).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

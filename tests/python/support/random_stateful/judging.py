@@ -1,7 +1,5 @@
 """Compares the runs of a random program: the epochs after its state with those of an uninterrupted run."""
 
-from __future__ import annotations
-
 import random
 import statistics
 import tempfile

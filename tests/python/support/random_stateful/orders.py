@@ -1,7 +1,5 @@
 """The samplers of random programs, which come from torch and torchdata, or imitate samplers of users."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from typing import Any

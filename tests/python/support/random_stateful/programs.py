@@ -1,7 +1,5 @@
 """Random programs, with their parts, descriptions and categories, and the reasons why some cannot resume exactly."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from typing import Any

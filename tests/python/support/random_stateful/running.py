@@ -1,7 +1,5 @@
 """Runs a phase of a random program in a separate process: completely, up to its stop, or from its saved state."""
 
-from __future__ import annotations
-
 import gc
 import io
 import json

@@ -3,8 +3,6 @@
 Every interpreter that `unsteady` starts imports this module.
 """
 
-from __future__ import annotations
-
 import os
 import time
 
