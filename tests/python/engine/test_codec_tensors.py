@@ -1,6 +1,5 @@
 """Tensors that are sent without pickle equal the tensors that torch creates over a buffer, with both versions of
-DLPack.
-"""
+DLPack."""
 
 import copy
 import io

@@ -1,8 +1,4 @@
-"""The package supports newer interpreters and newer versions of cloudpickle.
-
-`make test-pythons` runs the tests that need a newer interpreter. If possible, tests simulate the new behavior on older
-interpreters.
-"""
+"""The package supports newer interpreters and newer versions of cloudpickle."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The main process raises exceptions of workers with their type, position and origin.
-
-`sys.exit()` and StopIteration in workers are errors.
-"""
+"""The main process raises exceptions of workers with their type, position and origin."""
 
 import copy
 import email.message

@@ -1,8 +1,4 @@
-"""The main process, workers and the dispatching process exchange messages without hanging or losing items.
-
-Each test reproduces a case in which an earlier version of the loader hung, lost items, or did not name the responsible
-process.
-"""
+"""The main process, workers and the dispatching process exchange messages without hanging or losing items."""
 
 import contextlib
 import os

@@ -1,8 +1,4 @@
-"""If a loader cannot start because of the limit of processes, an error is raised, and nothing is left behind.
-
-The limit of processes does not apply to root, and counts all processes of a user, so the test runs its program as a
-separate user.
-"""
+"""If a loader cannot start because of the limit of processes, an error is raised, and nothing is left behind."""
 
 import itertools
 import json

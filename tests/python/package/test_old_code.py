@@ -1,7 +1,4 @@
-"""Programs that users wrote for torchdata 0.9 run unchanged.
-
-The programs are unit tests, and programs that read archives and records.
-"""
+"""Programs that users wrote for torchdata 0.9 run unchanged."""
 
 import io
 import os

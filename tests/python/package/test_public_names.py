@@ -1,9 +1,5 @@
-"""The names of torchdata 0.9 and 0.11 exist and accept the same arguments, including private names that old code uses.
-
-For each public module of both releases, `data/api` contains the names with their parameters. The folder also contains
-the private names that public code imports or patches. Additional parameters of this package have defaults and follow
-upstream's parameters.
-"""
+"""The names of torchdata 0.9 and 0.11 exist and accept the same arguments, including private names that old code
+uses."""
 
 import enum
 import importlib

@@ -1,7 +1,4 @@
-"""Programs of the guides that need several ranks, a bucket or other libraries work.
-
-`test_docs.py` does not run the programs that this file tests.
-"""
+"""Programs of the guides that need several ranks, a bucket or other libraries work."""
 
 import json
 import re

@@ -1,8 +1,5 @@
 """In workers of this package, torch's `default_collate` stacks samples directly into memory that is sent without a
-copy.
-
-The batches are the same as those that the main process would collate.
-"""
+copy."""
 
 import math
 from pathlib import Path

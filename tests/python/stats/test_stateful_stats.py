@@ -1,6 +1,5 @@
 """The statistics of a `StatefulDataLoader` contain counts, the responsible code, long waits, and the loader's
-processes.
-"""
+processes."""
 
 import copy
 import os

@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from server_process import Answering, serve, server_process
 
-#: Names per page of a listing.
 NAMES_PER_PAGE = 5
 
 

@@ -1,7 +1,4 @@
-"""Backends that run the workers of a loader. Some tests run with every backend.
-
-A backend creates reading services of its kind, kills their processes, and reports which processes create items.
-"""
+"""Backends that run the workers of a loader. Some tests run with every backend."""
 
 import os
 import random
@@ -19,12 +16,10 @@ WORKERS = 2
 
 
 class Spawned:
-    #: Whether the backend is a cluster, which has processes in addition to the workers.
     is_slow = False
     #: Whether tests run all pipelines on this backend. If `has_all` is false, tests run only a few pipelines, because
     #: each loader starts processes.
     has_all = False
-    #: The kinds of processes that tests may kill on this backend.
     victims = ("worker", "dispatching")
 
     def service(self, workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
@@ -78,8 +73,6 @@ class OnRay(Spawned):
             self._end(about.host if victim == "host" else about.pid)
 
 
-#: The names of all backends. The backend of Ray is last, because its cluster keeps running until all tests of the file
-#: have ended.
 BACKENDS = ("spawned processes", "carriers", "Ray over two nodes")
 #: The names of the backends that carriers connect to the main process. Other files test spawned processes.
 WITH_CARRIERS = BACKENDS[1:]

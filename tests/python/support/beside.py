@@ -1,8 +1,4 @@
-"""Runs random programs under one or two Python interpreters, and counts the correct programs by category.
-
-For each seed, a `Judge` runs the program of this seed in fresh processes, and returns a `Verdict`. The driver runs one
-`Judge` per interpreter, and prints a table.
-"""
+"""Runs random programs under one or two Python interpreters, and counts the correct programs by category."""
 
 import argparse
 import contextlib
@@ -23,9 +19,7 @@ from fresh_processes import FreshProcesses
 class Verdict:
     seed: int
     category: str
-    #: A description of the random program in words.
     words: str
-    #: A description of the program's failure, or an empty text.
     wrong: str = ""
     #: The reason why the program's correct result is unknown, or an empty text.
     unknowable: str = ""
@@ -44,9 +38,7 @@ class Wrong(Exception):
 
 
 class Judge:
-    #: The modules that a fresh process imports.
     modules: tuple[str, ...]
-    #: The start methods of workers to choose from.
     start_methods: Sequence[str] = ("fork",)
 
     def __init__(self, python: str = sys.executable, limit: float = 30.0, server: FreshProcesses | None = None) -> None:

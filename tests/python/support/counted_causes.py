@@ -1,8 +1,4 @@
-"""Simulates loaders that are slow for one known cause, and computes their counters from the work of each process.
-
-A cause defines the milliseconds per item in each stage. The module computes the working and waiting time of each
-process from the milliseconds that a cause defines. No process runs, so other programs cannot affect a diagnosis.
-"""
+"""Simulates loaders that are slow for one known cause, and computes their counters from the work of each process."""
 
 import os
 from dataclasses import dataclass, field
@@ -200,7 +196,6 @@ def _stages(cause: Cause, door: Door, batches: int, factor: float, last: Page | 
     return stages
 
 
-#: Pipes that `DataLoader2.from_dataset` appends to a dataset.
 _OURS = ("Shuffler", "ShardingFilter", "Batcher")
 
 

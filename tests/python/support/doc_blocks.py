@@ -17,10 +17,8 @@ from pathlib import Path
 
 from fresh_processes import EXAMPLES, python_path, run_program, run_python, with_torch, without_torch
 
-#: The separator that is printed after each block's output. No block prints this text itself.
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
-#: Matches programs that import torch, or webdataset, which imports torch.
 NEEDS_TORCH = re.compile(
     r"^ *(import (torch|webdataset)\b|from (torch|torchdata\.(nodes|stateful_dataloader))(\.\w+)* import )", re.M
 )
@@ -106,8 +104,6 @@ def printed(page: Path, folder: Path) -> list[str]:
         if not program:
             continue
         script = folder / f"{page.stem}_{number}.py"
-        # The script prints a separator after each block, but only in the main process, because spawned workers import
-        # the script.
         end = f'\n{_GUARD}\n    print("{_END}", end="", flush=True)\n'
         script.write_text("".join(one.block.code + end for one in program), encoding="utf-8")
         run = _run(program, script)

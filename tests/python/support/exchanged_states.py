@@ -19,7 +19,6 @@ from typing import Any
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
-#: The number of items that a program reads before it saves a state.
 READ = 7
 
 

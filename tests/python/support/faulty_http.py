@@ -1,9 +1,5 @@
 """A local HTTP server with random faults, and a driver that checks that every file is nevertheless read completely and
-correctly.
-
-The server runs in a separate process, as in `http_server`. At most `IN_A_ROW` successive requests for a file fail
-before a request is answered completely, so a client with more retries always gets the file.
-"""
+correctly."""
 
 import json
 import random
@@ -25,7 +21,6 @@ from server_process import Answering, serve, server_process
 
 FAULTS = ["503", "500", "429", "429 date", "reset", "hang-up", "cut", "body reset", "wrong length", "slow", "slow body"]
 IN_A_ROW = 3
-#: The driver's reader stops waiting after this many seconds without data.
 TIMEOUT = 1.0
 
 

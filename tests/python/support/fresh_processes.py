@@ -58,8 +58,6 @@ def run_python(*arguments: object, folder: Path | None = None, **environment: st
 class FreshProcesses:
     def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
         self.python, self.limit = python, limit
-        #: The number of the last call. If an answer has another number, the answer belongs to an interrupted call, and
-        #: is skipped.
         self._number = 0
         self._server = subprocess.Popen(
             [python, "-m", "fresh_processes", *modules],

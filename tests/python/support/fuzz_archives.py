@@ -1,8 +1,4 @@
-"""Targets of `fuzz_files` that read archives, compressed files, TFRecords, lists of the on-disk cache, and images.
-
-Some inputs are valid files with random changes. Other inputs are constructed with correct checksums but wrong fields,
-which random changes would not produce.
-"""
+"""Targets of `fuzz_files` that read archives, compressed files, TFRecords, lists of the on-disk cache, and images."""
 
 import bz2
 import gzip
@@ -47,8 +43,6 @@ PROMISED = (
     RuntimeError,
 )
 
-#: Maximum number of bytes that a target reads from one input. Without this limit, reading an archive bomb in pieces
-#: would never end.
 _MOST_READ = 8 << 20
 
 

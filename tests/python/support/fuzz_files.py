@@ -25,10 +25,8 @@ from drivers.frame import Driver
 #: The modules that define targets. The driver skips modules that cannot be imported.
 MODULES = ("fuzz_archives", "fuzz_states")
 
-#: Maximum number of seconds that reading one input may take.
 LONGEST = 20
 
-#: Maximum growth in KiB of the process's peak memory by one input.
 MOST_MEMORY = 256 << 10
 
 Target = Callable[[random.Random], None]

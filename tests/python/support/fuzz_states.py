@@ -1,8 +1,4 @@
-"""Manipulated states, counter boards and rank messages, for `fuzz_files`.
-
-A disk error is simulated by changing some bytes. An attack is simulated by replacing a nested value and adapting all
-seals and checksums. If a changed state can be loaded, the loader resumes from it.
-"""
+"""Manipulated states, counter boards and rank messages, for `fuzz_files`."""
 
 import contextlib
 import copy
@@ -32,7 +28,6 @@ __all__ = ["TARGETS"]
 #: The maximum number of items to request after a state was loaded. Every pipeline in this module yields fewer items.
 _MOST = 200
 
-#: Values that a target writes in place of a value in a state.
 _ODD: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 1 << 20, 1 << 31, 1 << 32, 10**9, 10**12, 1 << 46, 1 << 63, 1 << 64, 10**30),
     *(-(1 << 63), 0.5, float("nan"), float("inf"), "", "x", "\x1b]0;x\x07", "restore", "begin", b"", b"\0" * 40),

@@ -1,5 +1,4 @@
-"""Simulates hosts of remote workers in this process, without Ray. Each call to a host is delayed by a random time, so
-that calls overtake each other."""
+"""Simulates hosts of remote workers in this process, without Ray."""
 
 import gc
 import pickle
@@ -75,7 +74,6 @@ class LocalActor:
 class LocalHosts:
     def __init__(self, seed: int, chunk_bytes: int, delay: float) -> None:
         self.chunk_bytes, self._seed, self._delay = chunk_bytes, seed, delay
-        #: The hosts that this object has created.
         self.actors: list[LocalActor] = []
 
     def get_start_method(self) -> str:

@@ -35,7 +35,6 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from server_process import Answering, serve, server_process
 
 LOG = "requests.log"
-#: The name of a file with one byte for each `PIECE` of data that the server has begun to send.
 SENT = "sent.log"
 PIECE = 1 << 14
 PAGE = "<html><head><title>Google Drive - {title}</title></head><body>{body}</body></html>"

@@ -1,6 +1,4 @@
-"""Finds what a process has left behind, by reading /proc: processes, descriptors and shared memory. This module imports
-no test tools.
-"""
+"""Finds what a process has left behind, by reading /proc: processes, descriptors and shared memory."""
 
 import contextlib
 import os

@@ -1,8 +1,4 @@
-"""Trains a model with real libraries that read a StatefulDataLoader. Each library runs in a separate process.
-
-`train` runs the whole training, or stops after the library has saved a checkpoint, or resumes from that checkpoint.
-`train` returns the batches that the model received, as the samples' indices and random numbers.
-"""
+"""Trains a model with real libraries that read a StatefulDataLoader. Each library runs in a separate process."""
 
 import contextlib
 import random

@@ -41,7 +41,6 @@ class Uncheckpointed(BaseNode[int]):
         raise NotImplementedError("no states here")
 
 
-#: A plan: for each epoch, the number of items to read, or None for all items.
 Plan = Sequence[int | None]
 
 

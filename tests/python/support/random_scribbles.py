@@ -26,7 +26,6 @@ from torchdata.dataloader2 import DataLoader2
 from waiting import wait_for
 
 COUNT = 30
-#: Seconds without an item after which a damaged link leads to an error.
 TIMEOUT = 0.5
 #: Bytes of a link before its arena: the header, the ring and the ring of returned blocks, with default sizes.
 _BEFORE_BLOCKS = 4096 + (256 << 10) + 8 * 4096

@@ -35,10 +35,8 @@ from watchdog import session
 #: seconds, and the remaining time allows for busy machines.
 GRACE = 3.0
 
-#: The number of seconds within which a rank and all its processes must exit after an error.
 EXIT_GRACE = 30.0
 
-#: The moments at which a fault may occur.
 MOMENTS = ["before the loader", "opening", "first item", "epoch", "between epochs", "last epoch", "shutdown"]
 
 ACTIONS = ["kill", "stop", "stop and go on soon", "stop and go on late", "raise", "hang"]

@@ -20,7 +20,6 @@ import time
 from types import ModuleType
 from typing import Any
 
-#: A buffer size in bytes that exceeds the size of every request.
 ORDER = 1 << 20
 
 _server: socket.socket | None = None

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: The maximum number of seconds that a rank waits for all other ranks.
 PATIENCE = 60.0
 
 

@@ -1,7 +1,4 @@
-"""Starts real ranks for tests. The ranks are processes of one job, which communicate by gloo on the local machine.
-
-A test passes the body of a function `main(rank)`, and receives the result or exception of this function from each rank.
-"""
+"""Starts real ranks for tests. The ranks are processes of one job, which communicate by gloo on the local machine."""
 
 import os
 import pickle

@@ -61,9 +61,7 @@ def environment(**more: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-#: Options for a small cluster without a dashboard.
 OPTIONS: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 200_000_000}
-#: Options for the first node, which disable log monitoring and autoscaling.
 HEAD: dict[str, Any] = {**OPTIONS, "no_monitor": True, "include_log_monitor": False}
 SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 

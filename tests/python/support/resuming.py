@@ -1,6 +1,5 @@
-"""Functions that read a loader up to a position, or from a state on, and then shut the loader down, a check of
-states, and a function that loads the state of a pipe.
-"""
+"""Functions that read a loader up to a position, or from a state on, and then shut the loader down, a check of states,
+and a function that loads the state of a pipe."""
 
 import pickle
 import time

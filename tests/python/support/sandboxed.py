@@ -12,7 +12,6 @@ import sys
 
 __all__ = ["forbid"]
 
-#: The numbers of the system calls, by machine architecture.
 _NUMBERS = {"x86_64": {"memfd_create": 319, "pidfd_open": 434}, "aarch64": {"memfd_create": 279, "pidfd_open": 434}}
 #: Constants of the system call filter, which seccomp(2) and linux/filter.h describe.
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06

@@ -272,7 +272,6 @@ class NeedsArguments(TakesOnce):
         raise AssertionError("nobody has a state")
 
 
-#: Streams that begin their next iteration where the last iteration was left.
 GOING_ON: list[Callable[[int], Any]] = [GoesOn, ItsOwnIterator]
 STATEFUL: list[Callable[[int], Any]] = [
     TakesOnce, CountsEpochs, CountsAtOnce, BeginsAnew, TakesAgain, LiveState, Draws, Walked, WalkedInOrder, *GOING_ON

@@ -1,7 +1,4 @@
-"""Runs programs in a pseudo terminal, reads its screen, and presses keys such as Ctrl-C.
-
-At Ctrl-C, the terminal sends SIGINT to the main process, the workers and all other processes of the program at once.
-"""
+"""Runs programs in a pseudo terminal, reads its screen, and presses keys such as Ctrl-C."""
 
 import fcntl
 import os

@@ -82,7 +82,6 @@ DATASETS: dict[str, Any] = {
     cls.__name__: cls for cls in (Numbers, CountedNumbers, Stream, StatefulStream, WalkedStream)
 }
 
-#: The options of the loaders, by name. The options "distributed" and "replacement" contain samplers.
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"batch_size": 4},
     "dropping": {"batch_size": 4, "drop_last": True},

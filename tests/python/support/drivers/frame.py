@@ -22,11 +22,9 @@ from typing import Any, NoReturn
 from leftovers import children, descriptors, shared_mappings, told
 from watchdog import end_session, show_stacks, survivors_of
 
-#: Seconds between two progress lines.
 SAID = 60.0
 #: Maximum number of seconds until all processes and resources of a plan are gone, even on a busy machine.
 GONE = 60.0
-#: Functions that the driver leaves out of printed stacks, because these functions explain nothing.
 DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py")
 
 
@@ -276,7 +274,6 @@ def _report(name: str, seed: int, plan: Any, outcome: Outcome, arguments: list[s
     ]
     print(f"seed {seed} failed: {outcome.wrong}")
     print(f"again: python -m drivers {' '.join([name, *kept])} --seed {seed} --runs 1")
-    # Leaves out the functions in `DULL`, which occur in all stacks.
     shown = [line for line in outcome.output.rstrip().split("\n") if not any(one in line for one in DULL)]
     if len(shown) > lines:
         shown = [*shown[: lines // 2], "…", *shown[-lines // 2 :]]

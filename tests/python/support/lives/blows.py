@@ -1,7 +1,4 @@
-"""Ends the run of a loader by a fault. A process is killed, stopped or interrupted, and is not replaced.
-
-The main process must report the fault within a few seconds.
-"""
+"""Ends the run of a loader by a fault. A process is killed, stopped or interrupted, and is not replaced."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ from torchdata.dataloader2 import WorkerExitedError
 if TYPE_CHECKING:
     from lives.run import Run
 
-#: Maximum number of seconds until the main process reports an exit, or reacts to an interrupt. The limit allows for
-#: busy machines.
 NOTICED = 3.0
 #: Maximum number of seconds for shutting down a loader. The limit also applies to the report on a child that kills
 #: itself, because the time of the exit is unknown.

@@ -1,6 +1,4 @@
-"""The events that can happen to a loader. An event is a function that takes the run, with a condition under which the
-event is possible.
-"""
+"""The events that can happen to a loader."""
 
 from __future__ import annotations
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 Event = Callable[["Run"], None]
 #: Each entry contains an event, the event's relative frequency, and the condition under which the event is possible.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
-#: Signals that kill or stop a process. The loader treats a stopped process as hung, and kills it.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
 

@@ -1,8 +1,4 @@
-"""Random operations on loaders of random graphs (see `random_graphs`).
-
-Epochs are not left early, because the states of some pipes contain items that threads have read ahead, which depends on
-timing.
-"""
+"""Random operations on loaders of random graphs (see `random_graphs`)."""
 
 import argparse
 import random

@@ -1,7 +1,4 @@
-"""Computes the items of a loader that is only read.
-
-The model reads the pipes of all workers in the current process, one worker after another.
-"""
+"""Computes the items of a loader that is only read."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -24,9 +24,7 @@ from torchdata.dataloader2.reading_service import ReadingServiceInterface
 from torchdata.dataloader2.services.sequential import divided
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 
-#: Steps that keep their state between epochs.
 LASTING = {"summed", "cache"}
-#: Seconds after which a process counts as hung.
 HANGS_AFTER = 0.8
 #: The faults: for each process and signal, the relative frequency of the fault. "SIGSTOP" stops a process permanently,
 #: and "halt" only for a while.
@@ -50,7 +48,6 @@ class Blow:
     #: "start", "read", "end" (after an epoch), "pause" or "shutdown".
     moment: str
     delay: float
-    #: Whether the run requests further items from the loader after the fault.
     again: bool
 
     @property
@@ -79,9 +76,7 @@ def touch(datapipe: Any, _count: Any = None) -> None:
 class Life:
     """A pipeline, a service, and the operations on the loader, drawn from a seed."""
 
-    #: Whether runs may press Ctrl-C. The moments of Ctrl-C depend on the clock, so runs of the same plan differ.
     may_press = True
-    #: The probability that a state is loaded in another interpreter.
     away = 0.03
 
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",), blow: bool | None = None) -> None:
@@ -117,7 +112,6 @@ class Life:
             self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
             self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
-        #: Whether loaders may use `num_workers="auto"`.
         self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks need a number
         #: The number of items per batch, or None. The sharding filter distributes blocks of this many items.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
@@ -158,7 +152,6 @@ class Life:
         steps = {*self.before, *self.behind}
         #: Whether the loader uses the global random generators of the main process.
         self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
-        #: Whether one of the steps keeps its state between epochs.
         self.lasts = not LASTING.isdisjoint(steps)
         #: How many items the main process keeps, so that the items' memory stays in use.
         self.keeps = dice.choice([0, 0, 5, 40])
@@ -189,7 +182,6 @@ class Life:
             part.append("on_error")
 
     def _choose_splits(self) -> None:
-        #: The number of shards of each epoch. If `splits` is None, each worker has one shard.
         self.splits: int | None = None
         dice = random.Random(f"splits {self.seed}")
         if self.kind == "workers" and self.method != "remote" and self.block is None and dice.random() < 0.3:
@@ -203,14 +195,12 @@ class Life:
         return dice.choice(steps)
 
     def _choose_failing(self, dice: random.Random) -> None:
-        #: How the functions of the pipeline fail.
         self.failure = dice.choice(["error", "error", "odd", "exit"] if self.kind == "workers" else ["error", "odd"])
         if dice.random() < 0.2 and LASTING.isdisjoint([*self.before, *self.behind]):
             part = dice.choice([self.before, self.behind])
             part.insert(dice.randrange(len(part) + 1), "failing")
 
     def _choose_blow(self, dice: random.Random, wanted: bool | None) -> None:
-        #: The fault that ends the run, or None.
         self.blow: Blow | None = None
         chance = dice.random() < 0.3 if wanted is None else wanted
         if not chance or self.kind != "workers" or self.method == "remote":

@@ -27,8 +27,6 @@ from random_graphs.elsewhere import elsewhere
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, describe
 
-#: How many numbers a busy thread adds in one call. One call holds the interpreter's lock for some hundredths of a
-#: second.
 LONG = 2_000_000
 
 
@@ -76,7 +74,6 @@ class Run:
         #: were received in this epoch before the state.
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
-        #: The items received in this epoch.
         self.given: list[Any] = []
         #: Items that the main process keeps, each with a copy of its original contents.
         self.kept: list[tuple[Any, Any]] = []
@@ -87,7 +84,6 @@ class Run:
             self.loader.seed(life.loader_seed)
         self.iterator: Any = None
         blow = life.blow
-        #: The epoch in which a fault ends the run; None if no fault ends the run.
         self.last = None if blow is None else self.dice.randrange(len(life.epochs) + 1)
 
     def live(self) -> None:

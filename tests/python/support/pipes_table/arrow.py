@@ -1,6 +1,4 @@
-"""Test cases for ArrowReader over a table in memory. The items of the source are numbers, which select the parts of the
-table to read.
-"""
+"""Test cases for ArrowReader over a table in memory."""
 
 from typing import Any
 

@@ -11,7 +11,6 @@ from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, 
 
 FOLDER = folder("caches")
 
-#: A memory limit in megabytes that allows about three small ints.
 THREE_ITEMS = 100 / 2**20
 
 

@@ -1,6 +1,4 @@
-"""Test cases for pipes that decompress, parse, hash or save files. The tests create the files as items or streams in
-memory.
-"""
+"""Test cases for pipes that decompress, parse, hash or save files."""
 
 import bz2
 import gzip

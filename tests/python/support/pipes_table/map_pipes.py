@@ -1,6 +1,4 @@
-"""Test cases for map-style pipes that access the items of the source by index. The tests access every index in
-ascending order.
-"""
+"""Test cases for map-style pipes that access the items of the source by index."""
 
 import random
 from functools import partial

@@ -15,7 +15,6 @@ BadArgument = tuple[Callable[[], Any], type[Exception], str]
 
 @dataclass(frozen=True)
 class Row:
-    #: The name of the row, which becomes part of the test's name.
     name: str
     #: A function that creates the pipe. Its arguments are a function that creates a source, and the parameters.
     build: Callable[..., Any]
@@ -26,9 +25,7 @@ class Row:
     #: The expected length of the pipe. None stands for the number of items. A string is part of the TypeError's message
     #: if the pipe has no length.
     length: int | str | None = None
-    #: Whether the pipe reads items from its source.
     reads_items: bool = True
-    #: Whether the pipe's items depend on a seed.
     random: bool = False
     #: The reason why the pipe needs more memory for more items, or why its memory is not tested. An empty string means
     #: that the pipe needs the same memory for any number of items.

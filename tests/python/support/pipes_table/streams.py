@@ -1,7 +1,4 @@
-"""Test cases for pipes that read archives, records, tables or lines from streams.
-
-A stream in memory is created from each number of the source.
-"""
+"""Test cases for pipes that read archives, records, tables or lines from streams."""
 
 import io
 import pathlib

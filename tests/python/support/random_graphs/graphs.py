@@ -15,7 +15,6 @@ def _is_cache(name: str) -> bool:
     return "on_disk" in name
 
 
-#: Maximum number of items of a graph.
 LONGEST = 40
 
 
@@ -35,7 +34,6 @@ class Graph:
         self.seeding = random.Random(f"seeding {self.number}").choice(["pipes", "graph", "graph", "once"])
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
-        #: Whether a thread reads ahead from the pipes that draw from the global random generators.
         self.reads_ahead = random.Random(f"ahead {self.number}").random() < 0.4
         self.names: list[str] = []
         #: `_grown_pipes` is the number of pipes that were created so far. `_changes` maps the numbers of some pipes to

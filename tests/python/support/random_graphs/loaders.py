@@ -1,7 +1,4 @@
-"""Draws a random loader from a seed.
-
-A loader has a random graph, a pipe that distributes items, stages in the main process, and a reading service.
-"""
+"""Draws a random loader from a seed."""
 
 import random
 from typing import Any

@@ -1,8 +1,7 @@
 """The parts of random graphs: sources, pipes over one source, and pipes over several sources.
 
-Every stage reads and yields ints below 21. Stages in `GLOBAL` draw from the global random generators, and stages in
-`THREADED` read their sources in threads. A graph contains stages of `GLOBAL` or of `THREADED`, but not both, because
-threads draw random numbers in varying order.
+Every stage reads and yields ints below 21. A graph contains stages of `GLOBAL`, which draw from the global random
+generators, or of `THREADED`, but not both, because threads draw random numbers in varying order.
 """
 
 import os
@@ -31,7 +30,6 @@ from torchdata.datapipes.map import ArrowParts, SequenceWrapper
 Pipe = Any
 Dice = random.Random
 
-#: A folder with text files, each named after its number of lines.
 _FOLDER = folder("lines")
 
 

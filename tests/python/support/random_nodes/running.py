@@ -1,6 +1,5 @@
 """Runs a random program over nodes in one of several ways: with or without threads, saving states, or resuming from a
-state.
-"""
+state."""
 
 import pickle
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from typing import Any
 from random_nodes.programs import Program, program_of
 from torchdata.nodes import Loader
 
-#: Maximum number of items per epoch.
 MOST = 1000
 
 

@@ -12,7 +12,6 @@ from torch.utils.data import Dataset, get_worker_info
 
 import streams_of_users as streams
 
-#: The global random generators that a dataset may draw from.
 DRAWS = ("torch", "numpy", "random", "all")
 
 
@@ -55,7 +54,6 @@ class Broken(Exception):
 
 
 class Indexed(Slow, Dataset[Any]):
-    #: The indices at which the dataset raises.
     broken: frozenset[int] = frozenset()
 
     def __init__(self, length: int, draws: str = "") -> None:
@@ -146,7 +144,6 @@ class Shared(Slow):
     """The base class of iterable datasets. Workers have shards of different sizes, so they end at different times."""
 
     size: int
-    #: The positions in each worker's shard at which the stream raises.
     broken: frozenset[int] = frozenset()
 
     def __init__(self, length: int, draws: str = "") -> None:
@@ -240,6 +237,5 @@ STREAMS: list[Callable[[int, str], Any]] = [
     IteratorAlone,
     IteratorAndEpochs,
 ]
-#: Streams that continue after raising at an item.
 LASTING_STREAMS: list[Callable[[int, str], Any]] = [PlainSteps, ItsOwnIterator, IteratorAlone, IteratorAndEpochs]
 BY_NAME: dict[str, Any] = {cls.__name__: cls for cls in [*MAPS, *STATELESS_STREAMS, *STREAMS, PlainSteps]}

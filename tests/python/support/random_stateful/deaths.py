@@ -25,7 +25,6 @@ from random_stateful.programs import program_of
 MOST = 2
 
 
-#: The signals that end a worker. The loader treats a worker that was stopped by SIGSTOP as hung, and kills this worker.
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
 #: Seconds after which a worker counts as hung. On a busy machine, the loader may also kill slow workers, which must not
 #: change the results.

@@ -193,7 +193,6 @@ FREE = {
     "user's, Python's generator",
 }
 
-#: Names of samplers that have a state.
 STATEFUL = {
     "StatefulDistributedSampler",
     "StatefulDistributedSampler, set_epoch",

@@ -12,7 +12,6 @@ SKIPPING = 1_000_000
 SKIPPING_STREAMS = 2_000_000
 #: From this seed on, the resumed run has a different batch size than the first run.
 RESIZING = 3_000_000
-#: Number of epochs that are compared after the epoch in which the program stopped.
 BEHIND = 3
 
 CATEGORIES = (
@@ -36,14 +35,11 @@ class Program:
     sampler: str
     batch_size: int | None
     workers: int
-    #: The number of workers of the loader in the resumed run.
     later_workers: int
-    #: Whether the loader has its own random generator.
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
     #: The indices at which the dataset raises. The loader skips these samples.
     broken: tuple[int, ...] = ()
-    #: The batch size of the resumed run, if it differs from that of the first run.
     later_batch: int | None = None
     #: "same": each run seeds all global random generators with the same seed. "another": the resumed run uses another
     #: seed. "none": no run sets a seed.
@@ -56,15 +52,12 @@ class Program:
     #: How many additional random numbers the resumed run draws before it loads its state, and after it has loaded its
     #: state.
     draws_more: int = 0
-    #: Whether the program seeds the global random generators at the beginning of each epoch.
     seeds_epochs: bool = False
-    #: The epochs that are left early, each with the number of batches that are read.
     breaks: dict[int, int] = field(default_factory=dict)
     #: The epoch in which the state is saved, and the position in this epoch: "before" the iterator is created, after a
     #: number of batches, after the "last" batch, or after the "end" of the epoch.
     stop_epoch: int = 0
     stop_at: int | str = 0
-    #: The batches before which the program saves a state without using it.
     peeks: tuple[int, ...] = ()
     #: The format of the stored state: "json", "torch" or "pickle".
     way: str = "torch"

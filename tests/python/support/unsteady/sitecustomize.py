@@ -6,7 +6,6 @@ Every interpreter that `unsteady` starts imports this module.
 import os
 import time
 
-#: `_RESTING` is the average number of delayed processes out of 256, and `_LONGEST` is the maximum delay in seconds.
 _RESTING, _LONGEST = 100, 0.4
 
 
