@@ -36,10 +36,6 @@ def first(item: Any) -> Any:
     return item[0]
 
 
-def tripled(item: int) -> list[int]:
-    return [item] * 3
-
-
 def shuffled_within(batches: Iterable[list[Any]], seed: int = 1) -> list[list[Any]]:
     rng = random.Random(seed)
     return [rng.sample(batch, len(batch)) for batch in batches]
