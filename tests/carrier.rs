@@ -51,7 +51,6 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
     }
 }
 
-/// The kind, the payload, the buffers and the digest of a received unit.
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
 /// Transfers one frame. If the receiving link is full, the consumer takes units from it until the frame fits.

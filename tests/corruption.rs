@@ -35,8 +35,6 @@ fn everything_holds_on_the_portable_backing_too() {
     run_again_portably("everything_holds_on_the_portable_backing_too");
 }
 
-// ---- attaching ---------------------------------------------------------------------------------------------------
-
 fn file(content: &[u8]) -> OwnedFd {
     let mut file = tempfile();
     file.write_all(content).unwrap();
@@ -90,12 +88,9 @@ fn a_link_of_another_release_or_with_impossible_sizes_is_rejected() {
     assert!(attach(&link).is_ok());
 }
 
-// ---- a link in use -----------------------------------------------------------------------------------------------
-
 #[test]
 fn every_violation_of_the_layout_is_detected() {
     let _watchdog = watchdog(30);
-    // Each case writes a u32 value at an offset in the first unit of the ring.
     let unit = [
         ("shorter than any unit", 0, 0),
         ("no multiple of 8", 0, 25),

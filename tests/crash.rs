@@ -39,12 +39,10 @@ fn item(index: u64) -> Item {
 }
 
 fn die() -> ! {
-    // SAFETY: kills this process.
     unsafe { libc::raise(libc::SIGKILL) };
     unreachable!("SIGKILL cannot be survived")
 }
 
-/// Sends some complete items, and kills this process at the given point of the next item.
 fn die_at(point: &str) -> ! {
     let (link, bells) = inherited();
     let mut sender = Sender::new(&link, &bells);

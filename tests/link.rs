@@ -42,10 +42,7 @@ fn everything_holds_on_the_portable_backing() {
     run_again_portably("everything_holds_on_the_portable_backing");
 }
 
-// ---- units arrive in order and unchanged -------------------------------------------------------------------------
-
-/// Sends items from a thread. The consumer keeps the lease of each item for which `keep` is true, and returns all other
-/// leases in random order after some further items.
+/// Sends items from a thread.
 fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep: impl Fn(usize) -> bool) {
     let (link, bells) = open(config);
     let mut receiver = Receiver::new(&link, &bells);
@@ -206,8 +203,6 @@ fn child_process() {
     }
 }
 
-// ---- blocks, leases and memory -----------------------------------------------------------------------------------
-
 #[test]
 fn memory_use_follows_the_data_in_flight_and_pages_are_reused() {
     let _watchdog = watchdog(30);
@@ -356,8 +351,6 @@ fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     assert!(receiver.poll().is_err());
 }
 
-// ---- epochs and grants -------------------------------------------------------------------------------------------
-
 #[test]
 fn units_of_older_epochs_are_dropped_and_their_blocks_return() {
     let _watchdog = watchdog(30);
@@ -464,8 +457,6 @@ fn an_unlimited_window_is_unlimited_and_a_new_epoch_counts_from_zero() {
     receiver.end.set_window(3);
     assert_eq!(sender.end.permit(), Ok(Permit::Now));
 }
-
-// ---- ends, attaching, forks --------------------------------------------------------------------------------------
 
 #[test]
 fn each_end_is_taken_once_also_through_another_mapping() {

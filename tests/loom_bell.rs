@@ -62,15 +62,19 @@ impl Process {
 }
 
 fn model(check: impl Fn() + Send + Sync + 'static) {
+    let _watchdog = watchdog(60);
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(check);
 }
 
-/// Starts a thread that publishes a 1, and then wakes the sleeper.
-fn publisher(shared: &Arc<(Process, AtomicU64)>) -> thread::JoinHandle<()> {
+fn beside<T: Send + Sync + 'static>(shared: &Arc<T>, act: impl FnOnce(&T) + Send + 'static) -> thread::JoinHandle<()> {
     let theirs = Arc::clone(shared);
-    thread::spawn(move || {
+    thread::spawn(move || act(&theirs))
+}
+
+fn publisher(shared: &Arc<(Process, AtomicU64)>) -> thread::JoinHandle<()> {
+    beside(shared, |theirs| {
         theirs.1.store(1, Ordering::Relaxed);
         theirs.0.ring();
     })
@@ -78,7 +82,6 @@ fn publisher(shared: &Arc<(Process, AtomicU64)>) -> thread::JoinHandle<()> {
 
 #[test]
 fn a_sleeper_is_woken_by_any_publisher() {
-    let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
         let ringer = publisher(&shared);
@@ -89,7 +92,6 @@ fn a_sleeper_is_woken_by_any_publisher() {
 
 #[test]
 fn a_sleeper_whose_check_takes_the_event_does_not_keep_sleeping() {
-    let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
         let ringer = publisher(&shared);
@@ -106,11 +108,9 @@ fn a_sleeper_whose_check_takes_the_event_does_not_keep_sleeping() {
 
 #[test]
 fn a_sleeper_that_sleeps_again_is_woken_again() {
-    let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
-        let theirs = Arc::clone(&shared);
-        let ringer = thread::spawn(move || {
+        let ringer = beside(&shared, |theirs| {
             for value in 1..=2 {
                 theirs.1.store(value, Ordering::Relaxed);
                 theirs.0.ring();
@@ -125,36 +125,26 @@ fn a_sleeper_that_sleeps_again_is_woken_again() {
 
 #[test]
 fn two_ringers_do_not_lose_each_others_ring() {
-    let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
-        let ringers: Vec<_> = (0..2)
-            .map(|index| {
-                let theirs = Arc::clone(&shared);
-                thread::spawn(move || {
-                    theirs.1[index].store(1, Ordering::Relaxed);
-                    theirs.0.ring();
-                })
+        let ringers = [0, 1].map(|index: usize| {
+            beside(&shared, move |theirs| {
+                theirs.1[index].store(1, Ordering::Relaxed);
+                theirs.0.ring();
             })
-            .collect();
+        });
         shared.0.wait(|| shared.1.iter().all(|flag| flag.load(Ordering::Relaxed) == 1));
-        for ringer in ringers {
-            ringer.join().unwrap();
-        }
+        ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
     });
 }
 
 #[test]
 fn two_sleepers_on_one_bell_are_both_woken() {
-    let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
-        let sleepers: Vec<_> = (0..2)
-            .map(|index| {
-                let theirs = Arc::clone(&shared);
-                thread::spawn(move || theirs.0.wait(|| theirs.1[index].load(Ordering::Relaxed) == 1))
-            })
-            .collect();
+        let sleepers = [0, 1].map(|index: usize| {
+            beside(&shared, move |theirs| theirs.0.wait(|| theirs.1[index].load(Ordering::Relaxed) == 1))
+        });
         for flag in &shared.1 {
             flag.store(1, Ordering::Relaxed);
             shared.0.ring();
@@ -166,14 +156,10 @@ fn two_sleepers_on_one_bell_are_both_woken() {
 
 #[test]
 fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
-    let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
-        let theirs = Arc::clone(&shared);
         // The condition is already true when this thread checks it, so the thread returns without sleeping.
-        let leaver = thread::spawn(move || {
-            theirs.0.wait(|| true);
-        });
+        let leaver = beside(&shared, |theirs| theirs.0.wait(|| true));
         let ringer = publisher(&shared);
         shared.0.wait(|| shared.1.load(Ordering::Relaxed) == 1);
         leaver.join().unwrap();
@@ -183,11 +169,9 @@ fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
 
 #[test]
 fn a_sleeper_that_waits_for_one_event_is_woken_only_for_it() {
-    let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), Wanted::new(), AtomicU64::new(0)));
-        let theirs = Arc::clone(&shared);
-        let provider = thread::spawn(move || {
+        let provider = beside(&shared, |theirs| {
             theirs.2.store(1, Ordering::Relaxed);
             if theirs.1.is_raised() {
                 theirs.0.ring();
@@ -207,12 +191,10 @@ fn a_sleeper_that_waits_for_one_event_is_woken_only_for_it() {
 
 #[test]
 fn a_sleeper_that_raises_its_word_before_it_sleeps_is_woken() {
-    let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), [Wanted::new(), Wanted::new()], AtomicU64::new(0)));
         shared.1[0].raise();
-        let theirs = Arc::clone(&shared);
-        let provider = thread::spawn(move || {
+        let provider = beside(&shared, |theirs| {
             theirs.2.store(1, Ordering::Relaxed);
             if theirs.0.bell.has_sleeper() && theirs.1[1].is_raised() {
                 theirs.0.ring();
@@ -227,7 +209,6 @@ fn a_sleeper_that_raises_its_word_before_it_sleeps_is_woken() {
 
 #[test]
 fn the_two_ends_of_a_ring_never_wait_for_each_other() {
-    let _watchdog = watchdog(60);
     model(|| {
         struct Shared {
             producer: Process,
@@ -241,8 +222,7 @@ fn the_two_ends_of_a_ring_never_wait_for_each_other() {
             tail: AtomicU64::new(BIRTH),
             head: AtomicU64::new(BIRTH),
         });
-        let theirs = Arc::clone(&shared);
-        let producer = thread::spawn(move || {
+        let producer = beside(&shared, |theirs| {
             let mut cursor = ProducerCursor::new(1);
             for _ in 0..2 {
                 theirs.producer.wait(|| cursor.has_room(&theirs.head, 1).unwrap());

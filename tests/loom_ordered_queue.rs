@@ -27,11 +27,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(capacity: usize) -> Arc<Self> {
-        Self::with(capacity, true)
-    }
-
-    fn with(capacity: usize, in_order: bool) -> Arc<Self> {
+    fn new(capacity: usize, in_order: bool) -> Arc<Self> {
         let queue = OrderedQueue::new(capacity, in_order);
         Arc::new(Self { queue, making: AtomicUsize::new(0), made: AtomicUsize::new(0) })
     }
@@ -57,7 +53,6 @@ impl Shared {
         }
     }
 
-    /// Takes submitted items until the queue is closed.
     fn serve(&self) {
         loop {
             self.queue.wait_claimable(EVER);
@@ -69,7 +64,6 @@ impl Shared {
         }
     }
 
-    /// Takes `count` items from the source, and offers each item to the other workers.
     fn hand_over(&self, count: usize) {
         let mut reserved = None;
         for item in 0..=count {
@@ -87,8 +81,7 @@ impl Shared {
         }
     }
 
-    /// Claims up to two submitted items at a time, until the queue has no unclaimed item. The first time that two items
-    /// are claimed, the second item is given back to the queue.
+    /// Claims up to two submitted items at a time, until the queue has no unclaimed item.
     fn serve_some(&self) {
         let mut gives_back = true;
         while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {
@@ -110,6 +103,12 @@ impl Shared {
         drop(still);
     }
 
+    fn submit(&self, count: usize) {
+        (0..count).for_each(|item| self.queue.submit(item));
+        (0..count).for_each(|item| assert_eq!(self.queue.pop(EVER), Pop::Item(item)));
+        self.queue.close();
+    }
+
     fn consume(&self, count: usize) {
         for item in 0..count {
             assert_eq!(self.queue.pop(EVER), Pop::Item(item));
@@ -118,142 +117,92 @@ impl Shared {
     }
 }
 
-/// Runs `test` in all interleavings with at most this many preemptions.
-fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
+/// Explores a queue with a capacity, which may be in order, in all interleavings with at most this many preemptions.
+fn explore<const OTHERS: usize>(
+    preemptions: usize,
+    (capacity, in_order): (usize, bool),
+    others: [fn(&Shared); OTHERS],
+    main: fn(&Shared),
+) {
     let _watchdog = watchdog(600);
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);
-    builder.check(test);
-}
-
-fn beside(shared: &Arc<Shared>, act: fn(&Shared)) -> thread::JoinHandle<()> {
-    let shared = Arc::clone(shared);
-    thread::spawn(move || act(&shared))
+    builder.check(move || {
+        let shared = Shared::new(capacity, in_order);
+        let others = others.map(|act| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || act(&shared))
+        });
+        main(&shared);
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
 }
 
 #[test]
 fn two_threads_that_hold_the_queue_wake_each_other_and_the_producer() {
-    explore(2, || {
-        let shared = Shared::new(1);
-        let others =
-            [beside(&shared, |it| it.produce(1)), beside(&shared, Shared::hold), beside(&shared, Shared::hold)];
-        shared.consume(1);
-        others.into_iter().for_each(|other| other.join().unwrap());
-    });
+    explore(2, (1, true), [|it| it.produce(1), Shared::hold, Shared::hold], |it| it.consume(1));
 }
 
 #[test]
 fn a_producer_that_waits_for_room_or_a_hold_is_woken_when_that_ends() {
-    explore(3, || {
-        let shared = Shared::new(1);
-        let others = [beside(&shared, |it| it.produce(2)), beside(&shared, Shared::hold)];
-        shared.consume(2);
-        others.into_iter().for_each(|other| other.join().unwrap());
-    });
+    explore(3, (1, true), [|it| it.produce(2), Shared::hold], |it| it.consume(2));
 }
 
 #[test]
 fn all_sleepers_are_woken_by_closing() {
-    explore(2, || {
-        let shared = Shared::new(1);
-        let others = [
-            beside(&shared, |it| it.produce(2)),
-            beside(&shared, Shared::hold),
-            beside(&shared, |it| while matches!(it.queue.pop(EVER), Pop::Item(_)) {}),
-        ];
-        shared.queue.close();
-        others.into_iter().for_each(|other| other.join().unwrap());
-    });
+    let consume = |it: &Shared| while matches!(it.queue.pop(EVER), Pop::Item(_)) {};
+    explore(2, (1, true), [|it| it.produce(2), Shared::hold, consume], |it| it.queue.close());
 }
 
 #[test]
 fn two_workers_share_the_source_and_both_see_the_end() {
-    explore(2, || {
-        let shared = Shared::new(2);
-        let others = [beside(&shared, |it| it.produce(2)), beside(&shared, |it| it.produce(2))];
-        shared.consume(2);
-        others.into_iter().for_each(|other| other.join().unwrap());
-    });
+    explore(2, (2, true), [|it| it.produce(2), |it| it.produce(2)], |it| it.consume(2));
 }
 
 #[test]
 fn out_of_order_the_end_follows_all_items_taken_before_it() {
-    explore(2, || {
-        let shared = Shared::with(2, false);
-        let others = [beside(&shared, |it| it.produce(2)), beside(&shared, |it| it.produce(2))];
+    explore(2, (2, false), [|it| it.produce(2), |it| it.produce(2)], |it| {
         let mut found = Vec::new();
-        while let Pop::Item(item) = shared.queue.pop(EVER) {
+        while let Pop::Item(item) = it.queue.pop(EVER) {
             found.push(item);
         }
         found.sort_unstable();
         assert_eq!(found, [0, 1]);
-        others.into_iter().for_each(|other| other.join().unwrap());
     });
 }
 
 #[test]
 fn after_an_error_of_the_source_workers_wait_until_the_consumer_has_received_it() {
-    explore(3, || {
-        let shared = Shared::new(3);
-        let other = beside(&shared, |it| {
-            let Reserve::Granted(slot) = it.queue.reserve(EVER) else { unreachable!("nobody has closed") };
-            it.queue.put(slot, Outcome::Break(7));
-            it.produce(1);
-        });
-        assert_eq!(shared.queue.pop(EVER), Pop::Broken(7));
-        shared.consume(1);
-        other.join().unwrap();
+    let fail = |it: &Shared| {
+        let Reserve::Granted(slot) = it.queue.reserve(EVER) else { unreachable!("nobody has closed") };
+        it.queue.put(slot, Outcome::Break(7));
+        it.produce(1);
+    };
+    explore(3, (3, true), [fail], |it| {
+        assert_eq!(it.queue.pop(EVER), Pop::Broken(7));
+        it.consume(1);
     });
 }
 
 #[test]
 fn submitted_items_find_a_worker_despite_holds() {
-    explore(2, || {
-        let shared = Shared::new(1);
-        let others = [beside(&shared, Shared::serve), beside(&shared, Shared::hold)];
-        shared.queue.submit(0);
-        assert_eq!(shared.queue.pop(EVER), Pop::Item(0));
-        shared.queue.close();
-        others.into_iter().for_each(|other| other.join().unwrap());
-    });
+    explore(2, (1, true), [Shared::serve, Shared::hold], |it| it.submit(1));
 }
 
 #[test]
 fn two_workers_that_claim_wake_each_other() {
-    explore(2, || {
-        let shared = Shared::new(1);
-        let others = [beside(&shared, Shared::serve), beside(&shared, Shared::serve)];
-        shared.queue.submit(0);
-        shared.queue.submit(1);
-        assert_eq!(shared.queue.pop(EVER), Pop::Item(0));
-        assert_eq!(shared.queue.pop(EVER), Pop::Item(1));
-        shared.queue.close();
-        others.into_iter().for_each(|other| other.join().unwrap());
-    });
+    explore(2, (1, true), [Shared::serve, Shared::serve], |it| it.submit(2));
 }
 
 #[test]
 fn items_that_are_handed_over_reach_a_claiming_worker() {
-    explore(2, || {
-        let shared = Shared::new(2);
-        let others = [
-            beside(&shared, |it| it.hand_over(2)),
-            beside(&shared, Shared::serve_some),
-            beside(&shared, Shared::serve_some),
-        ];
-        shared.consume(2);
-        others.into_iter().for_each(|other| other.join().unwrap());
-    });
+    explore(2, (2, true), [|it| it.hand_over(2), Shared::serve_some, Shared::serve_some], |it| it.consume(2));
 }
 
 #[test]
 fn workers_that_hand_over_or_claim_are_woken_by_the_end_of_a_hold_and_by_closing() {
-    explore(2, || {
-        let shared = Shared::new(1);
-        let others =
-            [beside(&shared, |it| it.hand_over(2)), beside(&shared, Shared::serve_some), beside(&shared, Shared::hold)];
-        assert_eq!(shared.queue.pop(EVER), Pop::Item(0));
-        shared.queue.close();
-        others.into_iter().for_each(|other| other.join().unwrap());
+    explore(2, (1, true), [|it| it.hand_over(2), Shared::serve_some, Shared::hold], |it| {
+        assert_eq!(it.queue.pop(EVER), Pop::Item(0));
+        it.queue.close();
     });
 }

@@ -41,7 +41,6 @@ unsafe impl Sync for Ring {}
 // SAFETY: the cursors prevent producer and consumer from using the same slot, which this loom model verifies.
 unsafe impl Send for Ring {}
 
-/// Sends units of the given lengths, with increasing numbers in their slots.
 fn produce(ring: &Ring, lens: &[u64]) {
     let mut cursor = ProducerCursor::new(ring.capacity());
     let mut next = 1;
@@ -79,6 +78,7 @@ fn consume(ring: &Ring, count: u64, at_once: u64) {
 }
 
 fn check(capacity: u64, lens: &'static [u64], at_once: u64) {
+    let _watchdog = watchdog(60);
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(move || {
@@ -92,19 +92,16 @@ fn check(capacity: u64, lens: &'static [u64], at_once: u64) {
 
 #[test]
 fn single_slots_arrive_once_and_in_order() {
-    let _watchdog = watchdog(60);
     check(2, &[1, 1, 1, 1], u64::MAX);
 }
 
 #[test]
 fn longer_units_arrive_whole_and_wrap() {
-    let _watchdog = watchdog(60);
     check(3, &[2, 1, 2], u64::MAX);
 }
 
 #[test]
 fn space_that_is_freed_in_pieces_is_not_overwritten_early() {
-    let _watchdog = watchdog(60);
     check(2, &[2, 1, 2], 1);
 }
 

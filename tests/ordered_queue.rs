@@ -18,7 +18,6 @@ use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve,
 
 type Queue = OrderedQueue<usize>;
 
-/// The error value of a failed computation.
 const BROKEN: usize = 1_000_000;
 
 const NOW: Duration = Duration::ZERO;

@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 use torchdata_core::round_robin::RoundRobin;
 
-/// The active peers in the order of their turns.
 #[derive(Debug)]
 struct Model {
     peers: usize,

@@ -4,8 +4,7 @@
 use proptest::prelude::*;
 use torchdata_core::strided::{Strided, memory_order};
 
-/// An array in a buffer that ends with the array's last element. The fields are the shape, the strides, the offset of
-/// the first element, and the buffer.
+/// An array in a buffer that ends with the array's last element.
 #[derive(Debug, Clone)]
 struct Array {
     size: usize,

@@ -24,7 +24,6 @@ impl Waiter {
     }
 
     /// Waits once. If `helps` is given, the yield with this number ends the wait. Each yield lasts `turn` nanoseconds.
-    /// If no yield ends the wait, the thread sleeps for `sleep` nanoseconds.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);

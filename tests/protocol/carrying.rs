@@ -57,7 +57,6 @@ pub struct Carrier {
     said: Said,
     /// Whether the acknowledgement has reached the main process's copy of the link.
     acknowledged: bool,
-    /// Whether the host has exited.
     is_cut: bool,
 }
 
@@ -159,15 +158,13 @@ impl Setting {
         }
     }
 
-    /// Creates the carriers if workers are on other machines.
     pub fn fresh_carriers<const MOST: usize>(&self) -> Shared<Carrier, MOST> {
         (0..if self.carried { self.workers } else { 0 }).map(|_| Carrier::new()).collect()
     }
 }
 
 impl World {
-    /// Sends a command to a child. Returns false if the link is full. Also returns true if the child has exited,
-    /// because other code detects exits.
+    /// Sends a command to a child. Returns false if the link is full.
     pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
         let Self { children, elsewhere, .. } = self;
         let child = &mut children[index];
@@ -193,8 +190,7 @@ impl World {
         self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }
 
-    /// Returns whether the main process can detect that a child has exited. For a worker on another machine, the main
-    /// process detects the exit when the worker's host has exited, or when all frames of the worker have arrived.
+    /// Returns whether the main process can detect that a child has exited.
     pub fn is_gone(&self, index: usize) -> bool {
         let child = &self.children[index];
         let all_arrived = |carrier: &Carrier| {
@@ -204,7 +200,6 @@ impl World {
         child.doing == Doing::Gone && self.elsewhere.carriers.get(index).is_none_or(sees)
     }
 
-    /// Creates links and carriers for the replacement of a worker.
     pub fn renew_carrier(&mut self, setting: &Setting, index: usize) {
         if setting.carried {
             self.elsewhere.carriers[index] = Carrier::new();
@@ -213,8 +208,6 @@ impl World {
         }
     }
 }
-
-// ---- the protocol is correct if workers are on other machines -------------------------------------------------------
 
 fn carried(workers: usize, outputs: &'static [u8]) -> Setting {
     Setting { carried: true, ..super::setting(workers, false, outputs) }

@@ -51,8 +51,7 @@ impl Setting {
         push(name, after);
     }
 
-    /// Returns whether a worker must postpone a call because it still recomputes items. The main process has received
-    /// the recomputed items before it made the call.
+    /// Returns whether a worker must postpone a call because it still recomputes items.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
         let epoch = child.pump.stream().epoch();
@@ -80,7 +79,6 @@ fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (De
 }
 
 impl World {
-    /// Returns the links to which a child writes, and the index of the first of these links.
     pub fn outgoing(&self, setting: &Setting, index: usize) -> (&Links, usize) {
         match (setting.is_dispatcher(index), setting.carried) {
             (true, false) => (&self.dealt, 0),
@@ -90,7 +88,6 @@ impl World {
         }
     }
 
-    /// Returns a child, the links to which the child writes, and the index of the first of these links.
     pub fn writer(&mut self, setting: &Setting, index: usize) -> (&mut Child, &mut Links, usize) {
         let Self { children, out, dealt, elsewhere, .. } = self;
         let (links, first) = match (setting.is_dispatcher(index), setting.carried) {
@@ -177,7 +174,6 @@ impl World {
         }
     }
 
-    /// Applies the called function to the graph of a child.
     fn apply(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         child.applied += 1;
@@ -264,7 +260,6 @@ impl World {
         }
     }
 
-    /// Begins the pass over the source that a worker has requested.
     pub fn begin_next_pass(&mut self, index: usize) -> &'static str {
         let child = &mut self.children[index];
         let pump = &mut child.pump;
@@ -276,8 +271,7 @@ impl World {
         "begins once more"
     }
 
-    /// Runs a child's graph until the next read, item, error or end of the graph. Returns a description of the executed
-    /// step.
+    /// Runs a child's graph until the next read, item, error or end of the graph.
     pub fn run_graph(&mut self, setting: &Setting, index: usize) -> &'static str {
         let child = &mut self.children[index];
         if child.made.1 > 0 {
@@ -305,7 +299,6 @@ impl World {
         self.read_share(setting, index)
     }
 
-    /// Reads an item of a worker's own source.
     pub fn read_source(&mut self, setting: &Setting, index: usize, step: usize, first: usize) -> &'static str {
         let child = &mut self.children[index];
         let item = first + step * usize::from(child.read);

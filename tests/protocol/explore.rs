@@ -14,25 +14,20 @@ pub type Take<'a, Step, State> = dyn FnMut(Step, After<State>) + 'a;
 pub trait Model {
     /// All values that influence the next steps.
     type State: Clone + Hash + Debug;
-    /// One step between two states.
     type Step: Copy + Debug;
     /// A pool of the parts that several states have in common.
     type Parts: Default;
 
-    /// The initial state.
     fn start(&self) -> Self::State;
-    /// Calls `take` once for every possible step. Most steps lead to visited states, which the caller drops
-    /// immediately.
+    /// Calls `take` once for every possible step.
     fn steps(&self, state: &Self::State, take: &mut Take<'_, Self::Step, Self::State>);
     /// Replaces parts of a new state with equal parts of earlier states, so that more states fit into caches and
     /// memory.
     fn share(parts: &mut Self::Parts, state: &mut Self::State);
-    /// Returns whether this is a final state. Every state that is not final must have a next step and a path to a final
-    /// state.
+    /// Returns whether this is a final state.
     fn is_over(&self, state: &Self::State) -> bool;
 }
 
-/// The numbers of visited states, steps and final states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Explored {
     pub states: usize,
@@ -149,7 +144,6 @@ impl Hasher for Words {
         self.number(number as u64);
     }
 
-    /// Adds the fingerprint of a part, split into its two halves.
     fn write_u128(&mut self, number: u128) {
         self.flush();
         self.add(((number >> 64) as u64, number as u64));
@@ -176,11 +170,9 @@ impl Hasher for Plain {
     }
 }
 
-/// The visited states, numbered in the order of their discovery.
 struct Known(HashMap<Fingerprint, u32, ByFingerprint>);
 
 impl Known {
-    /// Creates a set that contains only the initial state, number 0.
     fn new(start: &impl Hash) -> Self {
         Self([(Fingerprint::of(start), 0)].into_iter().collect())
     }
@@ -211,10 +203,6 @@ pub fn holds<M: Model>(what: &str, model: &M) -> Explored {
 }
 
 /// Visits all states breadth first, so that the reported path to an error is as short as possible.
-///
-/// # Errors
-/// If a step breaks a rule, if a state that is not final does not allow a next step, or if a state does not lead to a
-/// final state.
 pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
@@ -264,8 +252,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     Ok(Explored { states: before.len(), steps, ends: ends.len() })
 }
 
-/// Returns the first state from which no final state can be reached. The slice `after[first[n]..first[n + 1]]` contains
-/// the successors of state n.
+/// Returns the first state from which no final state can be reached.
 fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
@@ -285,8 +272,7 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     reaches.iter().position(|&reached| !reached).map(|state| state as u32)
 }
 
-/// Describes the fault and the steps that lead to it. The states are recomputed from the start, because only their
-/// numbers are stored.
+/// Describes the fault and the steps that lead to it.
 fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &str, last: Option<&M::Step>) -> String {
     let mut way = vec![number];
     while way[way.len() - 1] != 0 {
@@ -311,8 +297,6 @@ fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &
     steps.extend(last.map(|step| format!("{step:?}")));
     format!("{what}, after these steps:\n  {}\nin {state:#?}", steps.join("\n  "))
 }
-
-// ---- tests of the explorer with graphs of a few numbers ------------------------------------------------------------
 
 /// A small test model: each state is a number, and the initial state is 0. State 9 violates a rule.
 struct Numbers {

@@ -96,9 +96,6 @@ impl Setting {
     }
 
     /// Checks the position in every state that the user can request now.
-    ///
-    /// # Errors
-    /// If a state contains a wrong position.
     pub fn check_places(&self, world: &World) -> Result<(), String> {
         let inside = matches!(world.main, Main::Telling(..) | Main::Replacing(_) | Main::Reading(_) | Main::Paused);
         if !self.saves() || !(inside || world.main == Main::Between && world.epoch > 0) {
@@ -231,13 +228,10 @@ impl Setting {
     }
 }
 
-/// Returns the first `count` items. If the protocol has an error, there may be fewer than `count` items, and the
-/// function returns all of them.
 fn first(items: &[u8], count: u64) -> &[u8] {
     &items[..items.len().min(count as usize)]
 }
 
-/// Returns the count and the checksum of the given items.
 pub fn account_of(epoch: u32, items: &[u8]) -> Account {
     let mut account = Account::default();
     items.iter().for_each(|&item| account.count(digest((epoch, item))));
@@ -251,7 +245,6 @@ impl World {
         [books, all].into_iter().map(|books| &mut **books)
     }
 
-    /// Begins or resumes an epoch.
     pub fn begin_epoch(&mut self, setting: &Setting, going_on: Option<Part<GoingOn>>) {
         self.number += 1;
         self.kept.had.fill(0);
@@ -276,13 +269,11 @@ impl World {
         self.main = Main::Telling(self.number, setting.children());
     }
 
-    /// Returns the command that makes a child begin the epoch.
     pub fn ordered(&self, child: usize) -> Ordered {
         let start = self.kept.going_on.as_ref().map(|going_on| going_on.children[child].clone());
         Ordered { command: Command::Epoch(self.number), epoch: self.epoch, start }
     }
 
-    /// Stores the snapshots that the children resume from.
     fn keep_what_goes_on(&mut self, going_on: &GoingOn) {
         for books in self.both_books() {
             for (worker, (_, snapshot)) in going_on.place.workers.iter().enumerate() {
@@ -292,7 +283,6 @@ impl World {
         }
     }
 
-    /// Stores a received snapshot.
     pub fn keep(&mut self, setting: &Setting, peer: usize, kind: &Kind) {
         let lag = setting.lag(self.kept.books.total(), self.given);
         for books in self.both_books() {
@@ -304,7 +294,6 @@ impl World {
         }
     }
 
-    /// Replaces all processes and links.
     fn replace_everything(&mut self, setting: &Setting) {
         self.children = setting.fresh_children();
         let links = self.out.iter_mut().chain(self.dealt.iter_mut()).chain(self.elsewhere.dealing.iter_mut());

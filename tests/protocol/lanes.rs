@@ -82,22 +82,18 @@ impl Setting {
         }
     }
 
-    /// Creates empty lanes, if items are dispatched to other machines.
     pub fn fresh_lanes<const MOST: usize>(&self) -> Shared<Lane, MOST> {
         (0..if self.carried && self.dispatches { self.workers } else { 0 }).map(|_| Lane::new()).collect()
     }
 }
 
 impl World {
-    /// Creates a new lane between the dispatching process and the replacement of a worker.
     pub fn renew_lane(&mut self, setting: &Setting, index: usize) {
         if setting.dispatches {
             self.elsewhere.lanes[index] = Lane::new();
         }
     }
 }
-
-// ---- the protocol is correct when items are dispatched to other machines --------------------------------------------
 
 fn dealt(workers: usize, outputs: &'static [u8]) -> Setting {
     Setting { carried: true, epochs: 1, ..super::setting(workers, true, outputs) }

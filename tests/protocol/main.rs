@@ -40,8 +40,7 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
     }
 }
 
-/// Returns one setting for each kind of event, such as an exit of a worker. The event can happen at any moment of the
-/// exploration.
+/// Returns one setting for each kind of event, such as an exit of a worker.
 fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     let with = |change: &dyn Fn(&mut Setting)| {
         let mut setting = setting.clone();

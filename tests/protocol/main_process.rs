@@ -7,7 +7,6 @@ use super::memory::Kind;
 use super::saving::{Ordered, digest};
 use super::world::{Act, After, Doing, Ended, Main, Setting, Take, Thread, WORKERS, World};
 
-/// The result of requesting an item.
 pub enum Asked {
     Item((u32, u8)),
     Ended(Ended),
@@ -145,7 +144,6 @@ impl Setting {
     }
 
     pub fn reading(&self, world: &World, take: &mut Take<'_>) {
-        // Adds one of the steps that the user may take instead of requesting the next item.
         let mut push = |name, after: World| take(Act::Main(name), Ok(after));
         let idle = !world.waits;
         if self.breaks && idle && world.delivered > 0 {
@@ -211,8 +209,7 @@ impl World {
         }
     }
 
-    /// Returns for each worker whether a unit of the current stream is pending. Returns None if units of earlier
-    /// streams must be dropped first.
+    /// Returns for each worker whether a unit of the current stream is pending.
     fn arrived(&self) -> Option<[bool; WORKERS]> {
         let mut arrived = [false; WORKERS];
         for (peer, (end, link)) in self.ends.iter().zip(self.out.iter()).enumerate() {
@@ -221,7 +218,6 @@ impl World {
         Some(arrived)
     }
 
-    /// Drops obsolete units.
     fn drop_old(&mut self) {
         let Self { ends, out, .. } = self;
         for (peer, end) in ends.iter().enumerate() {
@@ -231,7 +227,6 @@ impl World {
         }
     }
 
-    /// Returns for each worker whether it is waiting for dispatched items in this epoch.
     fn starving(&self) -> [bool; WORKERS] {
         let mut starving = [false; WORKERS];
         self.out.iter().enumerate().for_each(|(peer, link)| starving[peer] = link.starving == self.number);
@@ -249,8 +244,7 @@ impl World {
         Some((asked, after))
     }
 
-    /// Returns the result of one attempt to receive an item, and the world afterwards. Returns None if the main process
-    /// must wait.
+    /// Returns the result of one attempt to receive an item, and the world afterwards.
     fn ask(&self, setting: &Setting) -> Option<(Asked, Self)> {
         let Some(arrived) = self.arrived() else {
             let mut after = self.clone();

@@ -9,14 +9,11 @@ use torchdata_core::protocol::{
 use super::saving::Graph;
 use super::shared::Part;
 
-/// The content of a unit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The number of the epoch, and the number of the item in the epoch.
     Item(u32, u8),
     End,
     Error,
-    /// A worker's snapshot.
     Saved(Part<Snapshot<Graph>>),
     /// A snapshot of the dispatching process, which a worker may relay.
     Dealt(Part<Dealt<Graph>>),
@@ -34,7 +31,6 @@ impl Unit {
     }
 }
 
-/// The contents of a link in shared memory.
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
@@ -51,7 +47,6 @@ impl Link {
     }
 }
 
-/// The reading end of a link.
 #[derive(Debug, Clone, Hash, Default)]
 pub struct ReadEnd {
     pub receiving: Receiving,
@@ -87,8 +82,7 @@ impl ReadEnd {
         self.tell(link, self.receiving.one_more(), self.receiving.window().max(1));
     }
 
-    /// Returns whether a unit of the current stream is pending. Returns None if a unit of an earlier stream must be
-    /// dropped first.
+    /// Returns whether a unit of the current stream is pending.
     pub fn glance(&self, link: &Link) -> Option<bool> {
         match self.receiving.judge(link.units.front().map_or(self.receiving.stream(), |unit| unit.stream)) {
             Judgement::Take => Some(!link.units.is_empty()),

@@ -12,7 +12,6 @@ use super::memory::{Kind, Link, Unit};
 use super::saving::{Ordered, Resumption, digest};
 use super::world::{Main, Setting, World};
 
-/// A count that exceeds the items of every epoch.
 const ALL: u64 = 1 << 62;
 
 impl Setting {
@@ -39,8 +38,7 @@ impl World {
         self.kept.replacing.rests(index)
     }
 
-    /// Replaces exited children that are still needed in this epoch. Returns false if the epoch fails, because too many
-    /// children have exited or a replacement would lack a called function.
+    /// Replaces exited children that are still needed in this epoch.
     pub fn replace_dead(&mut self, setting: &Setting) -> bool {
         let dead = |world: &Self, index: usize| world.is_gone(index) && !world.rests(index);
         let dead: Vec<usize> = (0..setting.children()).filter(|&index| dead(self, index)).collect();

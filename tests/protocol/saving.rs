@@ -7,10 +7,8 @@ use super::memory::{Kind, Pump, Unit};
 use super::shared::Part;
 use super::world::{Child, Doing, Setting, World};
 
-/// The content of a snapshot of a child's graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Graph {
-    /// The epoch of the graph's items.
     pub epoch: u32,
     pub read: u8,
     pub pass: u32,
@@ -18,7 +16,6 @@ pub struct Graph {
     pub exhausted: bool,
 }
 
-/// A digest that distinguishes items.
 pub fn digest((epoch, item): (u32, u8)) -> u64 {
     u64::from(epoch) << 8 | u64::from(item) | 1 << 40
 }
@@ -53,8 +50,7 @@ impl Pump {
         }
     }
 
-    /// Returns whether the recomputed items of a link differ from the items that the reader has. Returns false while
-    /// recomputed items are missing.
+    /// Returns whether the recomputed items of a link differ from the items that the reader has.
     pub fn has_made_other_items_again(&self, link: usize) -> bool {
         let expected = self.expected[link].filter(|_| self.sending[link].owed() == 0);
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
@@ -67,7 +63,6 @@ impl Pump {
 }
 
 impl Child {
-    /// Begins an epoch at its start, or at the position from which the child resumes.
     pub fn begin(&mut self, ordered: &Ordered) {
         self.epoch = ordered.epoch;
         (self.may_save, self.looked) = (true, false);
@@ -91,8 +86,7 @@ impl Child {
         Graph { epoch: self.epoch, read: self.read, pass: self.pass, made: self.made, exhausted: self.exhausted }
     }
 
-    /// Returns the position in the dispatched items that a worker's snapshot contains. A worker takes no snapshot after
-    /// the first pass, so the function returns None for later passes.
+    /// Returns the position in the dispatched items that a worker's snapshot contains.
     fn share_at(&self, setting: &Setting) -> Option<Share> {
         match self.share.receiving.stream() {
             _ if !setting.dispatches => Some(Share::default()),
@@ -107,7 +101,6 @@ impl Child {
 }
 
 impl Setting {
-    /// Returns whether the setting requires snapshots.
     pub fn saves(&self) -> bool {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
@@ -137,8 +130,7 @@ impl Setting {
         Some(("finds a snapshot to be passed on", after))
     }
 
-    /// Lets a child send a snapshot, and returns the world after this step. Returns None if no snapshot is allowed, or
-    /// if the link is full.
+    /// Lets a child send a snapshot, and returns the world after this step.
     pub fn saved(&self, world: &World, index: usize) -> Option<World> {
         let child = &world.children[index];
         let between = child.doing == Doing::Pumping && child.pump.departing.is_none() && !child.pump.ending;

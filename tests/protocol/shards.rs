@@ -92,8 +92,6 @@ struct Worker {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Main {
-    /// The main process is sending the command to begin the epoch. The value is the number of the worker that receives
-    /// the command next.
     Telling(usize),
     Reading,
     Gone,
@@ -151,7 +149,6 @@ impl Shards {
         }
     }
 
-    /// Returns the peer of the next item in strict order.
     fn expected(&self, given: usize) -> Option<usize> {
         let rounds = (0..).take_while(|&round| self.items.iter().any(|&items| items > round));
         rounds.flat_map(|round| (0..self.peers()).filter(move |&peer| self.items[peer] > round)).nth(given)

@@ -100,15 +100,13 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T: Hash> Pool<T> {
-    /// Replaces a part with the equal part in the pool, or adds the part to the pool. A part with several owners is
-    /// skipped, because it is already in the pool.
+    /// Replaces a part with the equal part in the pool, or adds the part to the pool.
     pub fn share(&mut self, part: &mut Part<T>) {
         if Rc::strong_count(&part.0) == 1 {
             *part = self.0.entry(part.fingerprint()).or_insert_with(|| part.clone()).clone();
         }
     }
 
-    /// Calls `share` for every part in `parts`.
     pub fn share_all<const MOST: usize>(&mut self, parts: &mut Shared<T, MOST>) {
         parts.0.iter_mut().flatten().for_each(|part| self.share(part));
     }

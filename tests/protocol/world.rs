@@ -22,7 +22,6 @@ use super::shared::{Part, Pool, Shared};
 pub struct Setting {
     pub workers: usize,
     pub dispatches: bool,
-    /// Whether workers are on other machines.
     pub carried: bool,
     /// For each item of the source, the number of items that a worker computes from it.
     pub outputs: &'static [u8],
@@ -50,7 +49,6 @@ pub struct Setting {
     pub calls: bool,
     /// The number of processes that may exit, at any moment.
     pub deaths: u8,
-    /// Whether exited children are replaced.
     pub restarts: bool,
     /// The maximum number of snapshots that all children together may send.
     pub snapshots: u8,
@@ -69,12 +67,9 @@ pub struct Setting {
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
 
-/// The activity of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Doing {
-    /// Waiting for a command.
     Idle,
-    /// Sending items.
     Pumping,
     /// Running its graph to compute an item. A worker that runs its graph may be waiting for a dispatched item.
     InGraph,
@@ -89,7 +84,6 @@ pub struct Child {
     pub control: VecDeque<Ordered>,
     pub order: u64,
     pub obedience: Obedience,
-    /// Whether the child has acknowledged the call.
     pub acknowledged: bool,
     /// How many times the child has applied a function that the main process called.
     pub applied: u8,
@@ -110,7 +104,6 @@ pub struct Child {
     /// Whether the source has ended for this child.
     pub exhausted: bool,
     pub failed: bool,
-    /// The epoch of the graph's items.
     pub epoch: u32,
     /// Whether the child has changed since its last snapshot, so that a further snapshot is allowed.
     pub may_save: bool,
@@ -125,7 +118,6 @@ pub struct Child {
 }
 
 impl Child {
-    /// Creates a child. A worker has one link, and the dispatching process has one link to each worker.
     pub fn new(links: usize, dispatches: bool) -> Self {
         Self {
             doing: Doing::Idle,
@@ -162,14 +154,12 @@ impl Child {
         if self.obedience.runs() { passed + made + u64::from(waits) } else { u64::MAX }
     }
 
-    /// Records that the child has left the epoch or has reached its end.
     pub fn rest(&mut self) {
         self.doing = Doing::Idle;
         self.obedience.leave();
     }
 }
 
-/// The activity of the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
     /// The main process is beginning an epoch: the number of the epoch, and how many children have not received the
@@ -180,20 +170,17 @@ pub enum Main {
     /// Requesting the next item. The value is true if the main process has tried to receive the item, but no item was
     /// ready.
     Reading(bool),
-    /// The loader is paused.
     Paused,
     /// Calling a function in all children. The first value is the number of children that have not received the
     /// function yet. The second value is true if the loader was paused before the call, and becomes paused again after
     /// the call.
     Calling(usize, bool),
-    /// No epoch is running.
     Between,
     /// Stopping all children. The value is the number of children that have already received the command to stop.
     Stopping(usize),
     Gone,
 }
 
-/// The thread that reads ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Thread {
     pub epoch: u32,
@@ -206,8 +193,7 @@ pub enum Ended {
     Failed,
 }
 
-/// The parts of a world that change in few steps. These parts are stored together, so that most steps copy only one
-/// reference.
+/// The parts of a world that change in few steps.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
     /// For each child that was started as a replacement, the number of its items that the main process had received
@@ -291,7 +277,6 @@ pub type After = explore::After<World>;
 /// A function that is called with each step and the world after this step.
 pub type Take<'a> = explore::Take<'a, Act, World>;
 
-/// A step of the model, and the process that performs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     Main(&'static str),

@@ -30,9 +30,7 @@ pub enum Harm {
 /// A whole job: its ranks, the messages in transit, and the time.
 #[derive(Clone, Hash, PartialEq, Eq)]
 struct Rank {
-    /// The operation that the rank has begun and is waiting for, if any.
     waits: Option<u64>,
-    /// The results of finished operations.
     ended: Vec<i64>,
     failed: Option<Answer>,
     time_is_up: bool,
@@ -128,7 +126,6 @@ impl Explorer {
         job
     }
 
-    /// Returns a hash of the job's state.
     fn key(&self, job: &Job) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();

@@ -39,7 +39,6 @@ mod judged {
     use torchdata_core::ranks::message::Message;
     use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
 
-    /// Returns the hub of a job with three ranks after all ranks have joined.
     fn opened() -> Hub {
         let mut hub = Hub::new(3);
         hub.submit(0);

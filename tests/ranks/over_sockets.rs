@@ -20,7 +20,6 @@ fn end_of(meeting: &Meeting, operation: u64) -> Answer {
     }
 }
 
-/// Connects two ranks while unrelated programs connect to the same port.
 fn opened() -> (Meeting, Meeting) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -9,7 +9,6 @@ fn shards(workers: usize, items: &'static [u8]) -> Shards {
     Shards { in_order: true, keeps: true, counts: true, ..plain }
 }
 
-/// Explores a setting with different events, such as exits of workers. Events can happen after any step.
 fn all_hold(setting: &Shards) {
     for window in [1, 2] {
         let setting = Shards { window, ..setting.clone() };
@@ -39,8 +38,6 @@ fn two_workers_with_two_shards_each_share_two_links() {
     holds("goes on, a death", &Shards { resumes: 1, deaths: 1, snapshots: 1, ..uneven });
     all_hold(&shards(2, &[1, 0, 2, 1]));
 }
-
-// ---- the checker finds wrong rules ----------------------------------------------------------------------------------
 
 #[test]
 fn the_checker_finds_a_main_process_that_delivers_the_unit_of_another_shard() {

@@ -118,7 +118,7 @@ def test_a_state_is_loaded_into_a_pipe_that_was_iterated_before(row: Row) -> Non
 @given(data=st.data())
 def test_a_pipe_yields_what_its_model_says_from_any_position_for_any_parameters(row: Row, data: st.DataObject) -> None:
     items = data.draw(st.lists(st.integers(0, 20), max_size=15))
-    params = {name: data.draw(strategy, label=name) for name, strategy in row.params.items()}
+    params = {name: data.draw(strategy, label=name) for name, (strategy, _) in row.params.items()}
     whole = modelled(row, items, **params)
     position = data.draw(st.integers(0, len(whole) + 1), label="position")
     pipe = seed(built(row, items, **params), 1)

@@ -1,7 +1,5 @@
 """Items of all kinds that one process sends to another process are received unchanged."""
 
-from __future__ import annotations
-
 import gc
 import threading
 

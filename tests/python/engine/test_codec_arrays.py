@@ -1,7 +1,5 @@
 """Received arrays of every layout and dtype equal the sent arrays. Arrays are sent without pickle if possible."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 
 import numpy as np
@@ -41,9 +39,6 @@ def image(dtype, height=40, width=50):
 
 
 def assert_equal_and_apart(received, sent):
-    """Checks that a received array has equal elements and the same type, is writable, and shares no memory between its
-    elements.
-    """
     assert type(received) is np.ndarray
     assert (received.dtype, received.shape) == (sent.dtype, sent.shape)
     np.testing.assert_array_equal(received, sent)

@@ -1,7 +1,5 @@
 """An array of `torchdata.empty` is sent without a copy, unless the producer could still write to the sent array."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import weakref
@@ -19,8 +17,6 @@ SHAPE = (100, 200)
 
 @pytest.fixture
 def loopback(loopback, monkeypatch):
-    """Returns both ends of a link in this process. `torchdata.empty` allocates arrays in the shared memory of the
-    sender."""
     monkeypatch.setattr(_engine, "current_sender", loopback.sender)
     return loopback
 
@@ -37,7 +33,6 @@ def address(array):
 
 
 def sent_and_received(loopback, wrap):
-    """Sends an array, and keeps no reference to it. Returns the address of the sent array, and the received item."""
     places = []
 
     def make(_):
@@ -203,7 +198,6 @@ class TestTensors:
 
     @staticmethod
     def most_blocks(loopback, item):
-        """Sends several items, and returns the largest number of blocks that were in use at once."""
         return peak(loopback) // item.nbytes
 
     @pytest.mark.parametrize("dtype", DTYPES)

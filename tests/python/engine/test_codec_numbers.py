@@ -1,7 +1,5 @@
 """Received numbers, times and UUIDs have the same values, types, order and object identities as after pickling."""
 
-from __future__ import annotations
-
 import copyreg
 import ctypes
 import datetime
@@ -136,7 +134,6 @@ MARK = "what follows is damaged"
 
 
 def damage(generator):
-    """Overwrites some bytes after a mark in the block of the item that is being sent."""
     maps = Path("/proc/self/maps").read_text()
     for start, end in re.findall(r"^(\w+)-(\w+) rw-s .*memfd:torchdata ", maps, re.MULTILINE):
         first, size = int(start, 16), int(end, 16) - int(start, 16)
@@ -152,10 +149,6 @@ def damage(generator):
 @pytest.mark.skipif(PORTABLE, reason="the fallback has other names for its memory")
 @pytest.mark.parametrize("number", range(len(DAMAGED)))
 def test_damaged_numbers_raise_an_error_or_change(number):
-    """A long item is sent in a block of shared memory without a checksum.
-
-    Damage may change values without an error, because a block of shared memory has no checksum.
-    """
     generator, loopback = random.Random(number), Loopback(budget=1 << 20)
     expected = told(DAMAGED[number])
     for _ in range(20):

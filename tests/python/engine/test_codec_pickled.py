@@ -1,7 +1,5 @@
 """An item with repeated strings is received unchanged, and pickling functions that users have registered are called."""
 
-from __future__ import annotations
-
 import copyreg
 import dataclasses
 import importlib

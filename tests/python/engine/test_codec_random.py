@@ -1,7 +1,5 @@
 """Random items of all kinds are received unchanged. Several references to one object still refer to one object."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools
@@ -41,7 +39,6 @@ class Slotted:
 
 @functools.cache
 def whole(dtype, size):
-    """Returns a large array. The arrays in an item are views of this array."""
     numbers = np.random.default_rng(1).integers(-3, 300, (size, size, 3))
     if dtype == "O":
         return numpy_objects(size)
@@ -122,7 +119,6 @@ trees = st.recursive(leaves, combined, max_leaves=8)
 
 @st.composite
 def items(draw):
-    """Returns a random tree of objects, in which some objects or whole branches occur several times."""
     pool = draw(st.lists(trees, min_size=1, max_size=4))
     again = st.recursive(st.sampled_from(pool) | leaves, combined, max_leaves=10)
     return draw(again)
@@ -160,8 +156,7 @@ class Comparison:
     @staticmethod
     def has_identity(value):
         """Returns whether the identity of a value must be preserved, because the value is mutable, or a long string
-        that would be costly to send twice.
-        """
+        that would be costly to send twice."""
         if isinstance(value, (str, bytes)):
             return len(value) >= LONG_STRING
         if isinstance(value, tuple):

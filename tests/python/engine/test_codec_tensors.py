@@ -1,8 +1,5 @@
 """Tensors that are sent without pickle equal the tensors that torch creates over a buffer, with both versions of
-DLPack.
-"""
-
-from __future__ import annotations
+DLPack."""
 
 import copy
 import io
@@ -49,7 +46,6 @@ def test_with_a_torch_that_has_no_table_of_functions_the_same_tensors_arrive(tmp
 
 
 def over_a_buffer(tensor):
-    """Returns an equal tensor over memory that torch does not own."""
     return torch.frombuffer(bytearray(random_tensors.content(tensor)), dtype=tensor.dtype).view(tensor.shape)
 
 
@@ -107,7 +103,6 @@ DONE_TO_IT = {
 
 
 def outcome(act, tensor):
-    """Calls a function with a tensor. Returns a text with the result or error, and the tensor after the call."""
     try:
         result = act(tensor)
     except Exception as error:

@@ -1,7 +1,5 @@
 """Received tensors share memory with each other in the same way as the sent tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 import weakref
@@ -56,7 +54,6 @@ TENSORS = {
 
 
 def plain(tensor):
-    """Returns a tensor that `torch.equal` can compare."""
     small = tensor.dtype in (torch.float8_e5m2, torch.uint16)
     return tensor.float() if small else tensor.to_dense()
 
@@ -238,10 +235,6 @@ ROW = torch.arange(10.0)
 @pytest.mark.parametrize("name", OVERLAPPING)
 def test_writing_to_one_tensor_of_an_item_changes_overlapping_tensors(loopback, name):
     def written(tensors):
-        """Writes to each tensor in turn, and returns the values of all tensors after each write.
-
-        Restores the original values before returning.
-        """
         before = [tensor.clone() for tensor in tensors]
         for number, tensor in enumerate(tensors):
             tensor.fill_(number + 1)
@@ -260,7 +253,6 @@ def test_writing_to_one_tensor_of_an_item_changes_overlapping_tensors(loopback, 
 
 
 def freed(size):
-    """Returns a tensor with a storage that was reduced to `size` bytes, as in sharded training."""
     tensor = torch.ones(5000)
     tensor.untyped_storage().resize_(size)
     return tensor

@@ -1,7 +1,5 @@
 """If Ctrl-C interrupts a loop that waits for an item, and the loop continues, the loop receives this item next."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -22,10 +20,6 @@ ITEMS, AT = 20, 7
 
 
 class Pressing:
-    """A function that returns its items unchanged. At one item, the function waits until the loop requests this item,
-    presses Ctrl-C in the main process, and waits until the main process has received the signal.
-    """
-
     def __init__(self, main: int, requested: socket.socket, arrived: socket.socket) -> None:
         self.main, self.requested, self.arrived = main, requested, arrived
 

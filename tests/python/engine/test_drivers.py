@@ -1,7 +1,5 @@
 """The random drivers (see `drivers`) run a few of their plans, and detect faults that tests insert."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -60,9 +58,6 @@ def test_a_planned_exit_ends_an_epoch_as_a_planned_error_does(tmp_path: Path) ->
     assert 0 < len(error) == len(leave) < 60
 
 
-# -- running seeds and reporting failures ------------------------------------------------------------------
-
-
 def outcome_of(check: Callable[[Any], Any], limit: float = 60.0) -> Outcome:
     driver = Driver(lambda seed, _: seed, lambda seed: check(seed) or 1, "things")
     options = parser_of(driver, "test").parse_args(["--runs", "1", "--limit", f"{limit}"])
@@ -89,9 +84,6 @@ def test_the_frame_reports_what_is_wrong_with_a_plan(words: str, monkeypatch: py
     monkeypatch.setattr("drivers.frame.GONE", 0.2)
     monkeypatch.setattr("drivers.frame.survivors_of", partial(survivors_of, seconds=0.5))
     assert words in outcome_of(WRONG[words], limit=1.0 if "hung" in words else 60.0).wrong
-
-
-# -- checks of the loaders' items -----------------------------------------------------------------------------
 
 
 def test_the_driver_reports_a_loader_that_resumes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

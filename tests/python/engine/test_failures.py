@@ -1,7 +1,5 @@
 """Even an exception that cannot be recreated from its arguments is sent to another process, and is raised there."""
 
-from __future__ import annotations
-
 import dataclasses
 import email.message
 import io
@@ -20,7 +18,6 @@ from torchdata._engine.items.failures import describe, reraise
 
 
 def raised_elsewhere(error, where="worker process 0"):
-    """Returns the exception that the main process raises for an exception in a child."""
     try:
         raise error
     except BaseException as caught:
@@ -37,9 +34,7 @@ _met: list[BaseException] = []
 
 @pytest.fixture(autouse=True)
 def _files_of_exceptions_are_closed():
-    """Closes the files of exceptions. From Python 3.14 on, an HTTPError warns if it is deleted with an open file.
-    The package creates and deletes copies of exceptions, which must not cause a warning about open files.
-    """
+    """Closes the files of exceptions. From Python 3.14 on, an HTTPError warns if it is deleted with an open file."""
     yield
     while _met:
         error = _met.pop()
@@ -49,7 +44,6 @@ def _files_of_exceptions_are_closed():
 
 
 def told(error):
-    """Returns the text that Python prints for an exception."""
     return "".join(traceback.format_exception(error))
 
 
@@ -80,8 +74,6 @@ class Delegates(Exception):
 
 
 class Computes(Exception):
-    """An exception with a `__getattr__` that raises KeyError instead of AttributeError for a missing attribute."""
-
     def __init__(self):
         super().__init__("computed")
 
@@ -105,8 +97,6 @@ class ReduceFails(Exception):
 
 
 class Changes(Exception):
-    """An exception that changes its text each time it is created from its arguments."""
-
     def __init__(self, text):
         super().__init__(f"<{text}>")
 

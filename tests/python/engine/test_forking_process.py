@@ -1,7 +1,5 @@
 """With the start method "forkserver", a single process forks all workers of a program."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -49,7 +47,6 @@ if __name__ == "__main__":
 
 
 def imports_of(tmp_path, main):
-    """Runs a program, and returns how often other processes have imported its main module."""
     program = HEAD + textwrap.indent(textwrap.dedent(main), "    ")
     assert output_of(program, file=tmp_path / "program.py") == ""
     return len((tmp_path / "program.py.imports").read_text().split())

@@ -1,7 +1,5 @@
 """With `on_timeout="restart"`, a hanging process is reported with its stack and replaced, and no item is lost."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -25,7 +23,6 @@ SOON = 0.3
 
 
 def hanging(function, dispatched="", items=40, **options):
-    """Returns a loader of two workers with a pipeline that calls a function before or after the sharding."""
     pipe = IterableWrapper(range(items))
     pipe = pipe.map(function) if dispatched == "before" else pipe
     pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
@@ -36,8 +33,6 @@ def hanging(function, dispatched="", items=40, **options):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Returns a folder for `HangingAt`. During the test, the package may only kill processes that have begun to
-    hang."""
     kill_only_hung(monkeypatch, tmp_path)
     return tmp_path
 
@@ -82,7 +77,6 @@ def test_a_hanging_process_is_reported_and_nothing_is_lost_even_after_a_load(fol
 
 @pytest.mark.parametrize("dispatched", ["", "before"])
 def test_an_item_at_which_each_process_hangs_is_named_after_three_tries(folder, dispatched, monkeypatch):
-    """Each process at the item has twice as long as the one before."""
     waited, judge = [], Restarts._how_it_died
 
     def noted(self, process):

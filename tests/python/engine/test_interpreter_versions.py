@@ -1,8 +1,4 @@
-"""The package supports newer interpreters and newer versions of cloudpickle.
-
-`make test-pythons` runs the tests that need a newer interpreter. If possible, tests simulate the new behavior on older
-interpreters.
-"""
+"""The package supports newer interpreters and newer versions of cloudpickle."""
 
 from __future__ import annotations
 
@@ -48,9 +44,6 @@ def read(pipe, method):
 
 
 def run(program: str, *options: str, as_file: Path | None = None, head: str = HEAD) -> str:
-    """Runs a user's program, and returns its output. Without `as_file`, the interpreter reads the program from standard
-    input.
-    """
     text = head + textwrap.dedent(program)
     if as_file is not None:
         return output_of(text, file=as_file / "program.py", options=options)
@@ -61,8 +54,6 @@ def run(program: str, *options: str, as_file: Path | None = None, head: str = HE
     assert done.returncode == 0, done.stderr
     return done.stdout
 
-
-# -- annotations ------------------------------------------------------------------------------------------------------
 
 #: Code of a function, a generator function and a pipe with annotations that only a type checker can evaluate.
 FOR_TYPE_CHECKERS = """
@@ -165,9 +156,6 @@ def test_no_other_module_evaluates_annotations() -> None:
             assert "get_type_hints" not in text, path
 
 
-# -- names of files ---------------------------------------------------------------------------------------------------
-
-
 def test_a_function_that_is_sent_keeps_the_name_of_its_file_and_so_do_functions_in_it() -> None:
     def failing(divisor: int) -> float:
         return sum(1 / one for one in (lambda: [divisor])())
@@ -181,9 +169,6 @@ def test_a_function_that_is_sent_keeps_the_name_of_its_file_and_so_do_functions_
     with pytest.raises(ZeroDivisionError) as caught:
         received(0)
     assert "return sum(1 / one for one" in "".join(traceback.format_exception(caught.value))
-
-
-# -- lazy imports -----------------------------------------------------------------------------------------------------
 
 
 @needs_lazy_imports
@@ -235,9 +220,6 @@ def test_a_lazily_imported_module_is_imported_when_a_function_that_uses_it_is_se
     assert pickle.loads(_by_value.dumps((lambda: 1, Lazy("value"))))[1] == "value"
 
 
-# -- programs without a file ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_program_that_is_read_from_standard_input_starts_workers(method: str) -> None:
     program = f"""
@@ -260,15 +242,8 @@ def test_a_program_that_is_read_from_standard_input_starts_workers(method: str) 
     assert 'File "<stdin>"' in run(program)
 
 
-# -- warnings that are errors -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_no_process_ends_by_a_warning_and_an_error_of_a_lambda_shows_file_and_line(method: str, tmp_path: Path) -> None:
-    """Python warns if a process with threads forks.
-
-    In this test, the main process and the forking processes have threads, and warnings are errors.
-    """
     program = f"""
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """If a loader exceeds a limit of the system, the error names the limit, and explains how to raise it."""
 
-from __future__ import annotations
-
 import pytest
 
 from programs import run

@@ -1,7 +1,5 @@
 """DataLoader2 over worker processes delivers the expected items in the expected order in every epoch."""
 
-from __future__ import annotations
-
 import random
 import time
 
@@ -66,8 +64,7 @@ def test_global_generators_are_seeded_for_each_worker_and_epoch():
 
 def settled(dl, quiet=0.3):
     """Returns the number of items that the source of the only worker has yielded, once the number has stayed the same
-    for `quiet` seconds.
-    """
+    for `quiet` seconds."""
     read = lambda: dl.stats().workers[0].pipes[0].items_out  # noqa: E731
     value, since = read(), time.monotonic()
     while time.monotonic() - since < quiet:
@@ -160,8 +157,7 @@ def add_epoch_seed(datapipe, worker_info, seed_generator):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_functions_put_into_the_module_prepare_the_graph_in_workers(method, monkeypatch):
     """Some packages replace functions of the module with copies of torchdata 0.9's functions, which have the parameters
-    of 0.9.
-    """
+    of 0.9."""
 
     def init(datapipe, worker_info, custom_init_fn, worker_prefetch_cnt, dispatching_req_queue, dispatching_res_queue):
         from torchdata.dataloader2 import communication  # noqa: F401

@@ -1,7 +1,5 @@
 """If the main process exits, its children exit, too, even if they have not run any code of this package yet."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os
@@ -69,9 +67,6 @@ def seen_by_a_worker(_):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_has_one_more_thread_knows_its_parent_and_ignores_ctrl_c(method):
-    """The second thread watches the main process. If a program joins all children in multiprocessing's list, the
-    program must not wait for the loader's workers.
-    """
     thresholds = gc.get_threshold()
     with loader(IterableWrapper([0]).map(seen_by_a_worker), 1, multiprocessing_context=method) as dl:
         ((name, threads, (parent, real_parent, is_alive), ctrl_c),) = dl

@@ -1,7 +1,5 @@
 """Processes that exit, hang or are interrupted are reported in time, and leave no process or memory behind."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -35,8 +33,6 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Kills:
-    """A function that kills its worker at one item. If a file is given, the function first waits until it exists."""
-
     def __init__(self, at, number, once=None):
         self.at, self.number, self.once = at, number, once
 
@@ -52,7 +48,6 @@ class Kills:
 
 @pytest.mark.parametrize(("method", "number"), with_methods(signal.SIGSEGV, signal.SIGKILL))
 def test_a_worker_that_is_killed_is_reported_after_what_it_had_sent(method, number, tmp_path):
-    """After a crash under fork, the error also names lost threads and the timeout options."""
     # The worker that will be killed waits for this file, so that it does not exit before the other worker has started.
     others_are_up = tmp_path / "up"
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, number, others_are_up))
@@ -119,7 +114,6 @@ def test_the_exit_of_the_dispatching_process_is_reported():
 
 
 def run_script(script, *arguments, prefix=(), **options):
-    """Runs a script in a new interpreter. The script is a file, as spawn requires."""
     return subprocess.Popen(
         [*prefix, sys.executable, "-W", "error", script, *arguments],
         stdout=subprocess.PIPE,
@@ -167,7 +161,6 @@ def script(tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_children_end_when_the_main_process_is_killed(script, method):
-    """One worker hangs, and the other children wait for the main process."""
     path = script(
         """
         dl = make(worker_1_hangs, sys.argv[1], dispatch=True)
@@ -291,7 +284,6 @@ def test_memory_of_a_long_run_is_flat():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_exit_during_the_start_is_noticed_before_all_others_have_started(method, monkeypatch):
-    """The loader must not wait until all processes have started, because starting many processes may take long."""
     started = []
 
     def start(child):

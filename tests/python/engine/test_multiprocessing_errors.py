@@ -1,9 +1,4 @@
-"""The main process raises exceptions of workers with their type, position and origin.
-
-`sys.exit()` and StopIteration in workers are errors.
-"""
-
-from __future__ import annotations
+"""The main process raises exceptions of workers with their type, position and origin."""
 
 import copy
 import email.message
@@ -66,7 +61,6 @@ def http_error():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_that_its_arguments_do_not_rebuild_arrives_in_all_families(family):
-    """`test_failures.py` tests the text of exceptions that cannot be recreated from their arguments."""
     with FAMILIES[family]("fork", FailsAt(3, http_error)) as items, pytest.raises(urllib.error.HTTPError) as caught:
         list(items)
     told = "".join(traceback.format_exception(caught.value))
@@ -143,7 +137,6 @@ def test_an_exception_in_the_dispatching_process_names_it(at, make_error):
 
 
 def test_an_import_error_of_the_users_module_under_spawn_is_reported(tmp_path, monkeypatch):
-    """The main process can import the user's module, but spawned workers cannot."""
     module = tmp_path / "only_in_main.py"
     module.write_text(
         f"import os\nif os.getpid() != {os.getpid()}:\n    raise ImportError('not here')\ndef f(x): return x\n"

@@ -1,7 +1,5 @@
 """If Ctrl-C arrives while a loader is deleted, KeyboardInterrupt is raised, and no process or memory is left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
@@ -202,11 +200,6 @@ def test_at_the_end_of_the_program_nothing_is_printed_and_nothing_left():
 
 @pytest.mark.parametrize("how", ["dropped", "closed", "adopted"])
 def test_a_shared_pickle_closes_its_descriptor_and_no_line_of_python_runs_as_it_is_dropped(how):
-    """Deleting a shared pickle must run no Python code.
-
-    If deletion ran Python code, a signal handler could raise an exception in this code, and Python would ignore the
-    exception.
-    """
     shared = SharedPickle(pickle.dumps([1, 2]))
     if how == "adopted":
         shared = SharedPickle.adopt(os.dup(shared.fileno()))

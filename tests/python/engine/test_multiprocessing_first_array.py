@@ -1,7 +1,5 @@
 """A process receives its first array even if a signal handler raises while the extension looks up NumPy's C API."""
 
-from __future__ import annotations
-
 import pytest
 
 from programs import run

@@ -1,7 +1,5 @@
 """Loaders handle exits of the fork server, and exits of processes that the fork server has started."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -30,7 +28,6 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 def test_an_exit_during_a_start_by_a_fork_server_is_reported_without_waiting_for_other_children(monkeypatch):
-    """The test covers a child that has already exited when the main process begins to watch it."""
     begun, killed, seconds = [], [], []
 
     def start(child):
@@ -54,7 +51,6 @@ def test_an_exit_during_a_start_by_a_fork_server_is_reported_without_waiting_for
 
 
 def read_by_a_fork_server():
-    """Reads all items of a loader, and returns the id of the fork server that has started the workers."""
     with loader(IterableWrapper(range(9)).sharding_filter(), multiprocessing_context="forkserver") as dl:
         assert sorted(dl) == list(range(9))
     return fork_server()
@@ -108,7 +104,6 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_raises_an_error(monkeypatc
 
 
 def test_a_child_whose_fork_server_exits_during_the_start_is_not_reported_as_exited(monkeypatch):
-    """For example, a fork server exits during a start when it reaches the limit of processes."""
     killed = []
 
     def start(child):

@@ -1,7 +1,5 @@
 """If user code forks a process in the main process or in a worker, the fork does not affect its parent."""
 
-from __future__ import annotations
-
 import atexit
 import itertools
 import multiprocessing
@@ -36,10 +34,6 @@ WAYS = {
 
 
 class Forks:
-    """A function that forks a process at each third item, and returns the item and the exit code of the process. The
-    argument `way` determines how the process exits.
-    """
-
     def __init__(self, way):
         self.way = way
 
@@ -130,8 +124,6 @@ def test_a_fork_in_a_hook_or_a_state_of_a_stateful_worker_does_no_harm():
 
 
 class Counts:
-    """A dataset that forks a process when its state is requested."""
-
     def __init__(self):
         self.at = 0
 
@@ -184,7 +176,6 @@ def test_processes_of_multiprocessing_in_a_worker_do_no_harm():
 
 
 def ended_in_order(how):
-    """Forks a child that ends in the given way and runs all exit handlers. Returns the child's exit code."""
     pid = os.fork()
     if pid == 0:
         code = 1

@@ -1,7 +1,5 @@
 """Python's cyclic garbage collector does not search the objects that workers import or inherit."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import json
@@ -67,10 +65,7 @@ def private_kib():
 
 
 def grown_by_searching(_):
-    """Returns by how many KiB the process's private memory grows in each of two garbage collections.
-
-    The first garbage collection is normal, and the second garbage collection visits all inherited objects.
-    """
+    """Returns by how many KiB the process's private memory grows in each of two garbage collections."""
     before = private_kib()
     gc.collect()
     kept = private_kib()
@@ -89,8 +84,6 @@ def test_memory_that_forked_workers_inherit_stays_shared():
 
 
 class Circular:
-    """An object that refers to itself, and writes a file when it is finalized."""
-
     def __init__(self, path):
         self.path, self.own = path, self
 

@@ -1,8 +1,6 @@
 """Ctrl-C in a terminal immediately raises one KeyboardInterrupt in the main process, and leaves no output or
 process."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -128,10 +126,6 @@ def script(tmp_path, monkeypatch):
 
 
 def press_at_random(script, phase, method, tries, seed=0):
-    """Presses Ctrl-C in each attempt, at a random moment between the "ready" line and shortly after the "done" line.
-
-    Returns the seconds from each press to the program's report, and unexpected output of the program.
-    """
     moments, seconds, noise = random.Random(seed), [], []
     with Terminal(script, phase, method, str(1 + tries)) as terminal:
         duration = None  # the first attempt measures the duration, because it is interrupted only after its end
@@ -306,7 +300,6 @@ def test_a_handler_that_is_set_meanwhile_is_kept(handler):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_start_during_which_a_handler_returns_is_complete_also_in_a_thread(handler, method):
-    """Other threads than the main thread may not set handlers."""
     received = []
 
     def read():

@@ -1,7 +1,5 @@
 """A forked child can use any lock, even if another thread of the main process held the lock during the fork."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -85,16 +83,12 @@ for thread in threads:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch():
-    """Starts the server that forks programs before `nothing_is_left` counts processes. The server keeps running for all
-    tests.
-    """
     if TORCH:
         with_torch()
 
 
 @pytest.fixture
 def unread():
-    """A pipe to a process that reads and discards its content."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
         yield reader.stdin
 
@@ -121,7 +115,6 @@ def test_loaders_start_while_threads_of_main_draw_seed_or_print(busy, started, t
 
 
 def replacing_loaders():
-    """Returns loaders by name. In each loader, the workers seed PyTorch, and killed workers are replaced."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.nodes import IterableWrapper as Source
     from torchdata.nodes import Loader, ParallelMapper
@@ -216,9 +209,6 @@ def test_loaders_start_while_a_thread_imports_what_children_need(library, when, 
     run_apart(IMPORTING.format(library=library, when=when), unread)
 
 
-# -- locks held by a test ----------------------------------------------------------------------------------------------
-
-
 def hang():
     lock = threading.Lock()
     lock.acquire()
@@ -227,11 +217,6 @@ def hang():
 
 @pytest.fixture
 def lock(monkeypatch, tmp_path):
-    """Returns a function that adds a simulated lock.
-
-    Each forked child calls the function `take` with a different number to acquire this lock.
-    """
-
     def add(take):
         main, marks = os.getpid(), tmp_path / "forked"
         marks.touch()

@@ -1,7 +1,5 @@
 """The shared memory of worker processes is released. Damaged memory or a full disk causes a clear error."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re
@@ -24,17 +22,12 @@ PORTABLE = os.environ.get("TORCHDATA_PORTABLE") == "1"
 
 
 def resident():
-    """Returns how many bytes of this package's shared memory are resident in this process."""
     text = Path("/proc/self/smaps").read_text()
     ours = re.findall(OURS + r"[^\n]*\n(?:[A-Z].*\n)*?Rss: +(\d+) kB", text)
     return 1024 * sum(map(int, ours))
 
 
 class LargeTensors:
-    """A function that creates a large tensor for each item, keeps a small tensor, and returns the process's memory in
-    bytes.
-    """
-
     SIZE = 16 << 20
 
     def __init__(self):
@@ -107,7 +100,6 @@ def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
 
 
 def foreign_mappings(pid):
-    """Returns the number of this package's shared memory regions that a process maps."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return len({line.split()[4] for line in lines if "memfd:torchdata " in line})
 
@@ -153,7 +145,6 @@ def make(f, **options):
 
 
 def run_in_small_tmpdir(tmp_path, body):
-    """Runs a script with 1 MB of space for temporary files, and with the portable fallback."""
     full = tmp_path / "small"
     full.mkdir()
     environment = {**os.environ, "TORCHDATA_PORTABLE": "1", "TMPDIR": str(full), "FULL": str(full)}

@@ -1,10 +1,4 @@
-"""The main process, workers and the dispatching process exchange messages without hanging or losing items.
-
-Each test reproduces a case in which an earlier version of the loader hung, lost items, or did not name the responsible
-process.
-"""
-
-from __future__ import annotations
+"""The main process, workers and the dispatching process exchange messages without hanging or losing items."""
 
 import contextlib
 import os
@@ -28,7 +22,6 @@ def dispatched(items):
 
 
 def in_turn(shares):
-    """Yields the items of workers in the order in which the main process delivers them."""
     shares = [list(share) for share in shares]
     for place in range(max(map(len, shares))):
         yield from (share[place] for share in shares if place < len(share))
@@ -61,9 +54,6 @@ class HeldUp:
         return number
 
 
-# ---- waiting in turn -----------------------------------------------------------------------------------------------
-
-
 def test_the_main_process_keeps_sleeping_while_other_workers_than_the_next_one_send(tmp_path):
     go_on = tmp_path / "go on"
     pipe = IterableWrapper(range(200)).sharding_filter().map(HeldUp(go_on, 0))
@@ -79,17 +69,11 @@ def test_the_main_process_keeps_sleeping_while_other_workers_than_the_next_one_s
     assert woken < 23, "units that are no items wake main, and few others"
 
 
-# ---- epochs that are cut short -------------------------------------------------------------------------------------
-
-
 def test_abandoned_epochs_leave_nothing_in_the_next():
     with loader(dispatched(range(40)).map(slow_tenth)) as dl:
         for _ in range(10):
             next(iter(dl))
         assert list(dl) == list(range(40))
-
-
-# ---- uneven work ---------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_whose_items_are_all_dropped_delays_no_other():
@@ -98,8 +82,6 @@ def test_a_worker_whose_items_are_all_dropped_delays_no_other():
 
 
 class EndsAtOnce(IterDataPipe):
-    """A pipe that reads only one item in worker 0, and reads all items in the other workers."""
-
     def __init__(self, source):
         self.source = source
 
@@ -126,9 +108,6 @@ def test_items_beyond_the_budget_are_kept_with_a_warning_that_says_why():
         with pytest.warns(RuntimeWarning, match=r"waits for worker process 1 in turn.*worker process 0"):
             first = [int(array[0]) for array in dl]
         assert first == list(range(0, 200, 2))
-
-
-# ---- passes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -186,9 +165,6 @@ def test_passes_over_an_endless_source_end_when_all_have_left():
             assert list(dl) == list(range(6)) * 2
 
 
-# ---- calls, pauses, limits -----------------------------------------------------------------------------------------
-
-
 def mark(datapipe):
     with open(os.environ["CALLS"], "a") as file:
         print(os.getpid(), file=file)
@@ -231,9 +207,6 @@ def test_a_function_that_fails_when_it_is_called_fails_the_epoch_that_runs():
         dl.reading_service._resume()
         with pytest.raises(KeyError, match="called"):
             list(iterator)
-
-
-# ---- threads -------------------------------------------------------------------------------------------------------
 
 
 def in_arena(number):
@@ -285,12 +258,7 @@ def test_an_epoch_cannot_begin_during_the_wait_for_an_item_and_the_loop_continue
         assert sorted(dl) == list(range(4))
 
 
-# ---- exits --------------------------------------------------------------------------------------------------------
-
-
 class DiesBehindItems(IterDataPipe):
-    """A pipe that yields its items, one of them with a delay, and then exits its process without reporting the end."""
-
     def __init__(self, count):
         self.count = count
 
@@ -349,16 +317,11 @@ def test_a_command_to_a_stopped_worker_ends_when_the_worker_exits():
         threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
 
 
-# ---- interruptions -------------------------------------------------------------------------------------------------
-
 main_pid = os.getpid()
 interruptions = 0
 
 
 def rebuilt(number):
-    """Recreates an item when it is unpickled. For every fifth item, the first attempt in the main process raises
-    KeyboardInterrupt.
-    """
     global interruptions
     if os.getpid() == main_pid and number % 5 == 0 and interruptions % 2 == 0:
         interruptions += 1

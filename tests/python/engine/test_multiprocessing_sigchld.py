@@ -1,7 +1,5 @@
 """Workers run and end as usual in programs that ignore SIGCHLD, do not handle it, or reap all children."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import faulthandler
@@ -71,7 +69,6 @@ def test_an_error_reports_an_exit_and_why_its_code_is_unknown(sigchld, method):
 
 
 def test_a_worker_exit_between_epochs_is_noticed_and_its_process_id_is_not_signalled(sigchld, monkeypatch):
-    """After a child was reaped, its process id may belong to another process."""
     signalled = []
     kill = os.kill
     with loader(IterableWrapper(range(10)).sharding_filter()) as dl:
@@ -89,8 +86,6 @@ def test_a_worker_exit_between_epochs_is_noticed_and_its_process_id_is_not_signa
     ("error", "what"), [(errno.EAGAIN, "cannot start the thread"), (errno.EMFILE, "cannot watch a process")]
 )
 def test_a_child_that_cannot_watch_the_main_process_exits_with_a_reason(monkeypatch, capfd, error, what):
-    """For example, a child cannot watch the main process if a limit of threads or open files was reached."""
-
     def refused(_pid):
         raise OSError(error, f"{what}: {os.strerror(error)}")
 
@@ -110,7 +105,6 @@ def aborts(x):
 
 
 def test_the_error_for_an_abort_names_memory_and_not_a_sender():
-    """A Rust program such as the engine aborts if it cannot allocate memory."""
     with (
         loader(IterableWrapper(range(10)).sharding_filter().map(aborts)) as dl,
         pytest.raises(WorkerExitedError, match="was killed by SIGABRT; .*no memory left") as caught,

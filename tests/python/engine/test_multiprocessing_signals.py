@@ -1,7 +1,5 @@
 """If a signal reaches all processes of a program, the program's handlers run only in the main process."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc
@@ -97,9 +95,6 @@ def program(tmp_path, monkeypatch):
 
 
 def said(process, what):
-    """Returns the first line that contains the key `what`, and all calls of signal handlers that the program reported
-    earlier.
-    """
     handled = []
     for line in process.stdout:
         told = json.loads(line)
@@ -226,8 +221,6 @@ class Rang(Exception):
 
 
 class Timer:
-    """Raises an exception in a handler after a while."""
-
     NUMBERS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM)
 
     def __init__(self):
@@ -251,11 +244,6 @@ class Timer:
 
 
 def is_rang(error):
-    """Returns whether `error`, or one of the errors that caused it, is the exception of the signal handler.
-
-    If the handler raises while a graph is unpickled, its exception is only the `__cause__` or `__context__` of the
-    error that the program receives.
-    """
     while error is not None and not isinstance(error, Rang):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -266,7 +254,6 @@ def is_rang(error):
 @pytest.mark.filterwarnings("ignore:Exception ignored in thread started by:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_nothing(family):
-    """A timer expires at a random moment between the start of a loader and the time shortly after its first item."""
     opened = FAMILIES[family]
     for _ in range(2):  # the first loader imports modules
         begun = time.monotonic()
@@ -347,17 +334,11 @@ def test_all_held_signals_are_delivered_in_order_although_the_first_raises(raisi
 
 
 def test_a_handler_that_the_program_puts_back_later_works(raising):
-    """While signals are recorded, `signal.signal` returns the recording handler. The program may later install the
-    handler that `signal.signal` has returned.
-    """
     with InterruptsDeferred():
         found = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, found)
     with pytest.raises(ValueError, match=str(int(signal.SIGTERM))):
         signal.raise_signal(signal.SIGTERM)
-
-
-# -- signals that a child raises itself --------------------------------------------------------------------------------
 
 
 def in_a_thread():

@@ -1,7 +1,5 @@
 """Under fork, threads can create loaders while another thread triggers the lazy creation of helper objects."""
 
-from __future__ import annotations
-
 import pytest
 
 from programs import run

@@ -1,8 +1,6 @@
 """The garbage collector frees reference cycles that contain objects of the extension, even while these objects are in
 use."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import io
@@ -39,8 +37,6 @@ from waiting import check_in_forked_child
 
 
 class Holder:
-    """An object that can be part of a cycle, and that supports weak references."""
-
     held = None
 
     def called(self, *arguments):
@@ -265,7 +261,6 @@ def test_every_class_is_tried_here_or_holds_no_objects():
 
 
 def test_garbage_collection_does_not_free_items_that_a_thread_waits_for():
-    """Only the queue refers to the items. During the test, threads constantly move items through the queue."""
     queue = ReadAheadQueue("a test", 4)
     count = 3_000
 

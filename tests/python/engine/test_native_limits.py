@@ -1,7 +1,5 @@
 """Arguments at the limits of the extension's integer types never cause an abort, a panic or an integer overflow."""
 
-from __future__ import annotations
-
 import math
 import sys
 import threading

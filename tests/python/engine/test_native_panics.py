@@ -1,7 +1,5 @@
 """Panics in the extension become exceptions in the program, and never end the process."""
 
-from __future__ import annotations
-
 import pytest
 
 from programs import run

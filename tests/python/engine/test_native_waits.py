@@ -1,7 +1,5 @@
 """If a signal handler raises during a wait of the extension, the wait ends, and no item or message is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import socket
@@ -40,8 +38,6 @@ class Message:
 
 
 class Item(Message):
-    """Waits for an item that a thread sends after an epoch has begun."""
-
     def __init__(self):
         super().__init__()
         self.collector.start_epoch(1, 1)
@@ -102,8 +98,6 @@ class InTurn(Left):
 
 
 class Rank:
-    """Waits for another rank, which connects but sends nothing."""
-
     def __init__(self):
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()

@@ -1,9 +1,4 @@
-"""Objects of classes that were created at run time are sent by value.
-
-The receiver gets all values, or an error names the lost values.
-"""
-
-from __future__ import annotations
+"""Objects of classes that were created at run time are sent by value."""
 
 import collections
 import dataclasses

@@ -1,10 +1,4 @@
-"""If a loader cannot start because of the limit of processes, an error is raised, and nothing is left behind.
-
-The limit of processes does not apply to root, and counts all processes of a user, so the test runs its program as a
-separate user.
-"""
-
-from __future__ import annotations
+"""If a loader cannot start because of the limit of processes, an error is raised, and nothing is left behind."""
 
 import itertools
 import json
@@ -100,10 +94,6 @@ users = itertools.count(70_000 + os.getpid() % 1000 * 100)
 
 
 def attempts_of(path, method, graph, rooms):
-    """Runs the program with different limits.
-
-    Returns the result for each number of allowed tasks, and the program's output.
-    """
     path.write_text(textwrap.dedent(PROGRAM))
     user = next(users)
     may = "-all,+dac_read_search,+dac_override"

@@ -1,7 +1,5 @@
 """Random bytes in shared memory (see `random_scribbles`) lead to correct items or to an error."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

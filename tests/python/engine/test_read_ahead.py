@@ -1,7 +1,5 @@
 """All classes that read ahead in threads pass the same tests."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -32,8 +30,6 @@ Function = Callable[[int], int]
 
 
 class OneOfTwo:
-    """A process group of two ranks. The other rank always sends the same values as this rank."""
-
     rank, world_size = 0, 2
 
     def all_reduce_min(self, value: int) -> int:
@@ -83,8 +79,6 @@ class Loader(Iterator[Any]):
 
 
 class Way(NamedTuple):
-    """Describes how to test one class that reads ahead."""
-
     #: A function that begins to read numbers. Its arguments are the count of numbers, a function to apply to each
     #: number, and a state or None.
     begin: Callable[[int, Function, Any], Any]
@@ -215,10 +209,7 @@ PACKAGE = os.path.dirname(torchdata.__file__) + os.sep
 
 @contextlib.contextmanager
 def pressed(after: float, every: float, where: Callable[[FrameType], bool]) -> Iterator[list[int]]:
-    """Simulates Ctrl-C at intervals, but only if `where` returns True for the current frame of the main process.
-
-    Yields the number of simulated presses.
-    """
+    """Simulates Ctrl-C at intervals, but only if `where` returns True for the current frame of the main process."""
     times = [0]
 
     def press(_: int, frame: FrameType | None) -> None:

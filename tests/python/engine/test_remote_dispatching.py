@@ -1,7 +1,5 @@
 """Workers on other machines receive items from a dispatching process, with bounded memory and clear errors."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 """Statistics, diagnoses and warnings with stacks also include workers that are connected by carriers, as on other
 machines. Hanging workers are replaced."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
@@ -34,16 +32,12 @@ def place(stats: LoaderStats, worker: int) -> tuple[str | None, str | None]:
 
 
 def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
-    """Waits until the statistics contain `items` items of the workers, and returns these statistics."""
     wait_for(lambda: sum(worker.items for worker in loader.stats().workers) >= items)
     return loader.stats()
 
 
 def at_rest(loader: DataLoader2[Any], worker: int, taken: int) -> ProcessStats:
-    """Waits until a worker has prefetched as many items as allowed, and has reported all its counts.
-
-    Returns the worker's statistics.
-    """
+    """Waits until a worker has prefetched as many items as allowed, and has reported all its counts."""
     wait_for(lambda: (seen := loader.stats().workers[worker]).items == taken + seen.window)
     return loader.stats().workers[worker]
 
@@ -110,9 +104,6 @@ def test_a_worker_that_has_exited_is_noticed() -> None:
         wait_for(lambda: loader.stats().workers[0].state == "ended")
 
 
-# -- verdicts ----------------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def statistics() -> LoaderStats:
     with DataLoader2(numbered(300).map(reading), reading_service=LocallyRemote(WORKERS), stats="full") as loader:
@@ -151,9 +142,6 @@ def test_the_time_of_a_remote_worker_is_shown_with_its_node() -> None:
 
     told = str(diagnose(measured(room=0.0, busy=0.9)))
     assert re.search(r"worker process \d on node 10.0.0.7 spends \d+ % of its work in `Mapper\(reading\)`", told), told
-
-
-# -- hangs -------------------------------------------------------------------------------------------------------------
 
 
 def hanging_at(item: int, hang: Hanging) -> Any:

@@ -1,7 +1,5 @@
 """Workers on other machines tolerate late and reordered calls, large items, exits of hosts, and full links."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -58,8 +56,6 @@ def test_results_of_a_later_pull_do_not_wait_for_an_earlier_one() -> None:
     pulls: list[Future[Pulled]] = []
 
     class Fake:
-        """Simulates the host of a worker, and a carrier that has no messages for this host."""
-
         def check(self) -> None: ...
 
         def ring(self) -> None: ...
@@ -149,11 +145,7 @@ def test_a_host_ends_if_nothing_arrives_or_if_its_parent_and_its_worker_are_gone
     wait_for(lambda: all(is_gone(pid) for pid in pids))
 
 
-# -- the main process has no space for units ---------------------------------------------------------------------
-
-
 def full(count: int = 2500) -> DataLoader2[Any]:
-    """Returns a loader with workers that may prefetch more items than fit into the link."""
     service = LocallyRemote(WORKERS, worker_prefetch_cnt=count)
     return DataLoader2(IterableWrapper(range(count)).sharding_filter().map(wide), reading_service=service)
 

@@ -1,7 +1,5 @@
 """`StatefulDataLoader` and `ParallelMapper` replace processes that exit or hang, under the same rules."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator
@@ -50,8 +48,6 @@ class At:
 
 
 class Exits:
-    """A function that exits its process, unless a given number of processes has already exited."""
-
     def __init__(self, folder: Path, times: int) -> None:
         self.folder, self.times = folder, times
 
@@ -68,7 +64,6 @@ def only_hung_processes_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @contextlib.contextmanager
 def ended(loader: Any) -> Iterator[Any]:
-    """Yields a loader, and ends its processes afterwards."""
     try:
         yield loader
     finally:

@@ -1,7 +1,5 @@
 """If the system lacks or forbids features of Linux, loaders use the portable fallback, and report this once."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

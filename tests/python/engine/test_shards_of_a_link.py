@@ -1,7 +1,5 @@
 """All shards of one process share the process's descriptors and shared memory."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """If forked workers read a file through an inherited descriptor, they share its position, and a warning is emitted."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading
@@ -45,8 +43,6 @@ def row(file, x):
 
 
 def told(family, function, workers=2, epochs=2, method="fork", between=lambda: None):
-    """Reads some epochs, and returns the warnings. The function `between` is called in the main process after each
-    item."""
     before, families.WORKERS = families.WORKERS, workers
     try:
         with warnings.catch_warnings(record=True) as found:

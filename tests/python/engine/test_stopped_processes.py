@@ -1,7 +1,5 @@
 """Processes that are stopped by SIGSTOP do not outlive a main process that exits without shutting its loader down."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -30,7 +28,6 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
     ],
 )
 def test_no_stopped_process_outlives_the_main_process(method, when, ending, tmp_path):
-    """The test stops workers, the replacement of a worker, the dispatching process and the forking process."""
     # The program runs in a new session, because the kernel would otherwise continue the stopped processes when their
     # process group becomes orphaned.
     found = tmp_path / "pids"

@@ -1,7 +1,5 @@
 """The conda recipe has the same version and dependencies as pyproject.toml, and follows the rules of conda-build."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The demo runs without errors in a separate process, like a user's program."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

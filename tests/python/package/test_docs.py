@@ -1,7 +1,5 @@
 """The documents mention the current versions and existing files, and their examples work."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import re
@@ -22,7 +20,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def workspace_version() -> str:
-    """Returns the version of the Rust crates, which is also the version of the Python distribution."""
     manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
     return str(manifest["workspace"]["package"]["version"])
 
@@ -80,7 +77,6 @@ def _describes_itself(path: Path) -> bool:
 
 
 def examples() -> list[tuple[str, str]]:
-    """Returns the Python blocks of the README, each with the output that the README shows."""
     found = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", README, re.M | re.S)
     assert len(found) == README.count("\n```python\n"), "every example shows its output"
     return found
@@ -108,15 +104,13 @@ KNOWN = {"IterDataPipe": IterDataPipe}
 
 
 def lacks() -> list[str]:
-    """Returns the features that the README and the pages describe as missing."""
     texts = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES)]
     return [entry for text in texts for listed in LISTS.findall(text) for entry in ENTRIES.findall(listed)]
 
 
 def test_existing_features_are_not_reported_as_missing() -> None:
     """Each missing feature in the documents has a comment with a program, which must fail as long as the feature is
-    missing.
-    """
+    missing."""
     entries = lacks()
     assert entries, "no list of what is not there yet"
     for entry in entries:
@@ -137,7 +131,6 @@ MADE = ("target/", ".bench/", "dist/")
 
 
 def each_of(name: str) -> list[str]:
-    """Returns the file names that a name with braces stands for."""
     found = re.search(r"\{([^}]*)\}", name)
     return [name] if found is None else [name.replace(found[0], part) for part in found[1].split(",")]
 
@@ -181,7 +174,6 @@ def test_the_files_that_the_readme_links_to_exist() -> None:
 
 
 def starts_workers(code: str) -> bool:
-    """Returns whether a block starts worker processes, rather than threads."""
     if "ParallelMapper(" in code:
         return 'method="process"' in code
     workers = (

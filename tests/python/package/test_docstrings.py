@@ -1,7 +1,5 @@
 """Every example in a docstring of the package runs, and prints what the docstring shows."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import importlib.util
@@ -27,7 +25,6 @@ SHOW_ARRAYS = {"torchdata.datapipes.iter.Collator", "torchdata.datapipes.utils.c
 
 
 def unimportable(name: str) -> None:
-    """Raises if a package cannot be imported, because its modules would otherwise be skipped silently."""
     if name in OF_TORCH and not TORCH:
         return
     raise ImportError(f"cannot look for docstrings in {name}")

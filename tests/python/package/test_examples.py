@@ -1,7 +1,5 @@
 """The programs in `examples` run as their first lines describe, and the models that they train learn."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -53,7 +51,6 @@ def test_an_example_learns(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "package"), [("dgl_graphbolt.py", "dgl"), ("torchtitan_loader.py", "torchtitan")])
 def test_a_loader_of_another_project_runs_on_this_package(name: str, package: str) -> None:
-    """The test is skipped unless the other project is installed."""
     needs(package, reason="it is what is tried")
     printed = run(sys.executable, str(EXAMPLES / "clients" / name))
     assert re.findall(r": (True|False)$", printed, re.M) == ["True", "True"]

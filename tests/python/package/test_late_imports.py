@@ -1,7 +1,5 @@
 """A pipe is imported when its name, its functional form or its module is first used."""
 
-from __future__ import annotations
-
 import pytest
 
 from fresh_processes import run_python

@@ -1,7 +1,5 @@
 """Folders import only from lower layers, and modules do not import each other in cycles."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

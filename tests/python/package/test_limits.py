@@ -1,7 +1,5 @@
 """The numbers in docs/limits.md agree with the code, and its statements about long graphs and names are true."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

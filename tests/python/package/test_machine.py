@@ -1,7 +1,5 @@
 """The package finds how many processors the program may use, even if a control group limits this number."""
 
-from __future__ import annotations
-
 from torchdata import _machine as machine
 
 

@@ -1,7 +1,5 @@
 """The package's messages contain the fragments of torchdata 0.9's messages that old code searches for."""
 
-from __future__ import annotations
-
 import io
 import re
 import threading

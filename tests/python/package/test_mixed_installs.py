@@ -1,7 +1,5 @@
 """If upstream's torchdata is installed in the same folder as this package, every import emits a warning."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -17,7 +15,6 @@ PACKAGE = Path(torchdata.__file__).parent
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder like site-packages, which contains a copy of the package."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(PACKAGE, folder / "torchdata")
     return folder

@@ -1,7 +1,5 @@
 """The wheel with the name `torchdata` contains only metadata, and every release build creates and tests this wheel."""
 
-from __future__ import annotations
-
 import sys
 import zipfile
 from email import message_from_string

@@ -1,9 +1,4 @@
-"""Programs that users wrote for torchdata 0.9 run unchanged.
-
-The programs are unit tests, and programs that read archives and records.
-"""
-
-from __future__ import annotations
+"""Programs that users wrote for torchdata 0.9 run unchanged."""
 
 import io
 import os
@@ -107,13 +102,8 @@ def test_without_the_patch_their_file_does_not_count(tmp_path: Path) -> None:
     assert done.stderr.count("ConnectionError: there is no network in tests") >= 2
 
 
-# A user-defined loader of archives -----------------------------------------------------------------------------------
-
-
 @functional_datapipe("load_members")
 class MemberLoader(IterDataPipe[tuple[str, StreamWrapper]]):
-    """A pipe that inspects its input, and opens the members of zip archives."""
-
     def __init__(self, datapipe: Any, validate: Any, wrapper: Any) -> None:
         self.datapipe, self.validate, self.wrapper = datapipe, validate, wrapper
 
@@ -174,9 +164,6 @@ def test_a_users_loader_of_archives_checks_and_yields_streams(archives: Path, ch
 def test_items_that_are_not_pairs_of_path_and_stream_are_recognized(data: Any, match: str) -> None:
     with pytest.raises(TypeError, match=match):
         ours.validate_pathname_binary_tuple(data)
-
-
-# A reader of records --------------------------------------------------------------------------------------------------
 
 
 def read_records(folder: str, spec: TFRecordExampleSpec | None = None) -> Iterator[TFRecordExample]:

@@ -1,7 +1,5 @@
 """The deep import paths of torchdata 0.9 lead to the current modules."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pickle

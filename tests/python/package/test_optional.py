@@ -1,10 +1,4 @@
-"""Optional libraries are imported only when they are needed.
-
-If a library is missing, the error names the extra to install. `NEEDS` contains a row for each pipe that needs an
-optional library.
-"""
-
-from __future__ import annotations
+"""Optional libraries are imported only when they are needed."""
 
 import re
 import sys

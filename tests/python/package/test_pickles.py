@@ -1,7 +1,5 @@
 """Pickles and states refer only to public modules."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 import pickletools

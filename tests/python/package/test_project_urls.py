@@ -1,7 +1,5 @@
 """The metadata of a released distribution link to the repository that built the distribution."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -19,7 +17,6 @@ def test_the_release_workflow_writes_them_before_each_build() -> None:
 
 
 def test_workflows_use_actions_by_the_hash_of_a_commit() -> None:
-    """Workflows do not name an action by its tag, because the owner of an action can move a tag to other code."""
     used = [
         line.strip()
         for path in (ROOT / ".github/workflows").glob("*.yml")

@@ -1,11 +1,5 @@
-"""The names of torchdata 0.9 and 0.11 exist and accept the same arguments, including private names that old code uses.
-
-For each public module of both releases, `data/api` contains the names with their parameters. The folder also contains
-the private names that public code imports or patches. Additional parameters of this package have defaults and follow
-upstream's parameters.
-"""
-
-from __future__ import annotations
+"""The names of torchdata 0.9 and 0.11 exist and accept the same arguments, including private names that old code
+uses."""
 
 import enum
 import importlib
@@ -37,12 +31,7 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
-    """Returns the parameters that a caller must pass, or None if they are unknown.
-
-    Args:
-        function: the function or class.
-        bound: whether Python passes the first argument, which is named `self` or `cls`.
-    """
+    """Returns the parameters that a caller must pass, or None if they are unknown."""
     if isinstance(function, enum.EnumType):  # an enum's signature depends on the Python version
         return None
     try:
@@ -53,7 +42,6 @@ def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
 
 
 def constructor(kind: Any) -> list[Parameter] | None:
-    """Returns the parameters of `__new__`, or the parameters of `__init__` if `__new__` accepts any arguments."""
     for name in ("__new__", "__init__"):
         definer = next((base for base in kind.__mro__[:-1] if name in vars(base)), None)
         found = None if definer is None else parameters(getattr(kind, name), bound=True)
@@ -63,12 +51,7 @@ def constructor(kind: Any) -> list[Parameter] | None:
 
 
 def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
-    """Returns the reason why a call with the release's arguments fails, or an empty text if the call works.
-
-    Args:
-        wanted: the parameters of the release, as `name`, `name=default`, `*`, `*args` and `**kwargs`.
-        found: the parameters of the same function in this package.
-    """
+    """Returns the reason why a call with the release's arguments fails, or an empty text if the call works."""
     if wanted is None or found is None:
         return ""
     kinds = {one.kind for one in found}
@@ -98,7 +81,6 @@ def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
 
 
 def problems(owner: Any, name: str, entry: dict[str, Any]) -> Iterator[str]:
-    """Yields the differences between the name in the module `owner` and the release's description of this name."""
     if not hasattr(owner, name):
         yield f"{name} is missing"
         return

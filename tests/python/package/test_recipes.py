@@ -1,9 +1,4 @@
-"""Programs of the guides that need several ranks, a bucket or other libraries work.
-
-`test_docs.py` does not run the programs that this file tests.
-"""
-
-from __future__ import annotations
+"""Programs of the guides that need several ranks, a bucket or other libraries work."""
 
 import json
 import re
@@ -29,7 +24,6 @@ def blocks(page: str) -> list[str]:
 
 
 def block(page: str, words: str) -> str:
-    """Returns the Python block of a page that contains the given words."""
     [code] = [code for code in blocks(page) if words in code]
     return code
 
@@ -55,7 +49,6 @@ def test_ranks_make_equally_many_steps(tmp_path: Path) -> None:
 
 
 def test_lightning_and_the_trainer_of_transformers_take_their_loaders_from_the_recipes(tmp_path: Path) -> None:
-    """The programs for both libraries run in one process, because each library takes seconds to import."""
     needs("lightning", reason="a recipe is for it")
     needs("transformers", reason="a recipe is for it")
     both = block("recipes/training.md", "lightning.Trainer") + block("recipes/training.md", "MyTrainer")
@@ -113,8 +106,6 @@ def main(rank):
     assert [(same, later) for _, same, later, _ in outcomes] == [(True, True)] * 2
     assert sorted(item for got, *_, rest in outcomes for item in got + rest) == list(range(60))
 
-
-# -- accelerate
 
 #: A program that runs on each rank, and writes the items of the rank's loaders to a separate file.
 PREPARING = """

@@ -1,7 +1,5 @@
 """The API reference builds without warnings. The reference contains every public pipe with an example."""
 
-from __future__ import annotations
-
 import html
 import importlib
 import inspect

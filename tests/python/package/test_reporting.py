@@ -1,7 +1,5 @@
 """The traceback of an exception shows the user's frames, and one note about the pipe, its definition and the item."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
@@ -41,8 +39,6 @@ class FailsToBegin(IterDataPipe):
 
 @dataclass(frozen=True)
 class Frozen(Exception):
-    """An exception class that does not allow adding notes to its instances."""
-
     text: str
 
 

@@ -1,7 +1,5 @@
 """Secrets that a user passes to pipes in thirty different ways appear in no output of the package."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -44,8 +42,6 @@ assert len(NAMES) == 30
 
 
 class Remote(IterDataPipe):
-    """A pipe with thirty secrets in arguments with suspicious names, and with some short secrets."""
-
     def __init__(self, source, **arguments):
         self.source = source
         for name, value in arguments.items():
@@ -161,8 +157,6 @@ def test_errors_of_users_keep_their_messages():
 
 
 class Response:
-    """Imitates the response in aiohttp's errors."""
-
     def __init__(self, real_url):
         self.real_url = real_url
 

@@ -1,7 +1,5 @@
 """The documentation site builds without warnings, its links have targets, and its search works offline."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -68,7 +66,6 @@ class Page(HTMLParser):
 
 
 def style_references(text: str) -> Iterator[str]:
-    """Yields the files that a style sheet makes a browser request."""
     for found in re.finditer(r"""url\(\s*["']?([^"')]+)|@import\s+["']([^"']+)""", text):
         yield found[1] or found[2]
 

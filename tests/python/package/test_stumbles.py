@@ -1,7 +1,5 @@
 """Typical mistakes of new users either work, or cause an error or a warning that shows the correct code."""
 
-from __future__ import annotations
-
 import subprocess
 import tarfile
 import textwrap
@@ -31,9 +29,6 @@ def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(program))
     return run_python(path)
-
-
-# -- files ---------------------------------------------------------------------------------------------------
 
 
 def test_a_lister_that_finds_nothing_but_folders_says_how_to_enter_them(tmp_path: Path) -> None:
@@ -95,9 +90,6 @@ def test_a_pattern_as_the_root_of_a_lister_is_answered_by_its_masks(tmp_path: Pa
     assert f"a pattern belongs in masks: FileLister({str(tmp_path)!r}, masks='*.tar')." in caught.value.__notes__[0]
 
 
-# -- items ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("pipe", "kind", "note"),
     [
@@ -134,9 +126,6 @@ def test_a_filter_without_a_length_names_set_length() -> None:
     with pytest.raises(TypeError, match=r"Only \.set_length\(n\) after a Filter says .* doesn't have valid length$"):
         len(IterableWrapper("ab").filter(bool))
     assert len(IterableWrapper("ab").filter(bool).set_length(2)) == 2
-
-
-# -- arguments -----------------------------------------------------------------------------------------------
 
 
 def test_an_error_for_a_name_from_another_library_gives_the_form_to_use() -> None:
@@ -224,9 +213,6 @@ def test_a_state_that_all_pipes_would_share_is_refused(begins: Any, written: str
             _seen: Any = state(begins)
 
 
-# -- functions and items -------------------------------------------------------------------------------------
-
-
 def test_an_error_reports_a_generator_in_place_of_a_function() -> None:
     with pytest.raises(TypeError, match=r"give the function, yields_twice, and not yields_twice\(\.\.\.\)"):
         IterableWrapper([1]).map(yields_twice(1))
@@ -305,9 +291,6 @@ def test_a_process_of_the_program_gets_the_same_error_and_exits(tmp_path: Path) 
     found = run(tmp_path, program)
     assert found.stdout == "exit code 1\n"
     assert "RuntimeError: the program starts worker processes while it is imported" in found.stderr
-
-
-# -- collating -----------------------------------------------------------------------------------------------
 
 
 def test_collate_to_numpy_makes_arrays_where_torch_is_loaded() -> None:

@@ -1,7 +1,5 @@
 """In threads, after copying and in forked children, loaders behave as the guide's table states."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import gc
@@ -105,8 +103,6 @@ def families(*names: str) -> Any:
 
 
 class Reader(threading.Thread):
-    """A thread that reads an iterator to its end, and records the items and the error."""
-
     def __init__(self, iterator: Any) -> None:
         super().__init__(daemon=True)
         self.iterator, self.got, self.error = iterator, list[int](), None
@@ -148,9 +144,6 @@ def in_child(function: Callable[[], Any]) -> str:
         told = pipe.read()
     os.waitpid(child, 0)
     return told
-
-
-# -- threads ------------------------------------------------------------------------------------------
 
 
 @families()
@@ -291,8 +284,6 @@ def test_a_daemon_thread_that_reads_at_program_exit_gets_an_error_and_the_progra
     assert "ended" not in printed
 
 
-# -- copies -------------------------------------------------------------------------------------------
-
 COPIES: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
@@ -339,9 +330,6 @@ def test_a_copy_of_a_seeded_loader_begins_with_the_epochs_of_its_seed() -> None:
         with copy.deepcopy(loader) as other:
             assert list(other) == first
             assert list(other) == list(loader)
-
-
-# -- forked children ----------------------------------------------------------------------------------
 
 
 @families()

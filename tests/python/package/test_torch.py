@@ -1,7 +1,5 @@
 """PyTorch's tools and its DataLoader accept pipes of this package, and this package accepts PyTorch's pipes."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any
@@ -124,7 +122,6 @@ def test_datasets_of_torch_go_through_the_wrappers() -> None:
 
 @pytest.fixture
 def forms(request: pytest.FixtureRequest) -> Any:
-    """Removes functional forms from both registries after a test."""
     ours, theirs = dict(IterDataPipe.functions), dict(data.IterDataPipe.functions)
     yield
     for registry, saved in ((IterDataPipe.functions, ours), (data.IterDataPipe.functions, theirs)):
@@ -284,8 +281,6 @@ def test_the_attributes_of_a_loader_are_read_from_outside() -> None:
 
 
 class Announcing(MultiProcessingReadingService):
-    """A user-defined reading service that appends a pipe to the graph, and counts the epochs."""
-
     def initialize(self, datapipe: Any) -> Any:
         return super().initialize(datapipe.map(plus_one))
 

@@ -1,7 +1,5 @@
 """`isinstance` treats torch's pipes and datasets and this package's classes alike, in any order of imports."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 from pathlib import Path
@@ -128,7 +126,6 @@ print(list(pipes[4] + Listed([9])))
 
 
 def test_torch_is_imported_even_if_its_dataset_class_cannot_be_a_base() -> None:
-    """A future version of torch might change its class, so that Python cannot add it as a base of other classes."""
     done = run_python(
         "-W",
         "error",
@@ -208,10 +205,6 @@ PROGRAMS = {
 
 
 def test_earlier_pipes_and_streams_are_instances_of_torch_s_classes_once_it_is_imported() -> None:
-    """Torch may also be imported in the middle of an iteration.
-
-    All parts of this test run in one program, because importing torch is slow.
-    """
     code = (
         "import sys, types\n"
         f"programs = {list(PROGRAMS)!r}\n"
@@ -233,7 +226,6 @@ def test_earlier_pipes_and_streams_are_instances_of_torch_s_classes_once_it_is_i
 
 @pytest.mark.parametrize("program", [WHO_COMES_FIRST, WRAPPERS_OF_STREAMS], ids=["classes", "streams"])
 def test_classes_recognize_each_other_if_torch_is_imported_first(program: tuple[str, str], tmp_path: Path) -> None:
-    """The program runs in a process that has imported torch before the package."""
     (tmp_path / "program.py").write_text("import sys\nassert 'torch' in sys.modules\n" + "".join(program))
     done = run_program(tmp_path / "program.py")
     assert (done.stdout, done.stderr) == (PROGRAMS[program], "")

@@ -1,10 +1,5 @@
 """In workers of this package, torch's `default_collate` stacks samples directly into memory that is sent without a
-copy.
-
-The batches are the same as those that the main process would collate.
-"""
-
-from __future__ import annotations
+copy."""
 
 import math
 from pathlib import Path
@@ -61,8 +56,6 @@ def test_batches_are_created_in_the_shared_memory_that_sends_them(method: str, w
 
 
 class Odd:
-    """Collates tensors that cannot be stacked in shared memory. Returns the batch, or torch's error."""
-
     def __call__(self, number: int) -> Any:
         if number % 2 == 0:
             return default_collate([torch.ones(3, dtype=torch.complex64).conj()] * 2)
@@ -99,10 +92,6 @@ KINDS = ["?", "i1", "u2", "u4", "i8", "f2", "f4", "f8", ">f4", "c8", "g", "M8[s]
 
 
 def any_array(random: Random, shape: tuple[int, ...], kind: str) -> Any:
-    """Returns a random array like those of datasets.
-
-    The array may be reversed, repeated, strided, read-only, or of a subclass.
-    """
     array: Any = numpy.array(random.choices(range(100), k=math.prod(shape))).reshape(shape).astype(kind)
     if random.random() < 0.5:
         return array
@@ -150,7 +139,6 @@ def outcome(batch: list[Any], table: Any) -> Any:
 
 
 def changed_module() -> Any:
-    """Returns a copy of torch's module with the table of functions that workers use."""
     module = SimpleNamespace(**{**vars(collate), "default_collate_fn_map": dict(collate.default_collate_fn_map)})
     collate_where_items_leave(module)
     return module

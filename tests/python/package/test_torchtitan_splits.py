@@ -1,7 +1,5 @@
 """The example loader for torchtitan passes torchtitan's own tests, and can resume with another number of ranks."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Iterator
@@ -134,7 +132,6 @@ def main(rank):
 
 
 def job(folder: Path, documents: str, ranks: int, loaders: str, state: dict[str, Any]) -> list[Any]:
-    """Returns the batches of each loader and rank, and the state after these batches."""
     folder.mkdir()
     body = JOB.format(folders=sys.path, state=state, documents=documents, loaders=loaders)
     with gloo_job(folder, body, ranks) as running:

@@ -1,7 +1,5 @@
 """Type checkers, `help` and `inspect` find the functional forms and the loaders. The generated stub is up to date."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import inspect
@@ -187,10 +185,7 @@ def test_the_stub_is_what_make_stubs_would_write() -> None:
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
-    """Returns mypy's messages about the sample program, by line number.
-
-    Because mypy is slow, one run checks everything.
-    """
+    """Returns mypy's messages about the sample program, by line number."""
     revealed = [f"reveal_type({code})" for code, _ in TYPES]
     lines = [*SAMPLE.splitlines(), *revealed, *(code for code, _ in MISTAKES)]
     found: dict[int, list[str]] = {number: [] for number in range(1, len(lines) + 1)}

@@ -1,7 +1,5 @@
 """A diagnosis recommends only as many workers as the cores can run at once, unless workers wait most of the time."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 
@@ -33,11 +31,6 @@ def sleeps(x):
 
 @pytest.fixture(scope="module")
 def counted():
-    """Returns the statistics of two loaders with two workers each.
-
-    The function of the first loader sleeps, whereas the function of the second loader uses the processor.
-    """
-
     def of(function):
         pipe = IterableWrapper(range(60)).sharding_filter().map(function)
         service = MultiProcessingReadingService(2, multiprocessing_context="fork")
@@ -49,11 +42,7 @@ def counted():
 
 
 def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
-    """Returns constructed statistics of workers.
-
-    `each` is the working time per item in seconds. `ran` is a worker's processor time, which by default equals its
-    working time.
-    """
+    """Returns constructed statistics of workers. `each` is the working time per item in seconds."""
     share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
     lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "lived_seconds": 0.3 + beside}
     worker = next(one for one in stats.processes if one.role == "worker")
@@ -117,10 +106,7 @@ def test_computing_during_the_start_does_not_count_as_work(counted):
 
 
 def test_the_diagnosis_knows_whether_real_workers_compute(counted):
-    """The diagnosis may be uncertain only if starting the workers has used processor time.
-
-    The test ignores the time that workers wait for a core, because this time depends on other programs.
-    """
+    """The diagnosis may be uncertain only if starting the workers has used processor time."""
     for kind, stats in counted.items():
         stats = replace(stats, processes=tuple(replace(one, waits_for_cpu_seconds=0.0) for one in stats.processes))
         words = str(loading(replace(stats, cores=2, step_seconds=0.0002, loading=0.9, waiting=0.9, held_up=0.0)))

@@ -1,7 +1,5 @@
 """For 31 causes of slow loading, each loader's diagnosis names the cause and the responsible code."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

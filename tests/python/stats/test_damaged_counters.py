@@ -1,7 +1,5 @@
 """If a worker overwrites the shared counters, workers that start later still deliver all items."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -16,11 +14,6 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class DamagesCounters:
-    """A function that overwrites the header of the shared counters at one item, and then kills its worker.
-
-    A replacement of the worker leaves the counters unchanged.
-    """
-
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 

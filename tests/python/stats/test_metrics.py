@@ -1,7 +1,5 @@
 """The metrics of loaders can be requested over HTTP in the format of Prometheus."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -30,7 +28,6 @@ def loader_of(items: int, workers: int = 2, **options: Any) -> DataLoader2[Any]:
 
 
 def scraped(url: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """Parses metrics with the official parser of Prometheus. Returns the values by sample name and labels."""
     parser = pytest.importorskip("prometheus_client.parser", reason="it is an extra")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=10) as answer:

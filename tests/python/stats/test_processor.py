@@ -1,7 +1,5 @@
 """The statistics report the same processor time of a process as the operating system."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`loader.progress()` shows a bar in a terminal and in a notebook, and prints nothing elsewhere."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys
@@ -37,7 +35,6 @@ print("done", count)
 
 
 def run_in_terminal(tmp_path: Path, length: str) -> str:
-    """Runs the program in a terminal of 100 columns, and returns its output."""
     pytest.importorskip("pyte", reason="a terminal is looked at by it")
     pytest.importorskip("tqdm", reason="it is an extra")
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -1,7 +1,5 @@
 """Torch's profiler shows pipes as named ranges, even if profiling begins in the middle of an epoch."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Pipes, loaders and statistics can be displayed as text, as images and in notebooks."""
 
-from __future__ import annotations
-
 import html
 import re
 import shutil
@@ -41,7 +39,6 @@ class Loud:
 
 @pytest.fixture(scope="module")
 def loader() -> Any:
-    """Returns a loader that has run an epoch with a dispatching process and two workers."""
     pipe = IterableWrapper(range(200)).shuffle(buffer_size=10).sharding_round_robin_dispatch()
     pipe = pipe.map(slow).map(abs).batch(4)
     service = MultiProcessingReadingService(2, "fork")
@@ -222,7 +219,6 @@ def test_to_graph_of_a_loader_has_a_cluster_for_each_kind_of_process(loader: Any
 
 
 def words_of(page: str, tag: str) -> list[str]:
-    """Returns the words of a page in elements with a tag."""
     return [html.unescape(words) for words in re.findall(rf"<{tag}\b[^>]*>([^<]*)", page)]
 
 

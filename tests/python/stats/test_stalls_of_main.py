@@ -1,7 +1,5 @@
 """If a loader hangs in the main process, a watching thread emits a warning, and this thread never disturbs a fork."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -52,8 +50,6 @@ def hang_until_told_twice(item: int) -> int:
 
 
 def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
-    """Returns a function that hangs at the third or fourth item until `condition` returns True."""
-
     def hang(item: int) -> int:
         if item in (2, 3):
             wait_for(condition)
@@ -63,7 +59,6 @@ def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
 
 
 def is_told(*words: str, without: str = "no such words", of: slice = slice(None)) -> bool:
-    """Returns whether a warning has been emitted with stacks that contain all `words`, but not `without`."""
     texts = ["\nThread ".join(str(one.message).split("\nThread ")[of]) for one in told]
     return any(all(word in text for word in words) and without not in text for text in texts)
 
@@ -117,7 +112,6 @@ def held_by_a_debugger(item: int) -> int:
 
 
 def timed(iterator: Iterator[str], calls: list[float]) -> Iterator[str]:
-    """Yields the items of an iterator. Appends the duration of each call to `calls`."""
     while True:
         begun = time.monotonic()
         item = next(iterator, None)

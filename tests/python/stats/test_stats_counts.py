@@ -1,7 +1,5 @@
 """A loader's counters equal the counts that the tests make, in this process and in workers of every start method."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -231,8 +229,6 @@ def test_the_time_of_a_pipe_excludes_its_source():
 
 
 class HandedOn(IterDataPipe):
-    """A pipe that reads the first items of its source itself, and the remaining items in a thread."""
-
     def __init__(self, source_datapipe, first):
         self.source_datapipe = source_datapipe
         self.first = first
@@ -345,8 +341,6 @@ def test_each_rank_counts_its_own_share(tmp_path):
 
 
 class Odd(IterDataPipe):
-    """A pipe that yields some items of its source, and counts these items."""
-
     def __init__(self, source_datapipe, every):
         self.source_datapipe = source_datapipe
         self.every = every
@@ -358,7 +352,6 @@ class Odd(IterDataPipe):
 
 
 def test_counts_are_true_whatever_the_graph_and_its_history():
-    """The test draws random graphs and services, and draws which epochs are left early."""
     for seed in range(12):
         _random_history(seed)
 
@@ -402,8 +395,6 @@ def _random_history(seed):
 
 
 class Counted(IterDataPipe):
-    """A pipe that appends to a log file each time its state is requested."""
-
     def __init__(self, count, log):
         self.count, self.log, self.at = count, log, 0
 
@@ -440,9 +431,7 @@ def test_each_snapshot_that_a_child_sends_is_counted(dispatched, tmp_path, monke
 
 
 def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states() -> None:
-    """After a state was loaded, the new graph uses the counter slots of the old graph. A thread may still run the old
-    graph.
-    """
+    """After a state was loaded, the new graph uses the counter slots of the old graph."""
     counting = Counting(StatsBoard(1, 1, PIPES, False), MAIN_PAGE)
     before, now = (IterableWrapper(range(9)).enumerate() for _ in range(2))
     counting.bind(before)

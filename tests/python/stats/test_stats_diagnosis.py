@@ -1,7 +1,5 @@
 """A loader's diagnosis names the cause in each slow situation that a test creates."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -36,10 +34,6 @@ def place_of(function):
 
 
 def measured(pipe, workers=2, step=0.0, level="full", took=None, waits=None, **options):
-    """Reads an epoch with a training step of `step` seconds, and returns the diagnosis.
-
-    Appends the actual times of items and steps to `took`, and the waiting time for each item to `waits`.
-    """
     service = MultiProcessingReadingService(workers, multiprocessing_context="fork", **options) if workers else None
     with DataLoader2(pipe, reading_service=service, stats=level) as dl:
         wanted = time.perf_counter()
@@ -130,22 +124,17 @@ def odd_is_slow(x):
 
 
 def counted(pipe):
-    """Returns the statistics of an epoch with two workers. The tests replace some numbers in the returned
-    statistics."""
     with loader(pipe) as dl:
         list(dl)
         return dl.stats()
 
 
 def replaced(stats, whole, **each):
-    """Returns a copy of the statistics with given values for each worker and for the whole loader."""
     processes = [replace(one, **each) if one.role == "worker" else one for one in stats.processes]
     return replace(stats, processes=tuple(processes), **whole)
 
 
 def test_one_slow_worker_is_found_although_the_main_process_waits_for_others_too():
-    """On a busy machine, every worker is sometimes delayed. While one worker is delayed, the other workers read
-    ahead."""
     stats = counted(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow))
     for room, kind in ((0.6, "slow worker"), (0.1, "loading")):
         worker = {0: {"busy_seconds": 0.1, "room": room}, 1: {"busy_seconds": 1.0, "room": 0.1}}

@@ -1,7 +1,5 @@
 """Statistics and warnings include the processes of `StatefulDataLoader` and of nodes, like those of `DataLoader2`."""
 
-from __future__ import annotations
-
 import os
 import time
 import warnings
@@ -30,8 +28,6 @@ NAMES = ["main", "worker process 0", "worker process 1"]
 
 
 class Waiting:
-    """A dataset of numbers. Reading the sixth number waits until a file exists."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 

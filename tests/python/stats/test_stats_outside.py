@@ -1,7 +1,5 @@
 """Another process can find, read and draw running loaders without side effects, even if the loaders hang."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -66,7 +64,6 @@ PROGRAM = textwrap.dedent(
 
 @pytest.fixture
 def program(tmp_path):
-    """Returns a function that starts the program. All processes of the program are killed after the test."""
     path = tmp_path / "loading.py"
     path.write_text(PROGRAM)
     started = []
@@ -174,10 +171,6 @@ def test_another_user_is_refused(program):
 
 
 def stacks_once(attached, *words):
-    """Waits until the stack of worker 1 contains all `words`.
-
-    Returns the line and the stack of each process, by the name of the process.
-    """
     found = {}
 
     def hangs():
@@ -253,9 +246,6 @@ def nap(x):
 
 @contextlib.contextmanager
 def warning_once_it_is_up(pipe, seconds, **options):
-    """Yields a loader with two workers that has read one epoch. Every warning after this epoch is raised as an
-    error.
-    """
     service = MultiProcessingReadingService(2, multiprocessing_context="fork", **options)
     with warnings.catch_warnings(), DataLoader2(pipe, reading_service=service, stall_warning=seconds) as dl:
         warnings.simplefilter("ignore")
@@ -289,7 +279,6 @@ def test_waiting_for_a_paused_loader_causes_no_warning():
 
 
 def single(pipe):
-    """Returns a graph in which the last pipe runs in the main process, with a thread that reads from the workers."""
     pipe.is_replicable = lambda: False
     return pipe
 

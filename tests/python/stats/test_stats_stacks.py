@@ -1,7 +1,5 @@
 """Processes report their stacks on request, even during forks, in threads, and after file descriptors were reused."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc
@@ -28,10 +26,7 @@ pytestmark = [
 
 
 def answering(pages=4):
-    """Returns a board of counters, and the memory into which this process writes its stacks.
-
-    The first page of the board tells other processes how to request the stacks.
-    """
+    """Returns a board of counters, and the memory into which this process writes its stacks."""
     board = StatsBoard(pages, 1, 1, False)
     board.adopt(0, 1, 0)
     stacks.answer_for_stacks(board, 0)
@@ -39,7 +34,6 @@ def answering(pages=4):
 
 
 def memories():
-    """Returns the file descriptors of this process that belong to memory for stacks."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -49,10 +43,6 @@ def memories():
 
 
 def forget_what_other_tests_left():
-    """Releases memory that other tests have left.
-
-    If the last loader is ended in a thread other than the main thread, its memory is kept for the next loader.
-    """
     gc.collect()
     now = stacks._answering
     if not now.pages and now.opened[0] >= 0:
@@ -77,11 +67,7 @@ def asked(page, seconds=1.0):
 def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused_descriptors_open(
     moment, tmp_path, monkeypatch
 ):
-    """The child is forked before the memory for stacks is closed, so the child inherits the memory's descriptor.
-
-    The program opens a file, which gets the number of the closed descriptor. The child must not close the file that the
-    program has opened.
-    """
+    """The child is forked before the memory for stacks is closed, so the child inherits the memory's descriptor."""
     board, page = answering()
     real_close, closed = os.close, []
 
@@ -188,9 +174,7 @@ def test_shared_memory_that_the_program_has_closed_is_created_again():
 
 
 def test_no_process_gets_a_signal_without_a_handler_and_faulthandler_has_the_handler():
-    """No signal is sent if the page of a process is damaged, or if its process id now belongs to another process. A
-    process must return its stacks even while a thread holds the interpreter's lock, so Python has no handler.
-    """
+    """No signal is sent if the page of a process is damaged, or if its process id now belongs to another process."""
     board, page = answering()
     other = signal.SIGRTMAX - 5
     assert signal.getsignal(other) == signal.SIG_DFL
@@ -233,10 +217,7 @@ def test_two_simultaneous_requests_each_get_one_stack():
 
 
 def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork():
-    """At random moments, the test begins or ends a loader, requests stacks, or forks.
-
-    The requests must not kill a process or leak a descriptor, and each forked child must return its own stacks.
-    """
+    """At random moments, the test begins or ends a loader, requests stacks, or forks."""
     rng, over, failures = random.Random(0), threading.Event(), []
 
     def guarded(step):

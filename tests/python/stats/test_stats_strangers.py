@@ -1,7 +1,5 @@
 """Tools that read the counters of other programs report and skip invalid memory, and never trust its contents."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import struct
@@ -30,9 +28,6 @@ PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
-    """Creates a board of counters and a copy with changed content. Returns a descriptor of the memory that contains the
-    changed copy.
-    """
     board = StatsBoard(2, 1, 2, True)
     board.adopt(0, 1, 0)
     content = bytearray(os.pread(board.fileno(), 1 << 24, 0))
@@ -119,11 +114,6 @@ def test_names_of_pipes_and_command_lines_are_shown_without_control_characters()
 
 
 def container(folder, host=(100, 1), **processes):
-    """Creates a simulated `/proc` with processes, some of which are in a container.
-
-    Each keyword argument describes one process: its name, and a pair of its process ids on this machine and in the
-    container.
-    """
     for name, (here, there) in processes.items():
         inside = folder / str(here)
         (inside / "ns").mkdir(parents=True)

@@ -5,8 +5,6 @@ number of open files that tests count. The program prints its port, and exits wh
 ends in `.cut`, its content is sent incompletely.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import AbstractContextManager
@@ -15,7 +13,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from server_process import Answering, serve, server_process
 
-#: Names per page of a listing.
 NAMES_PER_PAGE = 5
 
 
@@ -25,8 +22,7 @@ class Cluster(Answering):
 
     def _place(self) -> tuple[str, str, str]:
         """Returns the kind of the request (`buckets` or `objects`), the URL of the bucket, and the object's name in the
-        bucket.
-        """
+        bucket."""
         url = urlsplit(self.path)
         _, _, kind, bucket, *name = url.path.split("/", 4)
         provider = parse_qs(url.query).get("provider", ["ais"])[0]
@@ -76,10 +72,6 @@ class Cluster(Answering):
 
 
 def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[str]:
-    """Runs a cluster with the given buckets, and yields its URL.
-
-    `buckets` contains for each URL the objects' contents by name.
-    """
     as_text = {
         bucket: {name: content.hex() for name, content in objects.items()} for bucket, objects in buckets.items()
     }

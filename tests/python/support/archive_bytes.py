@@ -1,7 +1,5 @@
 """Creates small archives in memory."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import zipfile

@@ -1,7 +1,5 @@
 """Creates tables for the tests of Arrow and Lance."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow

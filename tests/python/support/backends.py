@@ -1,9 +1,4 @@
-"""Backends that run the workers of a loader. Some tests run with every backend.
-
-A backend creates reading services of its kind, kills their processes, and reports which processes create items.
-"""
-
-from __future__ import annotations
+"""Backends that run the workers of a loader. Some tests run with every backend."""
 
 import os
 import random
@@ -21,14 +16,10 @@ WORKERS = 2
 
 
 class Spawned:
-    """A backend that spawns workers on this machine."""
-
-    #: Whether the backend is a cluster, which has processes in addition to the workers.
     is_slow = False
     #: Whether tests run all pipelines on this backend. If `has_all` is false, tests run only a few pipelines, because
     #: each loader starts processes.
     has_all = False
-    #: The kinds of processes that tests may kill on this backend.
     victims = ("worker", "dispatching")
 
     def service(self, workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
@@ -44,10 +35,7 @@ class Spawned:
 
 
 class Carried(Spawned):
-    """A backend with workers that carriers connect to the main process, as with Ray.
-
-    Calls are delayed by random times, so that calls overtake each other.
-    """
+    """A backend with workers that carriers connect to the main process, as with Ray."""
 
     has_all = True
     victims = ("worker", "host", "dispatching")
@@ -66,12 +54,6 @@ class Carried(Spawned):
 
 
 class OnRay(Spawned):
-    """A backend with workers in processes that Ray's actors start.
-
-    Args:
-        options: arguments of the reading service, which determine on which nodes the actors run.
-    """
-
     is_slow = True
     victims = ("worker", "host", "dispatching")
 
@@ -91,8 +73,6 @@ class OnRay(Spawned):
             self._end(about.host if victim == "host" else about.pid)
 
 
-#: The names of all backends. The backend of Ray is last, because its cluster keeps running until all tests of the file
-#: have ended.
 BACKENDS = ("spawned processes", "carriers", "Ray over two nodes")
 #: The names of the backends that carriers connect to the main process. Other files test spawned processes.
 WITH_CARRIERS = BACKENDS[1:]

@@ -1,10 +1,4 @@
-"""Runs random programs under one or two Python interpreters, and counts the correct programs by category.
-
-For each seed, a `Judge` runs the program of this seed in fresh processes, and returns a `Verdict`. The driver runs one
-`Judge` per interpreter, and prints a table.
-"""
-
-from __future__ import annotations
+"""Runs random programs under one or two Python interpreters, and counts the correct programs by category."""
 
 import argparse
 import contextlib
@@ -25,9 +19,7 @@ from fresh_processes import FreshProcesses
 class Verdict:
     seed: int
     category: str
-    #: A description of the random program in words.
     words: str
-    #: A description of the program's failure, or an empty text.
     wrong: str = ""
     #: The reason why the program's correct result is unknown, or an empty text.
     unknowable: str = ""
@@ -38,7 +30,6 @@ class Verdict:
 
     @property
     def told(self) -> str:
-        """Returns the message of a failed test, or an empty text."""
         return "" if self.unknowable else self.wrong or self.unlike or ""
 
 
@@ -47,16 +38,7 @@ class Wrong(Exception):
 
 
 class Judge:
-    """Runs random programs under a Python interpreter.
-
-    Args:
-        limit: the seconds after which a run counts as hung.
-        server: the server that creates fresh processes; by default, a separate server with the given interpreter.
-    """
-
-    #: The modules that a fresh process imports.
     modules: tuple[str, ...]
-    #: The start methods of workers to choose from.
     start_methods: Sequence[str] = ("fork",)
 
     def __init__(self, python: str = sys.executable, limit: float = 30.0, server: FreshProcesses | None = None) -> None:
@@ -72,7 +54,6 @@ class Judge:
             self._runs.__exit__(kind, error, tb)
 
     def call(self, phase: str, function: str, /, **arguments: Any) -> Any:
-        """Calls a function of the first module in a fresh process."""
         try:
             return self._runs.call(f"{self.modules[0]}:{function}", **arguments)
         except RuntimeError as error:
@@ -80,9 +61,6 @@ class Judge:
 
     def judge(self, seed: int) -> Verdict:
         raise NotImplementedError
-
-
-# -- epochs ------------------------------------------------------------------------------------------------
 
 
 def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
@@ -95,15 +73,7 @@ def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
 
 
 def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
-    """Describes the first difference between the found and the expected epochs. Returns an empty text if the epochs are
-    equal.
-
-    Args:
-        found: epochs as lists of items or batches.
-        expected: the expected epochs as lists of items or batches.
-        in_order: whether the items must be in a fixed order.
-        cut: whether the end of the last found epoch may be missing.
-    """
+    """Describes the first difference between epochs. Returns an empty text if the epochs are equal."""
     if len(found) != len(expected):
         return f"{len(found)} epochs for {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
@@ -123,11 +93,7 @@ def shown(epoch: list[Any]) -> str:
     return text if len(text) < 200 else f"{text[:200]}… ({len(epoch)})"
 
 
-# -- the program -------------------------------------------------------------------------------------------
-
-
 def table(columns: dict[str, list[Verdict]], categories: tuple[str, ...]) -> list[str]:
-    """Returns a table of exact programs by category, with a column for each interpreter."""
     lines = []
     for category in [*categories, "all"]:
         cells = []
@@ -154,14 +120,6 @@ def driver_of(
     more: Callable[[list[Verdict]], list[str]] = lambda verdicts: [],
     phase_limit: float = 30.0,
 ) -> Driver:
-    """Returns the driver for a module of random programs.
-
-    Args:
-        judge: creates a `Judge` from the path of an interpreter and the seconds after which a run counts as hung.
-        categories: the categories of programs.
-        more: a function that returns additional lines about the programs of one interpreter.
-        phase_limit: the seconds after which a run counts as hung, unless the command line contains another number.
-    """
     judges: dict[str, Judge] = {}
     columns: dict[str, list[Verdict]] = {}
 

@@ -1,7 +1,5 @@
 """Shared code of the tests of the on-disk cache: pipelines over files in a folder, and a check that no lock is held."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -43,7 +41,6 @@ def content(folder):
 
 
 def content_after_a_kill(folder):
-    """Returns the contents of a folder, except for hidden files that a killed process may have left behind."""
     return {
         name: text for name, text in content(folder).items() if not os.path.basename(name).startswith(".torchdata-")
     }

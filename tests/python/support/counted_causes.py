@@ -1,10 +1,4 @@
-"""Simulates loaders that are slow for one known cause, and computes their counters from the work of each process.
-
-A cause defines the milliseconds per item in each stage. The module computes the working and waiting time of each
-process from the milliseconds that a cause defines. No process runs, so other programs cannot affect a diagnosis.
-"""
-
-from __future__ import annotations
+"""Simulates loaders that are slow for one known cause, and computes their counters from the work of each process."""
 
 import os
 from dataclasses import dataclass, field
@@ -26,24 +20,8 @@ COLLATES = {"StatefulDataLoader": "pad", "DataLoader2": "Mapper(pad)"}
 class Cause:
     """The cause that limits a loader, and the expected diagnosis.
 
-    Args:
-        kind: the kind of the expected diagnosis.
-        culprit: the responsible stage, "reads" or "collates"; None if no stage is responsible.
-        workers: the number of workers; 0 if the main process reads the data.
-        batches: the number of batches in the epoch.
-        reads, collates, sends: the milliseconds per batch that a worker spends in reading, in collating and in sending.
-        computes: the processor seconds that a worker uses per second of work.
-        stands: the seconds that a worker waits for a processor, per second of processor time.
-        arrives: the minimum number of milliseconds between two batches that arrive in the main process.
-        in_main: the milliseconds that the main process spends on a received batch, for example for pinning memory.
-        step: the milliseconds of a training step.
-        first: the milliseconds of the first batch.
-        factors: for each worker, the factor by which its batches take longer.
-        shares: for each worker, its number of batches in relation to the other workers.
-        size, copied: the bytes of a batch, and the bytes per batch that were copied because shared memory was full.
-        stalled: the seconds that the main process has waited for worker 0.
-        words: the expected text of the diagnosis for each class of loaders, or for both classes with the key "".
-        cores: the number of processors of the machine.
+    Times of a batch are milliseconds, and sizes are bytes. `computes` is the number of processor seconds per second of
+    work, and `stands` is the number of seconds that a worker waits for a processor, per second of processor time.
     """
 
     kind: str
@@ -149,7 +127,6 @@ CAUSES: dict[str, Cause] = {
 
 
 def stats_of(cause: Cause, door: Door) -> LoaderStats:
-    """Returns the statistics that a loader of the given class would return."""
     from dataclasses import replace
 
     epoch = _Epoch(cause)
@@ -219,7 +196,6 @@ def _stages(cause: Cause, door: Door, batches: int, factor: float, last: Page | 
     return stages
 
 
-#: Pipes that `DataLoader2.from_dataset` appends to a dataset.
 _OURS = ("Shuffler", "ShardingFilter", "Batcher")
 
 

@@ -7,8 +7,6 @@ A Python block without a `text` block must print nothing. A comment above a bloc
     <!-- not run: REASON -->    the block is not run
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re
@@ -19,10 +17,8 @@ from pathlib import Path
 
 from fresh_processes import EXAMPLES, python_path, run_program, run_python, with_torch, without_torch
 
-#: The separator that is printed after each block's output. No block prints this text itself.
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
-#: Matches programs that import torch, or webdataset, which imports torch.
 NEEDS_TORCH = re.compile(
     r"^ *(import (torch|webdataset)\b|from (torch|torchdata\.(nodes|stateful_dataloader))(\.\w+)* import )", re.M
 )
@@ -32,14 +28,6 @@ _NOTEBOOK = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_by
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced code block of a page.
-
-    Args:
-        line: the number of the block's first line in the page, from 1.
-        language: the word after the fence.
-        comment: the HTML comment directly above the block.
-    """
-
     line: int
     language: str
     code: str
@@ -89,7 +77,6 @@ def examples(page: Path) -> list[Example]:
 
 
 def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the examples' program in a process that has already imported what the program needs."""
     codes = [example.block.code for example in program]
     # Ignores warnings about files that libraries leave open until the interpreter exits.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
@@ -103,9 +90,7 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
 
 
 def _how(program: list[Example]) -> list[str]:
-    """Returns the command-line arguments for the Python interpreter that runs the program. If a program has no
-    `__main__` guard, and workers are not forked, the program runs like a notebook.
-    """
+    """Returns the command-line arguments for the Python interpreter that runs the program."""
     guarded = all(_GUARD in example.block.code for example in program)
     return [] if guarded or multiprocessing.get_all_start_methods()[0] == "fork" else ["-c", _NOTEBOOK]
 
@@ -119,8 +104,6 @@ def printed(page: Path, folder: Path) -> list[str]:
         if not program:
             continue
         script = folder / f"{page.stem}_{number}.py"
-        # The script prints a separator after each block, but only in the main process, because spawned workers import
-        # the script.
         end = f'\n{_GUARD}\n    print("{_END}", end="", flush=True)\n'
         script.write_text("".join(one.block.code + end for one in program), encoding="utf-8")
         run = _run(program, script)

@@ -1,9 +1,4 @@
-"""A function that kills its process at some items.
-
-The function is in a separate module, so that worker processes import no test code.
-"""
-
-from __future__ import annotations
+"""A function that kills its process at some items."""
 
 import os
 import signal

@@ -8,8 +8,6 @@ the epoch, and `load` fails if a loader yields different items. States of `State
 PyTorch is installed for both versions of Python.
 """
 
-from __future__ import annotations
-
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +19,6 @@ from typing import Any
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
-#: The number of items that a program reads before it saves a state.
 READ = 7
 
 
@@ -30,7 +27,6 @@ def squared(number: int) -> int:
 
 
 def pipeline(workers: int) -> Any:
-    """Returns a loader over pipes that draw random numbers and have buffers."""
     pipe = IterableWrapper(range(60)).shuffle(buffer_size=20).sharding_filter().map(squared).batch(2)
     service = MultiProcessingReadingService(workers, multiprocessing_context="spawn") if workers else None
     return DataLoader2(pipe, reading_service=service)

@@ -1,10 +1,7 @@
 """The three families of loaders that start worker processes, with a common interface for tests of processes.
 
-Two of the families need PyTorch, and are left out if PyTorch is not installed. Spawned workers import this module, so
-this module imports torch only when a family needs torch.
+Spawned workers import this module, so this module imports torch only when a family needs torch.
 """
-
-from __future__ import annotations
 
 import gc
 import importlib
@@ -16,7 +13,6 @@ from torchdata.datapipes.iter import IterableWrapper
 
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: The number of workers that each family starts.
 WORKERS = 2
 
 

@@ -1,11 +1,5 @@
 """A local HTTP server with random faults, and a driver that checks that every file is nevertheless read completely and
-correctly.
-
-The server runs in a separate process, as in `http_server`. At most `IN_A_ROW` successive requests for a file fail
-before a request is answered completely, so a client with more retries always gets the file.
-"""
-
-from __future__ import annotations
+correctly."""
 
 import json
 import random
@@ -27,12 +21,10 @@ from server_process import Answering, serve, server_process
 
 FAULTS = ["503", "500", "429", "429 date", "reset", "hang-up", "cut", "body reset", "wrong length", "slow", "slow body"]
 IN_A_ROW = 3
-#: The driver's reader stops waiting after this many seconds without data.
 TIMEOUT = 1.0
 
 
 def content_of(seed: int, number: int) -> bytes:
-    """Returns the contents of a file, which may be up to a few hundred thousand bytes long."""
     chance = random.Random(f"{seed} {number}")
     return chance.randbytes(chance.choice([0, 1, 100, 5_000, 70_000, 300_000]))
 
@@ -111,13 +103,6 @@ class Faulty:
 
 @contextmanager
 def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Iterator[Faulty]:
-    """Runs a faulty server until the block ends.
-
-    Args:
-        seed: the seed that determines the files' contents and the faults.
-        faults: the kinds of faults that the server may cause.
-        spared: the probability that a request is answered without a fault.
-    """
     with server_process(__file__, str(seed), ",".join(faults), str(spared)) as root:
         yield Faulty(root, seed)
 

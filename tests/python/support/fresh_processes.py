@@ -56,18 +56,8 @@ def run_python(*arguments: object, folder: Path | None = None, **environment: st
 
 
 class FreshProcesses:
-    """Calls functions, each in a separate process.
-
-    Args:
-        modules: the modules that the server imports before it forks.
-        python: the interpreter.
-        limit: the seconds after which a call counts as hung, and is killed with all its processes.
-    """
-
     def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
         self.python, self.limit = python, limit
-        #: The number of the last call. If an answer has another number, the answer belongs to an interrupted call, and
-        #: is skipped.
         self._number = 0
         self._server = subprocess.Popen(
             [python, "-m", "fresh_processes", *modules],
@@ -93,26 +83,14 @@ class FreshProcesses:
         self._server.wait()
 
     def imports(self, *modules: str) -> FreshProcesses:
-        """Makes the server import more modules for all future calls. Returns this object.
-
-        Raises:
-            RuntimeError: an import failed.
-        """
+        """Makes the server import more modules for all future calls. Returns this object."""
         self._ask(modules=modules)
         return self
 
     def call(self, function: str, **arguments: Any) -> Any:
-        """Calls a function that is given as "module:function", and returns the function's result.
-
-        Arguments and result must be JSON values.
-
-        Raises:
-            RuntimeError: the function raised an exception, or its process exited or took too long.
-        """
         return self._ask(function=function, limit=self.limit, arguments=arguments)
 
     def _ask(self, **order: Any) -> Any:
-        """Sends a request to the server. Returns the result from the server's answer."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._number += 1
@@ -152,15 +130,7 @@ def without_torch() -> FreshProcesses:
 def run_program(
     path: Path, *arguments: str, ignored: str | None = None, server: FreshProcesses | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process that has already imported torch, or in a process of another server. The program runs
-    in its own folder, and warnings are errors.
-
-    Args:
-        path: the file of the program.
-        arguments: the arguments of the program.
-        ignored: the name of a category of warnings to ignore.
-        server: the server that forks the process.
-    """
+    """Runs a program in a process that has already imported torch, or in a process of another server."""
     done = (server or with_torch()).call(
         "fresh_processes:program", path=str(path), arguments=arguments, ignored=ignored
     )
@@ -201,7 +171,6 @@ def program(path: str, arguments: list[str], ignored: str | None) -> dict[str, A
 
 
 def answer_to(order: dict[str, Any]) -> dict[str, Any]:
-    """Returns the result of a call or of imports, or the error."""
     try:
         if "modules" in order:
             for name in order["modules"]:
@@ -225,9 +194,6 @@ def seed_from_the_system() -> None:
 
 
 def in_child(order: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer of a child process to a request. The child and all its processes are killed after the answer
-    or the timeout.
-    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,10 +1,4 @@
-"""Targets of `fuzz_files` that read archives, compressed files, TFRecords, lists of the on-disk cache, and images.
-
-Some inputs are valid files with random changes. Other inputs are constructed with correct checksums but wrong fields,
-which random changes would not produce.
-"""
-
-from __future__ import annotations
+"""Targets of `fuzz_files` that read archives, compressed files, TFRecords, lists of the on-disk cache, and images."""
 
 import bz2
 import gzip
@@ -49,8 +43,6 @@ PROMISED = (
     RuntimeError,
 )
 
-#: Maximum number of bytes that a target reads from one input. Without this limit, reading an archive bomb in pieces
-#: would never end.
 _MOST_READ = 8 << 20
 
 
@@ -76,8 +68,6 @@ def _read_all(pairs: Iterable[tuple[str, Any]], folder: str | None = None) -> No
     except PROMISED:
         pass
 
-
-# ----------------------------------------------------------------------------------------------------------------- tar
 
 _NAMES = ["a.txt", "../x", "/etc/passwd", "..", ".", "a/../../b", "", "\n", "a\0b", "grün", "x" * 120, "a//b", "C:\\x"]
 
@@ -109,7 +99,6 @@ def _pax_records(rng: random.Random) -> bytes:
 
 
 def tar_bytes(rng: random.Random) -> bytes:
-    """Returns a tar archive with headers that have correct checksums but wrong fields."""
     out = io.BytesIO()
     for _ in range(rng.randint(1, 6)):
         info = tarfile.TarInfo(rng.choice(_NAMES)[:99])
@@ -136,7 +125,6 @@ def tar_bytes(rng: random.Random) -> bytes:
 
 
 def tar(rng: random.Random) -> None:
-    """Reads plain and compressed tar archives, with and without seeking."""
     data = tar_bytes(rng)
     if rng.random() < 0.5:
         data = mutated(rng, data)
@@ -152,11 +140,7 @@ def tar(rng: random.Random) -> None:
     _read_all(TarArchiveLoader([(folder, stream)], mode=mode), inside)
 
 
-# ----------------------------------------------------------------------------------------------------------------- zip
-
-
 def zip_bytes(rng: random.Random) -> bytes:
-    """Returns a zip archive with a directory that may have wrong fields."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for _ in range(rng.randint(1, 5)):
@@ -180,13 +164,10 @@ def zip_(rng: random.Random) -> None:
     _read_all(ZipArchiveLoader([("d/a.zip", io.BytesIO(data))]), "d/a.zip/")
 
 
-# ----------------------------------------------------------------------------------------------------------------- rar
-
 _RAR_SAMPLES = Path(__file__).parents[1] / "data" / "rar"
 
 
 def rar(rng: random.Random) -> None:
-    """Reads RAR archives of both versions, except for members that require an external program."""
     import rarfile
 
     data = mutated(rng, rng.choice(sorted(_RAR_SAMPLES.glob("*.rar"))).read_bytes())
@@ -202,9 +183,6 @@ def rar(rng: random.Random) -> None:
         _check_says(str(error) + "".join(getattr(error, "__notes__", [])), "RarArchiveLoader")
 
 
-# --------------------------------------------------------------------------------------------------------- compressed
-
-
 def compressed(rng: random.Random) -> None:
     content = rng.choice((b"", b"content " * 50, rng.randbytes(300), bytes(1 << 20)))
     kind = rng.choice(("gzip", "bz2", "lzma"))
@@ -216,7 +194,6 @@ def compressed(rng: random.Random) -> None:
 
 
 def archive_in_stream(rng: random.Random) -> None:
-    """Opens compressed files with `decompress`."""
     kind = rng.choice(("tar", "zip"))
     data = tar_bytes(rng) if kind == "tar" else zip_bytes(rng)
     if rng.random() < 0.5:
@@ -230,9 +207,6 @@ def archive_in_stream(rng: random.Random) -> None:
         raise AssertionError("a RecursionError came through") from error
     except PROMISED:
         pass
-
-
-# ------------------------------------------------------------------------------------------------------------- records
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -279,9 +253,6 @@ def tfrecords(rng: random.Random) -> None:
         _check_says(str(error), "'f'")
 
 
-# ------------------------------------------------------------------------------------------------------------ decoders
-
-
 def _contents() -> dict[str, bytes]:
     from PIL import Image
 
@@ -294,7 +265,6 @@ def _contents() -> dict[str, bytes]:
 
 
 def decoders(rng: random.Random) -> None:
-    """Decodes files with the handlers of `routed_decode`, except for pickles."""
     if not _CONTENTS:
         _CONTENTS.update(_contents())
     extension = rng.choice([*_CONTENTS])
@@ -315,9 +285,6 @@ def decoders(rng: random.Random) -> None:
 
 
 _CONTENTS: dict[str, bytes] = {}
-
-
-# --------------------------------------------------------------------------------------------------------------- cache
 
 
 def cache_list(rng: random.Random) -> None:

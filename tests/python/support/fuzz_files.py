@@ -9,8 +9,6 @@ its target's name determine the input, so the printed command reproduces a findi
 The modules in `MODULES` define the targets, each in a dict `TARGETS` from name to function.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import faulthandler
@@ -27,10 +25,8 @@ from drivers.frame import Driver
 #: The modules that define targets. The driver skips modules that cannot be imported.
 MODULES = ("fuzz_archives", "fuzz_states")
 
-#: Maximum number of seconds that reading one input may take.
 LONGEST = 20
 
-#: Maximum growth in KiB of the process's peak memory by one input.
 MOST_MEMORY = 256 << 10
 
 Target = Callable[[random.Random], None]
@@ -42,8 +38,6 @@ _EDGES = [
 
 
 def mutated(rng: random.Random, data: bytes, most: int = 4) -> bytes:
-    """Returns `data` with one to `most` random changes. Each change modifies bits or numbers, or removes, duplicates or
-    moves a part."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, most)):
         if not changed:
@@ -81,12 +75,6 @@ def targets() -> dict[str, Target]:
 
 
 def check(name: str, target: Target, number: int) -> None:
-    """Runs a target with its input `number`.
-
-    Raises:
-        AssertionError: the target took too long or needed too much memory.
-        Exception: an exception that the target did not expect.
-    """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with _limited(LONGEST):
         target(random.Random(f"{name}-{number}"))
@@ -124,11 +112,6 @@ def plan_of(number: int, options: argparse.Namespace) -> Inputs:
 
 
 def check_inputs(plan: Inputs) -> int:
-    """Runs all targets with their inputs, and returns the number of inputs.
-
-    Raises:
-        Exception: the first exception that a target did not expect.
-    """
     for number, (name, target) in itertools.product(plan.numbers, plan.targets.items()):
         try:
             check(name, target, number)

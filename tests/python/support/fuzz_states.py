@@ -1,10 +1,4 @@
-"""Manipulated states, counter boards and rank messages, for `fuzz_files`.
-
-A disk error is simulated by changing some bytes. An attack is simulated by replacing a nested value and adapting all
-seals and checksums. If a changed state can be loaded, the loader resumes from it.
-"""
-
-from __future__ import annotations
+"""Manipulated states, counter boards and rank messages, for `fuzz_files`."""
 
 import contextlib
 import copy
@@ -34,7 +28,6 @@ __all__ = ["TARGETS"]
 #: The maximum number of items to request after a state was loaded. Every pipeline in this module yields fewer items.
 _MOST = 200
 
-#: Values that a target writes in place of a value in a state.
 _ODD: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 1 << 20, 1 << 31, 1 << 32, 10**9, 10**12, 1 << 46, 1 << 63, 1 << 64, 10**30),
     *(-(1 << 63), 0.5, float("nan"), float("inf"), "", "x", "\x1b]0;x\x07", "restore", "begin", b"", b"\0" * 40),
@@ -62,9 +55,6 @@ def _same(item: Any) -> Any:
 
 @functools.cache
 def _states() -> list[dict[str, Any]]:
-    """Returns states of loaders in the main process, of workers, of resharded loaders, and of loaders between two
-    epochs.
-    """
     found = []
     for service in (InProcessReadingService(), MultiProcessingReadingService(2)):
         with DataLoader2(_pipeline(), reading_service=service) as loader:
@@ -91,14 +81,8 @@ def _graph_states() -> list[dict[str, Any]]:
     return found
 
 
-# -- changing ----------------------------------------------------------------------------------------------------------
-
-
 def _inside(value: Any) -> Any:
-    """Decodes a sealed or pickled bytes value.
-
-    Returns the decoded object, and a function that encodes a changed object in the same way.
-    """
+    """Returns the decoded object of a bytes value, and a function that encodes a changed object in the same way."""
     if is_sealed(value):
         return unseal(value, "it"), seal
     if isinstance(value, bytes) and value[:2] == b"\x80\x05":
@@ -110,7 +94,6 @@ def _inside(value: Any) -> Any:
 
 
 def _changed(rng: random.Random, value: Any) -> Any:
-    """Returns a copy of a nested value, in which one of the inner values is replaced."""
     opened = _inside(value)
     if opened is not None and rng.random() < 0.9:
         inside, close = opened
@@ -137,11 +120,7 @@ def _with_checksums(state: dict[str, Any]) -> dict[str, Any]:
         return state
 
 
-# -- targets -----------------------------------------------------------------------------------------------------------
-
-
 def _go_on(make: Callable[[], Iterator[Any]]) -> None:
-    """Reads items after a state was loaded, until the end or an error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

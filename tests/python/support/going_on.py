@@ -20,10 +20,6 @@ WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "per
 
 
 def with_workers(cases: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
-    """Returns pairs of a case and loader options.
-
-    Each case occurs once without workers, and once with workers of one kind.
-    """
     return [*((case, {}) for case in cases), *zip(cases, itertools.cycle(WORKERS[1:]), strict=False)]
 
 
@@ -42,7 +38,6 @@ def epochs_of(loader: Any, count: int = 4) -> list[list[Any]]:
 
 
 def advanced(loader: Any, batches: int) -> Any:
-    """Begins an epoch, and returns its iterator after some batches."""
     iterator = iter(loader)
     for _ in range(batches):
         next(iterator)
@@ -55,13 +50,11 @@ def saved(loader: Any) -> Any:
 
 
 def loaded(loader: Any, state: Any, **options: Any) -> Any:
-    """Loads a state into a loader, and returns the loader."""
     loader.load_state_dict(state, **options)
     return loader
 
 
 def saved_at(loader: Any, epoch: int, batches: int | None) -> Any:
-    """Reads a loader up to a position in an epoch, and returns its state after a conversion to JSON and back."""
     for _ in range(epoch + (batches is None)):
         list(loader)
     if batches is not None and (epoch, batches) != (0, 0):
@@ -75,14 +68,7 @@ def wanted_at(whole: list[list[Any]], epoch: int, batches: int | None) -> list[l
 
 def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, count: int = 4) -> None:
     """Resumes from states, each in a simulated restart of the program, and compares the epochs with an uninterrupted
-    run.
-
-    Args:
-        make: creates the loader.
-        moments: when to save a state.
-        draws_before: whether the program draws random numbers before it loads the state.
-        count: the number of epochs of the uninterrupted run.
-    """
+    run."""
     seed_all()
     whole = epochs_of(make(), count)
     for moment in moments:

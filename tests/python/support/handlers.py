@@ -1,7 +1,5 @@
 """Sets signal handlers for the duration of a test."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Iterator

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def stop(_folder: Path) -> None:
-    """Stops the process with SIGSTOP, like a debugger or a shell."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -27,7 +26,6 @@ def sleep(_folder: Path) -> None:
 
 
 def lock(_folder: Path) -> None:
-    """Waits forever for a lock that another thread holds."""
     held, is_held = threading.Lock(), threading.Event()
 
     def hold() -> None:
@@ -41,7 +39,6 @@ def lock(_folder: Path) -> None:
 
 
 def loop(_folder: Path) -> None:
-    """Runs C code forever while holding the interpreter's lock."""
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
@@ -57,14 +54,7 @@ WAYS = {way.__name__: way for way in (stop, sleep, lock, loop, fifo)}
 
 
 class Hanging:
-    """Makes the first `times` processes hang at an item. Later processes do not hang.
-
-    Args:
-        way: the name of a kind of hang.
-        folder: the folder in which processes record that they hang.
-        times: how many processes hang.
-        name: distinguishes several objects that use the same folder.
-    """
+    """Makes the first `times` processes hang at an item. Later processes do not hang."""
 
     def __init__(self, way: str, folder: Path | str, times: int = 1, name: str = "") -> None:
         self.way, self.folder, self.times, self.name = way, str(folder), times, name
@@ -83,8 +73,6 @@ class Hanging:
 
 
 class HangingAt:
-    """A function that hangs at one item, in the first `times` processes."""
-
     def __init__(self, way: str, at: int, folder: Path | str, times: int = 1) -> None:
         self.at, self.hang = at, Hanging(way, folder, times)
 
@@ -95,19 +83,13 @@ class HangingAt:
 
 
 def hung_in(folder: Path) -> set[int]:
-    """Returns the ids of the processes that have begun to hang, according to the files in a folder."""
     texts = [path.read_text() for path in folder.rglob("hung*")]
     return {int(text) for text in texts if text}
 
 
 def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Allows the package to kill a process only if the process is stopped or has begun to hang, not if it is merely
-    slow.
-
-    Args:
-        monkeypatch: restores the original function after the test.
-        folder: the folder that all `Hanging` functions use, or the parent of their folders.
-    """
+    slow."""
     from torchdata._engine.workers.hangs import Hangs
 
     is_over = Hangs._is_over
@@ -120,11 +102,7 @@ def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 class ClockOfHangs:
-    """A monotonic clock that advances only while at least one process hangs.
-
-    Args:
-        folder: the folder that the `Hanging` functions use.
-    """
+    """A monotonic clock that advances only while at least one process hangs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seconds, self.read_at = folder, 0.0, time.monotonic()
@@ -139,9 +117,7 @@ class ClockOfHangs:
 
 @contextlib.contextmanager
 def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Iterator[list[str]]:
-    """Records the stall warnings that contain all `words`. After such a warning, the file `there` exists, for which the
-    hanging function waits.
-    """
+    """Records the stall warnings that contain all `words`."""
     told: list[str] = []
 
     def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:

@@ -1,7 +1,4 @@
-"""Simulates hosts of remote workers in this process, without Ray. Each call to a host is delayed by a random time, so
-that calls overtake each other."""
-
-from __future__ import annotations
+"""Simulates hosts of remote workers in this process, without Ray."""
 
 import gc
 import pickle
@@ -65,7 +62,6 @@ class LocalActor:
         return self._call("look", self.host.end)
 
     def cut(self) -> None:
-        """Makes the host unreachable, and kills its worker."""
         self._is_cut = True
         self.host._child.kill()
 
@@ -78,7 +74,6 @@ class LocalActor:
 class LocalHosts:
     def __init__(self, seed: int, chunk_bytes: int, delay: float) -> None:
         self.chunk_bytes, self._seed, self._delay = chunk_bytes, seed, delay
-        #: The hosts that this object has created.
         self.actors: list[LocalActor] = []
 
     def get_start_method(self) -> str:
@@ -134,8 +129,7 @@ def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
 def read_here_and_there(
     make: Callable[[], Any], count: int, services: list[Callable[[], Any]], dice: random.Random, least: int, most: int
 ) -> list[Any]:
-    """Reads an epoch with alternating kinds of services. Each loader resumes from the state that the previous loader
-    has saved."""
+    """Reads an epoch with alternating kinds of services."""
     got: list[Any] = []
     state: bytes | None = None
     while len(got) < count:

@@ -20,8 +20,6 @@ Parameters of a query, all optional:
 Under `/uc` and `/download`, the server behaves like Google Drive, and the id determines the kind of the file.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -37,7 +35,6 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from server_process import Answering, serve, server_process
 
 LOG = "requests.log"
-#: The name of a file with one byte for each `PIECE` of data that the server has begun to send.
 SENT = "sent.log"
 PIECE = 1 << 14
 PAGE = "<html><head><title>Google Drive - {title}</title></head><body>{body}</body></html>"
@@ -187,14 +184,12 @@ class Server:
         self.folder, self.root = folder, root
 
     def url(self, name: str, content: bytes | None = None, **query: object) -> str:
-        """Returns the URL of a file, which is written first if `content` is given."""
         if content is not None:
             (self.folder / name).write_bytes(content)
         options = "&".join(f"{key}={value}" for key, value in query.items())
         return f"{self.root}/{name}" + (f"?{options}" if options else "")
 
     def drive(self, id_: str, content: bytes | None = None) -> str:
-        """Returns the download URL of a file on the imitated Google Drive."""
         self.url(id_, content)
         return f"{self.root}/uc?export=download&id={id_}"
 
@@ -204,9 +199,7 @@ class Server:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def sent(self) -> int:
-        """Returns the number of bytes sent since the log began, rounded down to whole pieces. Chunked answers are not
-        counted completely.
-        """
+        """Returns the number of bytes sent since the log began, rounded down to whole pieces."""
         log = self.folder / SENT
         return PIECE * log.stat().st_size if log.exists() else 0
 

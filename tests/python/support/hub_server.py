@@ -1,9 +1,4 @@
-"""A local Hugging Face Hub with one dataset, which answers only the requests that `datasets` sends to stream rows.
-
-The server runs in a thread of the test until the `with hub(…)` block ends.
-"""
-
-from __future__ import annotations
+"""A local Hugging Face Hub with one dataset, which answers only the requests that `datasets` sends to stream rows."""
 
 import hashlib
 import json

@@ -1,8 +1,4 @@
-"""Finds what a process has left behind, by reading /proc: processes, descriptors and shared memory. This module imports
-no test tools.
-"""
-
-from __future__ import annotations
+"""Finds what a process has left behind, by reading /proc: processes, descriptors and shared memory."""
 
 import contextlib
 import os
@@ -32,10 +28,7 @@ def all_children(pid="self"):
 
 
 def children():
-    """Returns the ids of this process's children, except for resource trackers, fork servers, and helpers of the tests.
-
-    If SIGCHLD is ignored, the kernel still lists a child for a moment after the child has exited.
-    """
+    """Returns the ids of children, except for resource trackers, fork servers, and helpers of the tests."""
     there = [pid for pid in all_children() if state(pid) != "X"]
     names = b"tracker", b"forkserver", b"fresh_processes"
     helpers = {pid for pid in there if any(name in cmdline(pid) for name in names)}
@@ -43,13 +36,11 @@ def children():
 
 
 def fork_server():
-    """Returns the id of the process that forks workers with "forkserver"; None if there is none."""
     forker = getattr(sys.modules.get("torchdata._engine.processes.forker"), "_of_program", None)
     return None if forker is None or forker.is_over else forker.pid
 
 
 def descendants(pid):
-    """Returns the ids of a process's direct and indirect children. Children of exited processes are not found."""
     found, unseen = [], all_children(pid)
     while unseen:
         found.append(unseen.pop())
@@ -74,7 +65,6 @@ def shared_mappings(pid="self"):
 
 
 def held_files(pid="self"):
-    """Returns the paths of open or mapped files of a process that /proc shows, without deleted files."""
     held = set()
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
@@ -87,15 +77,7 @@ def held_files(pid="self"):
 
 
 def shared_files(ended=()):
-    """Returns the names of the shared memory files that belong to this process and its descendants.
-
-    A file belongs to these processes if one of them has opened or mapped the file, or if the file's name contains the
-    id of one of them. File names of torch and this package begin with the process id, so leftovers of processes that
-    have exited are found, too. Numbers in the names of MPI's files are not process ids.
-
-    Args:
-        ended: ids of descendants that may have exited.
-    """
+    """Returns the names of the shared memory files that belong to this process and its descendants."""
     own = [os.getpid(), *descendants("self")]
     held = set().union(*map(held_files, own))
     numbers = {*map(str, own), *map(str, ended)}
@@ -139,5 +121,4 @@ def told(pid):
 
 
 def is_gone(pid):
-    """Returns whether a process has exited. Zombies count as exited."""
     return state(pid) in "ZX"

@@ -1,10 +1,4 @@
-"""Trains a model with real libraries that read a StatefulDataLoader. Each library runs in a separate process.
-
-`train` runs the whole training, or stops after the library has saved a checkpoint, or resumes from that checkpoint.
-`train` returns the batches that the model received, as the samples' indices and random numbers.
-"""
-
-from __future__ import annotations
+"""Trains a model with real libraries that read a StatefulDataLoader. Each library runs in a separate process."""
 
 import contextlib
 import random
@@ -22,9 +16,6 @@ EPOCHS, STEPS = 5, 4
 
 
 class Samples(Dataset[Any]):
-    """A dataset of labeled inputs. Each input contains its index and a random number from each global random
-    generator."""
-
     def __len__(self) -> int:
         return 14
 
@@ -55,25 +46,12 @@ def loader_of(workers: int, cls: Any = StatefulDataLoader) -> Any:
 
 
 def state_of(loader: Any, steps: int) -> dict[str, Any]:
-    """Returns the loader's state after `steps` training steps.
-
-    The state after the last batch of an epoch is marked as the end of the epoch, because a trainer that knows the
-    number of batches does not read further.
-    """
     state: dict[str, Any] = loader.state_dict()
     return state | {"_iterator_finished": steps % STEPS == 0}
 
 
 def train(library: str, workers: int, folder: str, stop: int | None = None, resumes: bool = False) -> dict[str, Any]:
-    """Returns the batches that the model received in a run, and its final weights.
-
-    Args:
-        library: the name of the library.
-        workers: the number of workers of the loader.
-        folder: the folder for the checkpoint, and for the package metadata that accelerate requires.
-        stop: the step after which a checkpoint is saved and the run ends.
-        resumes: whether the run begins with the checkpoint.
-    """
+    """Returns the batches that the model received in a run, and its final weights."""
     sys.path.insert(0, folder)
     random.seed(42)
     numpy.random.seed(42)
@@ -85,7 +63,6 @@ def train(library: str, workers: int, folder: str, stop: int | None = None, resu
 
 
 def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """Runs a training loop with accelerate, which calls `save_state` after a given number of steps."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
@@ -110,9 +87,6 @@ def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, r
 
 
 def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """Runs the library's Trainer, which saves after every n-th step. The checkpoint's folder also contains the loader's
-    state.
-    """
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class WithLoader(Trainer):  # type: ignore[misc]
@@ -153,8 +127,7 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
 
 def lightning(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
     """Runs the library's Trainer, which saves the loaders' states, and loads these states only in the middle of an
-    epoch.
-    """
+    epoch."""
     from lightning import LightningModule, Trainer
 
     loader = loader_of(workers)

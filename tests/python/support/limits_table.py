@@ -8,8 +8,6 @@ Limits that depend on the machine are measured when the program runs. `of_the_co
 on all machines.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle
@@ -75,7 +73,6 @@ def descriptors() -> int:
 
 
 def held_for(workers: int) -> int:
-    """Returns the number of descriptors that the main process keeps open for the loader and its workers."""
     before = descriptors()
     with loading(IterableWrapper(range(4 * workers)).sharding_filter(), workers) as loader:
         next(iter(loader))
@@ -108,7 +105,6 @@ def sizes_of_states(shuffle: bool) -> str:
 
 
 def large_item(size: int) -> str:
-    """Checks whether an item larger than the memory budget is delivered, and describes the result."""
     pipe = IterableWrapper(range(1)).sharding_filter().map(partial(array, size=size))
     with loading(pipe, 1, memory_budget=64 * MIB) as loader:
         (item,) = loader
@@ -130,7 +126,6 @@ def budget() -> str:
 
 
 def measured(size: int, workers: int) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yields the names of measured limits, with functions that measure them."""
     yield "open file descriptors in the main process (Linux)", descriptors_of_workers
     yield "shared memory by default", budget
     yield "largest item sent with `memory_budget=64 MiB`", partial(large_item, size)

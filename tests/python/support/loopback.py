@@ -1,17 +1,11 @@
 """Runs both ends of a link in one process, for tests of the items that are sent."""
 
-from __future__ import annotations
-
 import threading
 
 from torchdata._native import BellBoard, Collector, Link, Sender
 
 
 class Loopback:
-    """A link with both ends in one process. The sender's pump runs in a thread, so that long items cannot block the
-    process.
-    """
-
     def __init__(self, budget: int = 64 << 20, ring: int = 1 << 16) -> None:
         bells = BellBoard(2)
         self.link = Link(budget, ring)

@@ -1,7 +1,5 @@
 """Sources and functions for tests of nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Streams of each common kind for tests of nodes, and a function that reads epochs according to a plan."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -43,17 +41,11 @@ class Uncheckpointed(BaseNode[int]):
         raise NotImplementedError("no states here")
 
 
-#: A plan: for each epoch, the number of items to read, or None for all items.
 Plan = Sequence[int | None]
 
 
 def run(loader: Loader[Any], plan: Plan, save_at: tuple[int, int] | None = None) -> tuple[list[list[Any]], bytes]:
-    """Reads epochs according to a plan. Returns the items of each epoch, and the pickled state that was saved at the
-    position `save_at`.
-
-    `save_at` is the number of an epoch, and the number of items before the state is saved. The end of the epoch counts
-    as one item.
-    """
+    """Returns the items of each epoch, and the pickled state that was saved at the position `save_at`."""
     epochs: list[list[Any]] = []
     state = b""
     for epoch, most in enumerate(plan):
@@ -75,10 +67,6 @@ def run(loader: Loader[Any], plan: Plan, save_at: tuple[int, int] | None = None)
 
 
 def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random, share: float = 1.0) -> int:
-    """Saves states at some positions of a plan, resumes, and compares the items with an uninterrupted run.
-
-    Returns the number of states.
-    """
     whole, _ = run(Loader(make()), plan)
     held = 0
     for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):

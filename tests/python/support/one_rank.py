@@ -1,7 +1,5 @@
 """A simulated process group."""
 
-from __future__ import annotations
-
 
 class Alone:
     """One rank of a process group. All simulated other ranks agree with this rank."""

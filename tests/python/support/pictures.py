@@ -1,7 +1,5 @@
 """Images for tests: parts of scikit-learn's photographs, noise and smooth images, encoded in many formats."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 from functools import cache
@@ -18,8 +16,7 @@ SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 @cache
 def photographs() -> list[Any]:
     """Returns the two photographs of 427 x 640 pixels, without importing scikit-learn, which would take longer than the
-    tests.
-    """
+    tests."""
     spec = importlib.util.find_spec("sklearn")
     assert spec is not None
     folder = Path(str(spec.origin)).with_name("datasets") / "images"
@@ -27,10 +24,6 @@ def photographs() -> list[Any]:
 
 
 def pixels(number: int) -> Any:
-    """Returns an image as an array (height, width, 3).
-
-    The number determines whether the image is part of a photograph, noise, or smooth.
-    """
     rng = np.random.default_rng(number)
     kind = number % 3
     if kind == 0:
@@ -46,17 +39,12 @@ def pixels(number: int) -> Any:
 
 
 def encoded(image: Any, format: str = "JPEG", **options: Any) -> bytes:
-    """Encodes a Pillow image or an array, and returns the bytes of the file."""
     stream = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, format, **options)
     return stream.getvalue()
 
 
 def jpeg(number: int) -> bytes:
-    """Returns the JPEG file with the given number.
-
-    The files have all subsamplings, are baseline or progressive, and are in color or gray.
-    """
     import simplejpeg
 
     array = np.ascontiguousarray(pixels(number))

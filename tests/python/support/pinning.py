@@ -1,7 +1,5 @@
 """Simulates pinned memory on machines without a GPU, by replacing the function that copies to pinned memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +10,7 @@ from torchdata.stateful_dataloader import _pool
 
 
 def pin_without_device(monkeypatch: pytest.MonkeyPatch, copy: Callable[[Any], Any] = lambda batch: batch) -> None:
-    """Makes loaders with `pin_memory` start their pinning thread without a device. The thread calls `copy` with each
-    batch.
-    """
+    """Makes loaders with `pin_memory` start their pinning thread without a device."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)

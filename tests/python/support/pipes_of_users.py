@@ -1,7 +1,5 @@
 """User-defined pipes and functions in a module without torch, so that a spawned worker need not import torch."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Presses Ctrl-C at random moments. A separate process sends the signals."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -39,8 +37,6 @@ class Presser:
         self._process.stdin.write(b"\n")  # type: ignore[union-attr]
 
     def end(self) -> None:
-        """Ends the process, and waits until it has exited, so that all its signals have been sent. The caller should
-        ignore Ctrl-C during this call."""
         with contextlib.suppress(BrokenPipeError):  # the process has already exited
             self._process.stdin.write(b"q")  # type: ignore[union-attr]  # closing is no use: workers hold it, too
         self._process.wait(120)

@@ -1,7 +1,5 @@
 """Functions and fixtures for tests of worker processes, which create loaders and check for leftovers."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -38,9 +36,7 @@ def with_methods(first, *others):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Checks that a test leaves no process, file, descriptor or mapping. In a test file that imports this fixture, the
-    fixture runs for every test.
-    """
+    """Checks that a test leaves no process, file, descriptor or mapping."""
     gc.collect()
     before = descriptors(), set(children()), shared_files(), shared_mappings()
     with started_children() as started:
@@ -58,16 +54,12 @@ def nothing_is_left():
 
 @pytest.fixture
 def children_are_killed_soon(monkeypatch):
-    """Limits how long a shutdown waits for hanging children before it kills them."""
     monkeypatch.setattr(shutdown, "ASKED", 0.2)
 
 
 @pytest.fixture(autouse=True)
 def no_earlier_loader():
-    """Waits until the loaders of earlier tests have released their memory, because their threads may still be ending.
-
-    A file of tests that searches this process for loaders imports this fixture.
-    """
+    """Waits until the loaders of earlier tests have released their memory."""
     gc.collect()
     if find(os.getpid()):
         gc.unfreeze()  # a loader that was in use at the beginning of this file is frozen, so no collection releases it
@@ -106,8 +98,6 @@ class ExitsAt:
 
 
 class Sleeps:
-    """A function that sleeps when it receives the item `at`. `seconds` is the duration of the sleep."""
-
     def __init__(self, at, seconds=1000.0):
         self.at = at
         self.seconds = seconds

@@ -1,7 +1,5 @@
 """Runs programs of users in a new interpreter."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -14,15 +12,7 @@ from typing import Any
 def run(
     text: str, *arguments: object, file: Path | None = None, options: Sequence[str] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program until it ends. The program can import the modules of the tests.
-
-    Args:
-        text: the source code.
-        arguments: the arguments of the program.
-        file: the file into which the program is written. By default, the program has no file.
-        options: the options of the interpreter.
-        environment: more environment variables.
-    """
+    """Runs a program until it ends. The program can import the modules of the tests."""
     text = textwrap.dedent(text)
     source = ["-c", text]
     if file is not None:

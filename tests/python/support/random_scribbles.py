@@ -8,8 +8,6 @@ are not changed, because they contain user data without a checksum. In any case,
 the correct items, and `stats`, `diagnose`, `shutdown` and object deletion must not raise.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os
@@ -28,7 +26,6 @@ from torchdata.dataloader2 import DataLoader2
 from waiting import wait_for
 
 COUNT = 30
-#: Seconds without an item after which a damaged link leads to an error.
 TIMEOUT = 0.5
 #: Bytes of a link before its arena: the header, the ring and the ring of returned blocks, with default sizes.
 _BEFORE_BLOCKS = 4096 + (256 << 10) + 8 * 4096
@@ -37,7 +34,6 @@ _TARGETS = ("links", "bells", "counters", "stacks", "any")
 
 
 def _mappings():
-    """Yields address, length and kind of each shared mapping of this process."""
     with open("/proc/self/maps") as maps:
         found = [_MAPPING.match(line) for line in maps]
     for one in filter(None, found):
@@ -47,7 +43,6 @@ def _mappings():
 
 
 def _stacks():
-    """Yields the descriptors of the memory into which processes write their stacks."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:torchdata-stacks"):
@@ -80,8 +75,6 @@ class Scribbler:
 
 
 class Scribbles:
-    """A function for child processes that returns its argument, and writes random bytes at some items."""
-
     def __init__(self, scribbler, at):
         self.scribbler, self.at = scribbler, at
 
@@ -101,9 +94,6 @@ def opened_by(plan):
 
 
 class Plan:
-    """The plan of a run: the kind of loader, the process that writes random bytes, and the items at which this process
-    writes."""
-
     def __init__(self, seed):
         rng = random.Random(f"scribbles {seed}")
         self.seed = seed

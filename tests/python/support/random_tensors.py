@@ -10,8 +10,6 @@ must release the memory.
 By hand: `python -m drivers tensors --seconds 600 --seed 1`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import random
@@ -32,9 +30,6 @@ DTYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)
 
 
 def storage(draw):
-    """Returns a one-dimensional tensor with its own storage. The size ranges from a few bytes to several blocks of an
-    arena.
-    """
     dtype = draw.choice(DTYPES)
     size = draw.choice([1, 7, 60, 960, 12_000, 40_000])
     content = torch.tensor(draw.choices(range(2 if dtype is torch.bool else 256), k=97), dtype=torch.uint8)
@@ -43,7 +38,6 @@ def storage(draw):
 
 
 def view(draw, tensor):
-    """Returns a view of the tensor, created by a few random steps."""
     for _ in range(draw.randrange(5)):
         tensor = draw.choice([part, shaped, turned, longer, repeated])(draw, tensor)
     return tensor
@@ -105,10 +99,6 @@ def in_dict(tensor):
 
 
 def pickled(sent):
-    """Pickles an item, and returns the unpickled item.
-
-    The function uses torch's file format, because plain pickles do not support all types.
-    """
     file = io.BytesIO()
     torch.save(sent, file)
     file.seek(0)
@@ -134,9 +124,7 @@ def described(tensor):
 
 
 def strides_on_arrival(tensor):
-    """Returns the strides that a received tensor must have if it shares no memory with other tensors. The strides of
-    contiguous elements are unchanged.
-    """
+    """Returns the strides that a received tensor must have if it shares no memory with other tensors."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or last < tensor.numel():
         return tensor.stride()
@@ -145,13 +133,11 @@ def strides_on_arrival(tensor):
 
 
 def significant(tensor, strides):
-    """Returns the strides of all dimensions with more than one element. The strides of dimensions with fewer elements
-    have no effect."""
+    """Returns the strides of all dimensions with more than one element."""
     return [stride for size, stride in zip(tensor.shape, strides, strict=True) if size > 1] if tensor.numel() else []
 
 
 def write_everywhere(draw, tensors):
-    """Writes one element of each tensor, and yields the contents of all tensors after each write."""
     seen = []
     for tensor in tensors:
         if tensor.numel():
@@ -198,14 +184,12 @@ def check(draw, link, digest):
 
 
 def in_use(link):
-    """Returns the number of bytes of the arena that are in use."""
     link.sender.tidy()
     ((used, _, _),) = link.sender.arena_usage()
     return used
 
 
 def run(seed, cases):
-    """Runs the cases of a seed, and returns a digest of all received items."""
     draw, digest = random.Random(seed), hashlib.sha256()
     link = Loopback(budget=8 << 20)
     kept = []
@@ -222,10 +206,6 @@ def run(seed, cases):
 
 
 def hold_to_the_end(seed):
-    """Deletes all references to a large tensor in random order.
-
-    The block of shared memory must be released with the last reference, and not earlier.
-    """
     draw = random.Random(seed)
     link = Loopback()
     held = [link.one(torch.arange(50_000))]
@@ -239,7 +219,6 @@ def hold_to_the_end(seed):
 
 
 def check_many(seed):
-    """Runs some cases of a seed, and returns their number."""
     run(seed, 50)
     hold_to_the_end(seed)
     return 50

@@ -35,10 +35,8 @@ from watchdog import session
 #: seconds, and the remaining time allows for busy machines.
 GRACE = 3.0
 
-#: The number of seconds within which a rank and all its processes must exit after an error.
 EXIT_GRACE = 30.0
 
-#: The moments at which a fault may occur.
 MOMENTS = ["before the loader", "opening", "first item", "epoch", "between epochs", "last epoch", "shutdown"]
 
 ACTIONS = ["kill", "stop", "stop and go on soon", "stop and go on late", "raise", "hang"]
@@ -91,8 +89,6 @@ class Chaos(Exception):
 
 
 class Diary:
-    """Records the events of one rank in a file, and writes each event immediately as a line."""
-
     def __init__(self, folder: Path, rank: int) -> None:
         self.file = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
@@ -279,11 +275,6 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
-    """Causes the fault at the planned moment, and waits until the other ranks have exited.
-
-    Returns the time of the fault, and the time at which the stopped victim was continued. None stands for an event that
-    did not happen.
-    """
     victim = ranks[plan.victim]
     due: float | None = None
     struck: float | None = None
@@ -331,9 +322,7 @@ def judge(
 ) -> dict[str, Any]:
     """Returns a dict about the job, which includes descriptions of the rules that the job has violated.
 
-    Every rank except the victim must end in time, either with whole epochs or with an error that names the victim. The
-    rank's process must exit soon afterwards without a signal, and must leave nothing behind. No rank may print the
-    message of `std::terminate`.
+    Every rank except the victim must end in time, either with whole epochs or with an error that names the victim.
     """
     broken: list[str] = []
     told: list[dict[str, Any]] = []
@@ -384,7 +373,6 @@ def judge(
 
 
 def blamed(text: str) -> set[int]:
-    """Returns the ranks that an error message names as failed."""
     found = {0} if "the process of the store has exited or was stopped" in text and ": rank 0" in text else set()
     for ranks in re.findall(
         r"ranks? ([0-9, ]+) of \d+(?:, which all other ranks connect to,)? (?:sent no|did not|had|left)", text
@@ -394,11 +382,6 @@ def blamed(text: str) -> set[int]:
 
 
 def check(plan: Plan) -> int:
-    """Runs a job, and returns the number of reported results.
-
-    Raises:
-        AssertionError: the job violated a rule.
-    """
     folder = Path(tempfile.mkdtemp(prefix="rank-chaos-"))
     try:
         result = run_job(plan, folder)

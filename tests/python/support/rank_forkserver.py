@@ -6,8 +6,6 @@ until the peer closes this socket. The programs get the given command line, envi
 like ordinary interpreters. The programs are children of this process, which collects their exit codes on request.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import importlib
@@ -22,15 +20,12 @@ import time
 from types import ModuleType
 from typing import Any
 
-#: A buffer size in bytes that exceeds the size of every request.
 ORDER = 1 << 20
 
 _server: socket.socket | None = None
 
 
 class ForkedProgram:
-    """A running program, with the methods of `subprocess.Popen` that these tests need."""
-
     def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
         reading, writing = os.pipe()
         try:
@@ -45,7 +40,6 @@ class ForkedProgram:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Returns the exit code of the program, or None while the program runs."""
         if self.returncode is None and select.select([self._process], [], [], 0)[0]:
             self.returncode = os.waitstatus_to_exitcode(_ask({"reap": self.pid}))
         return self.returncode
@@ -62,7 +56,6 @@ class ForkedProgram:
             os.kill(self.pid, number)
 
     def communicate(self, timeout: float = 60.0) -> tuple[str, None]:
-        """Waits until the program has ended, and returns the text of its standard output and error."""
         until, written = time.monotonic() + timeout, b""
         while self._output >= 0:
             if not select.select([self._output], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -110,10 +103,6 @@ def _ask(order: dict[str, Any], *descriptors: int) -> int:
 
 
 def serve(asked: socket.socket) -> None:
-    """Executes requests in the server process.
-
-    In a forked program, the function returns after it has prepared `__main__`.
-    """
     import numpy as np
     import torch.distributed  # noqa: F401
 

@@ -1,12 +1,9 @@
 """Runs several ranks as threads of one process, for tests of loaders with a user-defined process group."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
 
-#: The maximum number of seconds that a rank waits for all other ranks.
 PATIENCE = 60.0
 
 
@@ -38,10 +35,6 @@ class ThreadGroup:
 
 
 def in_ranks(ranks: int, body: Callable[[ThreadGroup], Any]) -> list[Any]:
-    """Runs a function on all ranks, and returns the results by rank.
-
-    If one rank raises an error, all ranks end, and the error is raised.
-    """
     meetings = _Meeting(ranks), _Meeting(ranks)
     found: list[Any] = [None] * ranks
     failures: list[BaseException] = []

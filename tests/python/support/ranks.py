@@ -1,9 +1,4 @@
-"""Starts real ranks for tests. The ranks are processes of one job, which communicate by gloo on the local machine.
-
-A test passes the body of a function `main(rank)`, and receives the result or exception of this function from each rank.
-"""
-
-from __future__ import annotations
+"""Starts real ranks for tests. The ranks are processes of one job, which communicate by gloo on the local machine."""
 
 import os
 import pickle
@@ -68,13 +63,6 @@ if __name__ == "__main__":
 
 
 class Job:
-    """The ranks of a running job.
-
-    Args:
-        folder: the folder for the results.
-        processes: one process for each rank, or a single process that starts all ranks.
-    """
-
     def __init__(self, folder: Path, processes: list[subprocess.Popen[str] | ForkedProgram], ranks: int) -> None:
         self.folder, self.processes, self.ranks = folder, processes, ranks
 
@@ -82,10 +70,7 @@ class Job:
         self.processes[rank].send_signal(number)
 
     def start_in_network(self, command: list[str], cut: str) -> None:
-        """Starts a program that creates a separate network, and starts the ranks of this job in this network.
-
-        Each rank can disconnect the separate network.
-        """
+        """Starts a program that creates a separate network, and starts the ranks of this job in this network."""
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 
     def outcome(self, rank: int, seconds: float = 200) -> Any:
@@ -113,7 +98,6 @@ class Job:
 def gloo_job(
     tmp_path: Path, body: str, ranks: int = 2, prefixes: dict[int, list[str]] | None = None, host: str = "127.0.0.1"
 ) -> Iterator[Job]:
-    """Starts a job whose store is in this process, and ends the job when the block ends."""
     import torch.distributed as dist
 
     store = dist.TCPStore(
@@ -143,11 +127,7 @@ def gloo_job(
 
 
 def torchrun(program: Path, ranks: int = 2) -> list[str]:
-    """Runs a program on ranks that find each other as with torchrun, and returns the output of each rank.
-
-    The ranks are forks of a process that has imported torch, because otherwise the launcher and each rank would import
-    torch.
-    """
+    """Runs a program on ranks that find each other as with torchrun, and returns the output of each rank."""
     import torch.distributed as dist
 
     rank_forkserver.imports("torch._dynamo")  # required by DistributedDataParallel in each rank
@@ -173,7 +153,6 @@ def torchrun(program: Path, ranks: int = 2) -> list[str]:
 
 
 def mpirun() -> str:
-    """Returns the `mpirun` command of the test environment."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     assert found is not None, "no mpiexec: pip install mpich"
@@ -187,10 +166,7 @@ def _write(tmp_path: Path, body: str) -> Path:
 
 
 def environment_of_ranks() -> dict[str, str]:
-    """Returns the environment variables for a launcher of ranks, without inherited variables of MPI.
-
-    Gloo is set to use the loopback interface.
-    """
+    """Returns the environment variables for a launcher of ranks, without inherited variables of MPI."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "MPI"))}
     return inherited | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
 

@@ -1,7 +1,5 @@
 """Runs a Ray cluster on this machine for a file of tests."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -46,11 +44,7 @@ _SETTINGS = {
 
 @contextmanager
 def environment(**more: str) -> Iterator[None]:
-    """Sets the environment for starting a cluster. The cluster's workers can import the modules of this folder.
-
-    Args:
-        more: further settings of Ray.
-    """
+    """Sets the environment for starting a cluster. The cluster's workers can import the modules of this folder."""
     settings = {**_SETTINGS, **more}
     here, package = Path(__file__).resolve().parent, Path(torchdata.__file__).resolve().parents[1]
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ADDRESS", *settings)}
@@ -67,18 +61,12 @@ def environment(**more: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-#: Options for a small cluster without a dashboard.
 OPTIONS: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 200_000_000}
-#: Options for the first node, which disable log monitoring and autoscaling.
 HEAD: dict[str, Any] = {**OPTIONS, "no_monitor": True, "include_log_monitor": False}
 SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 
 
 def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> Any:
-    """Calls a function that starts a part of Ray, with up to three attempts.
-
-    Ray limits a start to half a minute, and a busy machine may need more time.
-    """
     for _ in range(2):
         try:
             return start()
@@ -91,11 +79,6 @@ def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> A
 
 @contextmanager
 def cluster(**more: str) -> Iterator[Any]:
-    """Runs a cluster of one node, and shuts it down at the end.
-
-    Args:
-        more: further settings of Ray.
-    """
     with nodes(0, 2, **more):
         import ray
 
@@ -104,15 +87,6 @@ def cluster(**more: str) -> Iterator[Any]:
 
 @contextmanager
 def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
-    """Runs a cluster with `count` nodes in addition to the first node, all on this machine.
-
-    The cluster is shut down when the context ends. An exit handler is unsuitable, because it would also run in children
-    that later tests fork.
-
-    Args:
-        processors: the number of processors of the first node for workers.
-        more: further settings of Ray.
-    """
     with environment(**more):
         import ray
         from ray.cluster_utils import Cluster

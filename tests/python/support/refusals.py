@@ -1,7 +1,5 @@
 """Tests that calls with wrong arguments raise clear errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,6 @@
 """Pipelines that workers on any machine can import.
 
-Each worker imports this file, so the file imports only modules that all workers need. Importing NumPy doubles the start
-time of a worker, so NumPy is imported only for items that need it.
+Each worker imports this file, so the file imports only modules that all workers need.
 """
 
 from __future__ import annotations
@@ -67,16 +66,11 @@ def numbered(count: int) -> Any:
 
 
 def dealt(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
-    """Returns a pipe over numbers. The dispatching process applies `before` to the numbers, and distributes the results
-    to the workers.
-    """
     pipe: Any = IterableWrapper(range(count))
     pipe = before(pipe.shuffle() if shuffles else pipe)
     return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
-#: Functions that create pipelines of all kinds, by name. There are only a few pipelines, because a worker takes seconds
-#: to start.
 PIPELINES = {
     "numbers": lambda: numbered(300).map(double).batch(3),
     "arrays": lambda: listed(numbered(120).map(array)),

@@ -1,7 +1,5 @@
 """Loaders that replace exited processes, and pipelines for these loaders."""
 
-from __future__ import annotations
-
 import random
 
 from process_checks import MULTIPROCESSING

@@ -1,8 +1,5 @@
-"""Functions that read a loader up to a position, or from a state on, and then shut the loader down, a check of
-states, and a function that loads the state of a pipe.
-"""
-
-from __future__ import annotations
+"""Functions that read a loader up to a position, or from a state on, and then shut the loader down, a check of states,
+and a function that loads the state of a pipe."""
 
 import pickle
 import time
@@ -31,14 +28,12 @@ def epochs_of(loader: Any, count: int = 2) -> list[list[Any]]:
 
 
 def stopped(loader: Any, count: int, **options: Any) -> tuple[list[Any], Any]:
-    """Returns the first items of an epoch, and the state after these items."""
     with loader:
         reading = iter(loader)
         return [next(reading) for _ in range(count)], saved(loader, **options)
 
 
 def continued(loader: Any, count: int) -> tuple[list[Any], Any, list[Any]]:
-    """Returns the first items of an epoch, the state after these items, and the remaining items."""
     with loader:
         reading = iter(loader)
         return [next(reading) for _ in range(count)], saved(loader), list(reading)
@@ -60,15 +55,8 @@ def with_state(pipe: Any, state: Any, **options: Any) -> Any:
 def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: float = 0.0) -> list[list[Any]]:
     """Resumes from states of some moments, and compares the items with those of the uninterrupted loader.
 
-    Args:
-        make: creates a loader that resumes from a state, or begins with a seed if the state is None.
-        moments: pairs of an epoch and the number of items before the state is saved. -1 stands for a state after the
-            end of the epoch, and -2 for a state after the last item.
-        pause: the seconds before each state. During this time, threads can read ahead.
-
-    Returns:
-        The epochs of the uninterrupted loader. A state was saved at the beginning of each epoch, after each item, and
-        at the end.
+    A moment is an epoch and the number of items before the state is saved. -1 stands for a state after the end of the
+    epoch, and -2 for a state after the last item. Returns the epochs of the uninterrupted loader.
     """
     whole: list[list[Any]] = []
     states: list[list[Any]] = []

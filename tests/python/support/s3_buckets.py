@@ -1,7 +1,5 @@
 """The buckets of the tests' S3 server."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -17,7 +15,6 @@ from torchdata.datapipes.iter.stores.s3_object import PART_SIZE
 LARGE = random.Random(1).randbytes(3 * PART_SIZE + 12345)
 FOLDER = {f"train/{number}.bin": bytes([number]) * number for number in range(7)}
 STRANGE = ["a b.txt", "é/ü ñ.txt", "100%25.txt", "q?x=1&y=2#z.txt", "+plus+.txt", "日本/語.txt", "p%2Fq"]
-#: Keys of objects that obstore cannot read.
 NAMELESS = ["train//2.tar", "/lead", "trail/", "//", "é x//ü.txt", "a\x7fb/~*'()", "dots/./b", "dots/../b"]
 BUCKETS = {
     "first": {**FOLDER, "train": b"a key like the folder", "train-1.tar": b"t", "other/x.txt": b"x", "empty/": b""},

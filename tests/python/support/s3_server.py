@@ -1,8 +1,4 @@
-"""Runs a complete S3 server for tests, namely moto's server. The server's process is separate, so that tests do not
-count its forks and open files.
-"""
-
-from __future__ import annotations
+"""Runs a complete S3 server for tests, namely moto's server."""
 
 from contextlib import AbstractContextManager
 from typing import Any

@@ -3,8 +3,6 @@
 `python -m sandboxed EPERM memfd_create,pidfd_open PROGRAM…`
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
@@ -14,7 +12,6 @@ import sys
 
 __all__ = ["forbid"]
 
-#: The numbers of the system calls, by machine architecture.
 _NUMBERS = {"x86_64": {"memfd_create": 319, "pidfd_open": 434}, "aarch64": {"memfd_create": 279, "pidfd_open": 434}}
 #: Constants of the system call filter, which seccomp(2) and linux/filter.h describe.
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06

@@ -1,7 +1,5 @@
 """Test servers: a server in a separate process, which exits when its standard input ends, and answers to requests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -29,9 +27,7 @@ class Answering(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def requested(self, body: bytes, before: int = 0) -> tuple[bytes, int, dict[str, str]]:
-        """Returns the part of a body that the request asks for, with the status and the headers of the answer. `before`
-        is the number of additional bytes before this part.
-        """
+        """Returns the part of a body that the request asks for, with the status and the headers of the answer."""
         if not self.headers["Range"]:
             return body, 200, {}
         first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
@@ -46,9 +42,7 @@ class Answering(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def server_process(*arguments: str, told: str = "") -> Iterator[str]:
-    """Runs Python with `arguments`, and sends the line `told` to the standard input of the process. Yields the URL with
-    the port that the process prints.
-    """
+    """Runs Python with `arguments` and the input line `told`, and yields the URL that the process serves."""
     command = [sys.executable, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

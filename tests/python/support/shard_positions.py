@@ -7,8 +7,6 @@ loader with this number of workers saves a state at each position. A new interpr
 of workers, and reads three epochs.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import itertools
@@ -44,12 +42,7 @@ class Different(AssertionError):
 
 @dataclass(frozen=True)
 class Plan:
-    """Describes the loader that saves the states. `kind` is "workers", "splits" or "stateful".
-
-    `form` names a pipeline in `test_shards.FORMS`, or for the kind "stateful" a dataset in `STATEFUL`. `old` is the
-    number of workers of the loader that saves the states. For the kind "splits", `old` is a pair: the number of ranks,
-    and the number of workers per rank.
-    """
+    """Describes the loader that saves the states. `kind` is "workers", "splits" or "stateful"."""
 
     kind: str
     form: str
@@ -67,9 +60,6 @@ def plans(kinds: list[str]) -> Iterator[Plan]:
     for kind in kinds:
         for form in forms[kind]:
             yield from (Plan(kind, form, old) for old in Plan(kind, form, None).numbers)
-
-
-# -- loaders of each kind --------------------------------------------------------------------------------------
 
 
 def workers(plan: Plan, number: int, state: Any, read: Callable[[Any], Any]) -> list[Any]:
@@ -112,17 +102,11 @@ KINDS = {"workers": workers, "splits": splits, "stateful": stateful}
 
 
 def epochs(plan: Plan, number: Any, state: Any = None) -> list[list[Any]]:
-    """Returns three epochs by rank. For a `StatefulDataLoader`, there is only one epoch, because later epochs would
-    need new seeds from the program.
-    """
     count = 1 if plan.kind == "stateful" else 3
     return KINDS[plan.kind](plan, number, state, lambda loader: [epoch(loader) for _ in range(count)])
 
 
 def epoch(loader: Any) -> list[Any]:
-    """Returns the items of the next epoch. Without workers, the pipeline's functions draw from this process's global
-    random generator.
-    """
     random.seed(5)
     return list(loader)
 
@@ -142,9 +126,6 @@ def states(plan: Plan) -> list[Any]:
     return [dict(enumerate(each)) if plan.kind == "splits" else each[0] for each in zip(*by_rank, strict=True)]
 
 
-# -- judging -------------------------------------------------------------------------------------------------
-
-
 def check(plan: Plan) -> int:
     """Resumes from all positions of a plan in a new interpreter, and returns the number of loaded states."""
     os.environ["DRAWS"] = "1"  # makes the pipeline's functions draw random numbers
@@ -159,7 +140,6 @@ def check(plan: Plan) -> int:
 
 
 def judge(*arguments: Any) -> None:
-    """Raises `Different` with all differences from the expected epochs."""
     if found := [*differences(*arguments)]:
         raise Different("\n".join(found)[:3000])
 
@@ -202,10 +182,7 @@ def _keeps(plan: Plan) -> bool:
 
 
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
-    """Returns how many items of each shard follow a position.
-
-    The last item of each rank is not counted.
-    """
+    """Returns how many items of each shard follow a position. The last item of each rank is not counted."""
     from torchdata.dataloader2.state.layout import parse
 
     left = [0] * SPLITS
@@ -220,11 +197,6 @@ def _left_by_shard(saved: list[Any], position: int) -> list[int]:
 
 
 def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: list[int], left: list[int]) -> str:
-    """Describes an error in the items after resuming with a different number of ranks.
-
-    The order of the remaining items is known only if all shards have the same size. After one rank has yielded its
-    last item, the epoch ends on all ranks, and the remaining items of the other ranks are dropped.
-    """
     expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
         position * len(whole) :
     ]

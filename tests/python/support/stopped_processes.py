@@ -6,8 +6,6 @@ WHEN is "running" or "starting". Processes that are starting stop themselves whi
 the stopped processes are written to FILE.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -32,8 +30,6 @@ def stopped_processes():
 
 
 def stop_all():
-    """Stops all processes and returns their number. The kernel continues a process when the thread that started the
-    process ends, so one signal may not be enough."""
     for pid in own_processes():
         os.kill(pid, signal.SIGSTOP)
     return len(stopped_processes())

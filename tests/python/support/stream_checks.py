@@ -1,7 +1,5 @@
 """Checks for all pipes over files and stores, which test exact states, closed files and clear errors."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle
@@ -13,10 +11,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 def open_files(*, sockets: bool = True) -> int:
-    """Returns the number of open file descriptors of this process, with or without sockets.
-
-    Threads of a deleted thread pool may still open files, so the function waits until these threads have ended.
-    """
+    """Returns the number of open file descriptors of this process, with or without sockets."""
     gc.collect()
     for thread in threading.enumerate():
         if thread.name.startswith("torchdata-threadpool"):
@@ -48,14 +43,6 @@ def check_restore(
     sockets: bool = True,
     files: bool = True,
 ) -> list[Any]:
-    """Saves the pipe of `build()` at every position, and restores the pipe during and after an iteration.
-
-    Returns all its items. The function `keep` converts the items before the comparison. If `seeded` is true, later
-    epochs have another order, and the pipe's buffer keeps streams open after the iterator is deleted. Pipes that are
-    not seeded must close all files when the iterator is deleted. With `sockets=False`, open sockets are not counted,
-    for libraries that keep connections open. With `files=False`, nothing is counted, for libraries with threads that
-    close files later.
-    """
     epoch = sorted if seeded else list
 
     def count() -> int:

@@ -1,7 +1,5 @@
 """Iterables with states, one of each common kind. Each iterable counts the items that it reads."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -32,7 +30,6 @@ class Plain(IterableDataset[Any]):
         return range(self.size)
 
     def numbers(self) -> Sequence[int]:
-        """Returns the numbers of an epoch in their order."""
         return self.shard()
 
     def item(self, number: int, *more: int) -> Any:
@@ -48,9 +45,7 @@ def shuffled(numbers: Sequence[int], seed: int) -> Sequence[int]:
 
 
 class TakesOnce(Plain):
-    """A stream with a generator function as `__iter__`, which applies a loaded position once, in its first line. All
-    epochs without a loaded position start at the beginning.
-    """
+    """A stream with a generator function as `__iter__`, which applies a loaded position once, in its first line."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -74,8 +69,7 @@ class TakesOnce(Plain):
 
 
 class CountsEpochs(TakesOnce):
-    """A stream with a generator function as `__iter__`. The function's first line counts the epoch, and the epoch's
-    number determines the order."""
+    """A stream with a generator function as `__iter__`, whose first line counts the epoch."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -121,8 +115,7 @@ class BeginsAnew(TakesOnce):
 
 class GoesOn(TakesOnce):
     """A stream that begins each iteration at the position where the last iteration was left, and counts complete
-    iterations.
-    """
+    iterations."""
 
     epoch = 0
 
@@ -140,9 +133,7 @@ class GoesOn(TakesOnce):
 
 
 class TakesAgain(TakesOnce):
-    """A stream that applies a loaded position in each later epoch, like Hugging Face's streams. The state is None until
-    the first epoch begins.
-    """
+    """A stream that applies a loaded position in each later epoch, like Hugging Face's streams."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -206,9 +197,7 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
-    """A stream that draws its order from a random generator. The state contains the random generator's state from the
-    beginning of the epoch.
-    """
+    """A stream that draws its order from a random generator."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -235,8 +224,6 @@ class Draws(CountsEpochs):
 
 
 class ItemsOf(Walk):
-    """An iterator with a state over the items of a stream."""
-
     def __init__(self, stream: Any) -> None:
         super().__init__(stream.numbers())
         self.stream = stream
@@ -246,8 +233,6 @@ class ItemsOf(Walk):
 
 
 class Walked(Plain):
-    """A stream without a state, but with iterators that have a state."""
-
     def __iter__(self) -> Iterator[Any]:
         return ItemsOf(self)
 
@@ -274,9 +259,7 @@ class WalkedInOrder(Walked):
 
 
 class NeedsArguments(TakesOnce):
-    """A stream with a `state_dict` method that needs an argument. A loader cannot call this method without the
-    argument, so it rereads the stream when it resumes.
-    """
+    """A stream with a `state_dict` method that needs an argument."""
 
     def __iter__(self) -> Iterator[Any]:
         self.place = 0
@@ -289,7 +272,6 @@ class NeedsArguments(TakesOnce):
         raise AssertionError("nobody has a state")
 
 
-#: Streams that begin their next iteration where the last iteration was left.
 GOING_ON: list[Callable[[int], Any]] = [GoesOn, ItsOwnIterator]
 STATEFUL: list[Callable[[int], Any]] = [
     TakesOnce, CountsEpochs, CountsAtOnce, BeginsAnew, TakesAgain, LiveState, Draws, Walked, WalkedInOrder, *GOING_ON

@@ -1,9 +1,4 @@
-"""Runs programs in a pseudo terminal, reads its screen, and presses keys such as Ctrl-C.
-
-At Ctrl-C, the terminal sends SIGINT to the main process, the workers and all other processes of the program at once.
-"""
-
-from __future__ import annotations
+"""Runs programs in a pseudo terminal, reads its screen, and presses keys such as Ctrl-C."""
 
 import fcntl
 import os
@@ -41,10 +36,7 @@ class Terminal:
         self._read = b""
 
     def line(self, seconds=60.0):
-        """Returns the next line of output.
-
-        Returns an empty string if the program has ended, or has printed nothing for `seconds`.
-        """
+        """Returns the next line of output, or an empty string at the end or after the timeout."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self._read:
             left = deadline - time.monotonic()

@@ -7,8 +7,6 @@ with torchdata 0.11.0.
 read by `torch.load(weights_only=True)`.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterator
@@ -84,7 +82,6 @@ DATASETS: dict[str, Any] = {
     cls.__name__: cls for cls in (Numbers, CountedNumbers, Stream, StatefulStream, WalkedStream)
 }
 
-#: The options of the loaders, by name. The options "distributed" and "replacement" contain samplers.
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"batch_size": 4},
     "dropping": {"batch_size": 4, "drop_last": True},

@@ -1,7 +1,5 @@
 """Waits with a time limit, for a condition or for a forked child."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Runs a process under a watchdog, which collects its output, its leftover processes, and its stacks if it hangs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -19,15 +17,11 @@ def session_of(pid):
 
 
 def session(number):
-    """Returns the running processes of a session, including children of exited processes."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if session_of(pid) == number and not is_gone(pid)]
 
 
 def survivors_of(number, seconds=5.0):
-    """Returns the processes of a session that are still running after a while. The session's main process has exited,
-    so the other processes should also exit.
-    """
     deadline = time.monotonic() + seconds
     while (left := session(number)) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -10,8 +10,6 @@ Each driver draws plans from seeds, runs the plans, and checks the results.
 check for leftovers, and the report of a failure. A module defines its driver as `DRIVER`.
 """
 
-from __future__ import annotations
-
 #: The module of each driver, with the driver's variable name if that is not `DRIVER`.
 DRIVERS = {
     "lives": "lives.run",

@@ -1,7 +1,5 @@
 """Runs a driver, or all of them in turn: `python -m drivers NAME --seconds 600 --seed 1`, `python -m drivers all`."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Shared code of all drivers, which runs the plans of successive seeds in processes under a watchdog."""
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import contextlib
@@ -24,11 +22,9 @@ from typing import Any, NoReturn
 from leftovers import children, descriptors, shared_mappings, told
 from watchdog import end_session, show_stacks, survivors_of
 
-#: Seconds between two progress lines.
 SAID = 60.0
 #: Maximum number of seconds until all processes and resources of a plan are gone, even on a busy machine.
 GONE = 60.0
-#: Functions that the driver leaves out of printed stacks, because these functions explain nothing.
 DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py")
 
 
@@ -38,8 +34,7 @@ class Skipped(Exception):
 
 class Leaves(BaseException):
     """Raised in a process that a plan has forked, so that the process leaves the driver's functions, and continues as a
-    separate program.
-    """
+    separate program."""
 
     def __init__(self, program: Callable[[], None]) -> None:
         self.program = program
@@ -49,16 +44,8 @@ class Leaves(BaseException):
 class Driver:
     """The parts of a driver that differ between drivers. The `repr` of a plan describes the plan.
 
-    Args:
-        plan_of: a function that returns the plan for a seed and the options, or None to end the run.
-        check: a function that runs a plan and returns a count, such as the number of items; raises errors or `Skipped`.
-        noun: the noun for the things that `check` counts.
-        limit: the number of seconds after which a running plan counts as hung.
-        around: a function that returns a context manager, which is entered once for all plans.
-        forks: whether each plan runs in a separate process.
-        is_quiet: a function that returns whether a plan prints nothing if the plan is correct.
-        more: a function that adds options to the command line.
-        start_methods: the start methods to choose from, unless the command line names start methods.
+    `plan_of` returns the plan for a seed, or None to end the run. `check` runs a plan, and returns the number of
+    `noun`s that it has checked. A plan that runs for more than `limit` seconds counts as hung.
     """
 
     plan_of: Callable[[int, argparse.Namespace], Any]
@@ -74,8 +61,6 @@ class Driver:
 
 @dataclasses.dataclass
 class Outcome:
-    """The result of a plan: a count, the reason why it was skipped, or the failure."""
-
     count: int = 0
     skipped: str = ""
     wrong: str = ""
@@ -126,8 +111,6 @@ def check_here(driver: Driver, plan: Any) -> Outcome:
 
 
 class Forked:
-    """A separate process that runs a plan and leads a new session."""
-
     def __init__(self, driver: Driver, plan: Any) -> None:
         self.driver, self.plan, self.started = driver, plan, time.monotonic()
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed at its end
@@ -291,7 +274,6 @@ def _report(name: str, seed: int, plan: Any, outcome: Outcome, arguments: list[s
     ]
     print(f"seed {seed} failed: {outcome.wrong}")
     print(f"again: python -m drivers {' '.join([name, *kept])} --seed {seed} --runs 1")
-    # Leaves out the functions in `DULL`, which occur in all stacks.
     shown = [line for line in outcome.output.rstrip().split("\n") if not any(one in line for one in DULL)]
     if len(shown) > lines:
         shown = [*shown[: lines // 2], "…", *shown[-lines // 2 :]]

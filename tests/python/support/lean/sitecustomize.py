@@ -14,11 +14,6 @@ from importlib.machinery import PathFinder
 
 
 class _Lean:
-    """An import finder that changes how torch and Ray are imported.
-
-    The finder stays in `sys.meta_path`, because tests check that imports do not change this list.
-    """
-
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name not in ("torch", "ray") or path is not None:

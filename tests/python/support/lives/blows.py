@@ -1,7 +1,4 @@
-"""Ends the run of a loader by a fault. A process is killed, stopped or interrupted, and is not replaced.
-
-The main process must report the fault within a few seconds.
-"""
+"""Ends the run of a loader by a fault. A process is killed, stopped or interrupted, and is not replaced."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ from torchdata.dataloader2 import WorkerExitedError
 if TYPE_CHECKING:
     from lives.run import Run
 
-#: Maximum number of seconds until the main process reports an exit, or reacts to an interrupt. The limit allows for
-#: busy machines.
 NOTICED = 3.0
 #: Maximum number of seconds for shutting down a loader. The limit also applies to the report on a child that kills
 #: itself, because the time of the exit is unknown.
@@ -70,12 +65,6 @@ class Strike(threading.Thread):
 
 
 def strike(run: Run) -> None:
-    """Causes the fault at the planned moment. The main process reads epochs until it notices the fault or ends
-    normally.
-
-    Raises:
-        Differs: the fault was not reported, was reported late or incorrectly, or items are missing.
-    """
     blow = run.life.blow
     assert blow is not None
     run.did.append(f"{blow}")
@@ -117,9 +106,6 @@ def strike(run: Run) -> None:
 
 
 def _read_on(run: Run, thread: Strike, asked: list[float]) -> None:
-    """Reads all epochs from the current epoch on. Starts the thread that causes the fault when the run reaches the
-    planned moment.
-    """
     blow, life = run.life.blow, run.life
     assert blow is not None
     first = run.epoch
@@ -162,7 +148,6 @@ def _read_epoch(
     asked: list[float] | None = None,
     head: list[Any] | None = None,
 ) -> list[Any]:
-    """Reads an epoch, or its remaining items, and compares the received items with the expected items."""
     expected, seen = run.expected[number], [*(head or [])]
     most = (len(expected) if expected.until is None else expected.size) - len(seen)
     try:

@@ -1,7 +1,5 @@
 """Contains the expected items of an epoch, and compares received items with them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,10 +22,7 @@ class Epoch(list[Any]):
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:
         """Raises `Differs` if the items in `got` cannot follow the items in `before`, which were received earlier in
-        this epoch.
-
-        If `free` is true, the items of the epoch may be in any order.
-        """
+        this epoch."""
         if not free:
             wanted = self[len(before) : len(before) + len(got)]
             if got != wanted:

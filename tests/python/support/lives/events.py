@@ -1,6 +1,4 @@
-"""The events that can happen to a loader. An event is a function that takes the run, with a condition under which the
-event is possible.
-"""
+"""The events that can happen to a loader."""
 
 from __future__ import annotations
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 Event = Callable[["Run"], None]
 #: Each entry contains an event, the event's relative frequency, and the condition under which the event is possible.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
-#: Signals that kill or stop a process. The loader treats a stopped process as hung, and kills it.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
 
@@ -52,9 +49,6 @@ def some(run: Run) -> int:
     return run.dice.choice([1, 5, 20])
 
 
-# -- events that observe the loader, or read it in unusual ways -------------------------------------------
-
-
 @event()
 def look(run: Run) -> None:
     run.did.append("look")
@@ -63,7 +57,6 @@ def look(run: Run) -> None:
 
 @event()
 def iterate(run: Run) -> None:
-    """Replaces the loader's iterator before its first item was requested."""
     if not run.loader._reset_iter:
         run.did.append("iter")
         run.iterator = iter(run.loader)
@@ -116,9 +109,6 @@ def beside(run: Run) -> None:
         raise Differs(f"another loader gives {len(got)} items instead of {first.size}")
 
 
-# -- states ------------------------------------------------------------------------------------------------
-
-
 @event(weight=2)
 def go_on(run: Run) -> None:
     run.go_on()
@@ -139,7 +129,6 @@ def save_at_each_item(run: Run) -> None:
 
 @event(may_come=in_main_thread)
 def save_by_signal(run: Run) -> None:
-    """Reads while a signal handler saves a state at an arbitrary moment."""
     found: list[dict[str, Any]] = []
     run.did.append("signal")
     with alarm(run.dice.choice([1e-6, 1e-4, 1e-3]), lambda *_: found.append(run.loader.state_dict())):
@@ -170,7 +159,6 @@ def save_by_thread(run: Run) -> None:
 
 
 def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threading.Thread], object]) -> None:
-    """Calls a function in a thread, and raises the function's error in the calling thread."""
     failed: list[Exception | SystemExit] = []
 
     def carry_out() -> None:
@@ -215,13 +203,7 @@ def interrupt(run: Run) -> None:
     run.go_on(reads_on=False)
 
 
-# -- exits of processes that are replaced -----------------------------------------------------------------
-
-
 def victim(run: Run) -> tuple[int, int] | None:
-    """Returns the number and id of a random child. Returns None if no child exists at the moment, because all children
-    are being replaced.
-    """
     service = run.loader.reading_service
     pids: list[int] = getattr(service, "reading_services", [service])[-1]._children.pids
     who = run.dice.randrange(max(1, len(pids)))

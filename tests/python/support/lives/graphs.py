@@ -1,10 +1,4 @@
-"""Random operations on loaders of random graphs (see `random_graphs`).
-
-Epochs are not left early, because the states of some pipes contain items that threads have read ahead, which depends on
-timing.
-"""
-
-from __future__ import annotations
+"""Random operations on loaders of random graphs (see `random_graphs`)."""
 
 import argparse
 import random
@@ -52,13 +46,6 @@ class GraphLife(Life):
 
 
 def check(life: GraphLife) -> int:
-    """Runs the plan, and returns the number of actions.
-
-    Raises:
-        Differs: the items differ from those of a loader that is only read.
-        TimeoutError: the graph hangs.
-        Skipped: the graph fails, or two runs of the graph differ.
-    """
     try:
         runs = [only_read(life) for _ in range(2)]
     except TimeoutError:

@@ -1,9 +1,4 @@
-"""Computes the items of a loader that is only read.
-
-The model reads the pipes of all workers in the current process, one worker after another.
-"""
-
-from __future__ import annotations
+"""Computes the items of a loader that is only read."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -90,11 +85,7 @@ def is_known(life: Life) -> bool:
 
 
 def compare(life: Life, found: list[Epoch]) -> None:
-    """Compares the items of a loader with the model, and stores the items of each worker for later comparisons.
-
-    Raises:
-        Differs: the items differ.
-    """
+    """Compares the items of a loader with the model, and stores the items of each worker for later comparisons."""
     model = Model(life)
     for number, epoch in enumerate(found):
         expected = model.epoch(number)

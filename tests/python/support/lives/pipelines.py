@@ -1,7 +1,5 @@
 """The steps of random pipelines, and functions that compare results."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys
@@ -40,7 +38,6 @@ def is_planned(error: BaseException) -> bool:
 
 
 def number_of(item: Any) -> int:
-    """Returns a number derived from an item. Unlike the hash of a string, the number is the same in every process."""
     return crc32(repr(key(item)).encode())
 
 
@@ -57,7 +54,6 @@ def some(item: Any) -> bool:
 
 
 def few(item: Any) -> bool:
-    """Selects only a few of the items, so that some workers may have no item."""
     return number_of(item) % 11 == 0
 
 
@@ -66,7 +62,6 @@ def twice(item: Any) -> Any:
 
 
 def skewed(item: Any) -> Any:
-    """Returns a list whose length, from 0 to 30, depends on the item."""
     count = min(30, int(random.Random(number_of(item)).lognormvariate(0.0, 1.2)))
     return [(item, number) for number in range(count)]
 
@@ -197,7 +192,6 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 
 
 def key(item: Any) -> Any:
-    """Returns the item in a form that can be compared, including all its contents."""
     if isinstance(item, np.ndarray):
         return "array", item.shape, crc32(item.tobytes())
     if isinstance(item, dict):
@@ -206,7 +200,6 @@ def key(item: Any) -> Any:
 
 
 def begin(seed: int = 11) -> None:
-    """Resets the global random generators to their state at the beginning of a run."""
     random.seed(seed)
     np.random.seed(seed)
     if "torch" in sys.modules:

@@ -1,7 +1,5 @@
 """Random plans of operations on a loader, drawn from a seed, and the items of a loader that is only read."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -26,9 +24,7 @@ from torchdata.dataloader2.reading_service import ReadingServiceInterface
 from torchdata.dataloader2.services.sequential import divided
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 
-#: Steps that keep their state between epochs.
 LASTING = {"summed", "cache"}
-#: Seconds after which a process counts as hung.
 HANGS_AFTER = 0.8
 #: The faults: for each process and signal, the relative frequency of the fault. "SIGSTOP" stops a process permanently,
 #: and "halt" only for a while.
@@ -47,17 +43,11 @@ BLOWS = {
 
 @dataclass
 class Blow:
-    """The fault that ends the run of a loader.
-
-    The fault consists of a process, a signal, a moment in the main process, and a delay in seconds.
-    """
-
     victim: str
     what: str
     #: "start", "read", "end" (after an epoch), "pause" or "shutdown".
     moment: str
     delay: float
-    #: Whether the run requests further items from the loader after the fault.
     again: bool
 
     @property
@@ -66,8 +56,6 @@ class Blow:
 
 
 class Touched(ReadingServiceInterface):
-    """A reading service with functions for pause, resume and limit that change a value in every process."""
-
     def initialize(self, datapipe: Any) -> Any:
         return datapipe
 
@@ -88,9 +76,7 @@ def touch(datapipe: Any, _count: Any = None) -> None:
 class Life:
     """A pipeline, a service, and the operations on the loader, drawn from a seed."""
 
-    #: Whether runs may press Ctrl-C. The moments of Ctrl-C depend on the clock, so runs of the same plan differ.
     may_press = True
-    #: The probability that a state is loaded in another interpreter.
     away = 0.03
 
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",), blow: bool | None = None) -> None:
@@ -126,7 +112,6 @@ class Life:
             self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
             self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
-        #: Whether loaders may use `num_workers="auto"`.
         self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks need a number
         #: The number of items per batch, or None. The sharding filter distributes blocks of this many items.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
@@ -167,7 +152,6 @@ class Life:
         steps = {*self.before, *self.behind}
         #: Whether the loader uses the global random generators of the main process.
         self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
-        #: Whether one of the steps keeps its state between epochs.
         self.lasts = not LASTING.isdisjoint(steps)
         #: How many items the main process keeps, so that the items' memory stays in use.
         self.keeps = dice.choice([0, 0, 5, 40])
@@ -198,7 +182,6 @@ class Life:
             part.append("on_error")
 
     def _choose_splits(self) -> None:
-        #: The number of shards of each epoch. If `splits` is None, each worker has one shard.
         self.splits: int | None = None
         dice = random.Random(f"splits {self.seed}")
         if self.kind == "workers" and self.method != "remote" and self.block is None and dice.random() < 0.3:
@@ -212,14 +195,12 @@ class Life:
         return dice.choice(steps)
 
     def _choose_failing(self, dice: random.Random) -> None:
-        #: How the functions of the pipeline fail.
         self.failure = dice.choice(["error", "error", "odd", "exit"] if self.kind == "workers" else ["error", "odd"])
         if dice.random() < 0.2 and LASTING.isdisjoint([*self.before, *self.behind]):
             part = dice.choice([self.before, self.behind])
             part.insert(dice.randrange(len(part) + 1), "failing")
 
     def _choose_blow(self, dice: random.Random, wanted: bool | None) -> None:
-        #: The fault that ends the run, or None.
         self.blow: Blow | None = None
         chance = dice.random() < 0.3 if wanted is None else wanted
         if not chance or self.kind != "workers" or self.method == "remote":
@@ -235,8 +216,6 @@ class Life:
             part.append("failing")
             self.failure = what
 
-    # -- the pipeline ------------------------------------------------------------------------------
-
     def steps(self, pipe: Any, steps: list[str]) -> Any:
         for step in steps:
             if step == "failing":
@@ -248,7 +227,6 @@ class Life:
         return pipe
 
     def source(self) -> Any:
-        """Returns the pipes before the pipe that distributes items among the workers."""
         pipe: Any = IterableWrapper(range(self.items))
         return self.steps(pipe.shuffle() if self.shuffles else pipe, self.before)
 
@@ -261,11 +239,7 @@ class Life:
         return self.steps(self.steps(pipe, self.behind), self.main if self.kind == "workers" else [])
 
     def arm(self, epoch: int, is_reference: bool = False) -> None:
-        """Decides whether functions fail in an epoch, by creating or deleting the file `flag`.
-
-        If items arrive in any order, the reference run has no failures, because it is unknown which items a failure
-        leaves out.
-        """
+        """Decides whether functions fail in an epoch, by creating or deleting the file `flag`."""
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
 
     def set_flag(self, is_set: bool) -> None:
@@ -275,15 +249,12 @@ class Life:
             Path(self.flag).unlink(missing_ok=True)
 
     def numbers(self) -> list[int | None]:
-        """Returns the numbers of workers with which an epoch may resume. In the returned list, None stands for the
-        number of workers in the plan."""
+        """Returns the numbers of workers with which an epoch may resume."""
         if self.method == "remote":
             return [None]
         # A loader without workers resumes by replaying items in the main process, which requires a fixed order.
         has_no_workers = self.shard == "filter" and not (self.free and self.main)
         return [None, 1, 2, 3, 4, *([0] if has_no_workers else [])]
-
-    # -- the loader --------------------------------------------------------------------------------
 
     def made(self, workers: int | str | None = None, restarts: bool | None = None) -> DataLoader2[Any]:
         adapters = [] if self.block is None else [ShardingPolicy(self.block)]

@@ -1,7 +1,5 @@
 """Executes the plan of a loader: reads the loader and its replacements while events happen."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy
@@ -29,18 +27,12 @@ from random_graphs.elsewhere import elsewhere
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, describe
 
-#: How many numbers a busy thread adds in one call. One call holds the interpreter's lock for some hundredths of a
-#: second.
 LONG = 2_000_000
 
 
 @contextlib.contextmanager
 def busy(how: str) -> Iterator[None]:
-    """Keeps the interpreter busy by a signal handler, or by a thread that holds the interpreter's lock for a long time.
-
-    Args:
-        how: "timer" (a handler that collects garbage), "handler", "thread", or "" for nothing.
-    """
+    """Keeps the interpreter busy by a signal handler, or by a thread that holds its lock for a long time."""
     ended = threading.Event()
 
     def hog() -> None:
@@ -82,7 +74,6 @@ class Run:
         #: were received in this epoch before the state.
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
-        #: The items received in this epoch.
         self.given: list[Any] = []
         #: Items that the main process keeps, each with a copy of its original contents.
         self.kept: list[tuple[Any, Any]] = []
@@ -93,7 +84,6 @@ class Run:
             self.loader.seed(life.loader_seed)
         self.iterator: Any = None
         blow = life.blow
-        #: The epoch in which a fault ends the run; None if no fault ends the run.
         self.last = None if blow is None else self.dice.randrange(len(life.epochs) + 1)
 
     def live(self) -> None:
@@ -134,8 +124,6 @@ class Run:
         if self.life.ending == "dropped":
             self.loader = self.iterator = None
             gc.collect()
-
-    # -- an epoch ----------------------------------------------------------------------------------
 
     def _read_epoch(self, until: int | None) -> None:
         self.is_left = until is not None and until <= self.size and not self.expected[self.epoch].fails
@@ -184,7 +172,6 @@ class Run:
         self.take(islice(self.iterator, count), count)
 
     def take(self, items: Iterator[Any] | list[Any], count: int) -> None:
-        """Reads `count` items, and compares these items with the expected items. Fails if the epoch has fewer items."""
         got = []
         for item in items:
             got.append(key(item))
@@ -204,10 +191,7 @@ class Run:
                 raise Differs(f"an item that was kept has changed: it was {before!r:.200}")
         self.kept.clear()
 
-    # -- states ------------------------------------------------------------------------------------
-
     def state(self, ago: int = 0) -> dict[str, Any]:
-        """Returns the state that the loader had `ago` items earlier."""
         state: dict[str, Any] = self.loader.state_dict(items_ago=ago, with_pipe=self.dice.choice([None, True, False]))
         describe(state)
         return state
@@ -217,13 +201,7 @@ class Run:
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
-        """Replaces the loader with a new loader, which resumes from a state of the old loader.
-
-        Args:
-            between: whether no epoch is running.
-            reads_on: whether the first loader may be read after the state was saved, so that the new loader resumes
-                from an earlier position.
-        """
+        """Replaces the loader with a new loader, which resumes from a state of the old loader."""
         life, dice = self.life, self.dice
         ends_first = dice.random() < 0.2
         if ends_first:
@@ -329,9 +307,6 @@ class Run:
             self.compare_kept()
 
     def check_aside(self) -> int:
-        """Resumes from some of the states that were saved at arbitrary moments. Some of the saved states are loaded in
-        another process. Returns how many states were tested.
-        """
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
         for epoch, state, came in chosen:
             arguments = (self.life, self.expected, epoch, pickle.dumps(state), came)
@@ -347,18 +322,7 @@ def go_on_from(
     life: Life, expected: list[Epoch], number: int, state: bytes, came: list[Any], workers: int | str | None = None
 ) -> None:
     """Resumes from a state that was saved at an arbitrary moment, and compares the items with the expected items as far
-    as these are known.
-
-    Args:
-        expected: the expected epochs.
-        number: the number of the epoch in which the state was saved.
-        state: the pickled state.
-        came: the received items of the epoch: all items before the state, and possibly some later items.
-        workers: the number of workers, if it differs from the number in the plan.
-
-    Raises:
-        Differs: the items differ from the expected items.
-    """
+    as these are known."""
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
     if not (given or life.moves):  # a new epoch needs a shard for each planned worker
@@ -392,7 +356,6 @@ def go_on_from(
 
 
 def check(life: Life) -> int:
-    """Runs the plan, and returns the number of actions."""
     snapshots.SECONDS, snapshots.FACTOR = life.cadence
     before = set(children())
     expected = only_read(life)
@@ -432,9 +395,6 @@ def plan_of(seed: int, options: argparse.Namespace) -> Life:
 
 
 def is_quiet(life: Life) -> bool:
-    """Returns whether the run should print nothing. A run may print a message about Ctrl-C in a finalizer, or about a
-    chosen number of workers.
-    """
     return not (life.presses or life.auto)
 
 

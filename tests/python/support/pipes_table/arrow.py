@@ -1,8 +1,4 @@
-"""Test cases for ArrowReader over a table in memory. The items of the source are numbers, which select the parts of the
-table to read.
-"""
-
-from __future__ import annotations
+"""Test cases for ArrowReader over a table in memory."""
 
 from typing import Any
 
@@ -46,8 +42,7 @@ ROWS: list[Row] = [
         lambda xs, size: [
             {"a": CHUNKS[x % 3][at : at + size]} for x in xs for at in range(0, len(CHUNKS[x % 3]), size)
         ],
-        {"size": st.integers(1, 5)},
-        {"size": 2},
+        {"size": (st.integers(1, 5), 2)},
         length="valid length",
     ),
 ]

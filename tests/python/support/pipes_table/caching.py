@@ -1,7 +1,5 @@
 """Test cases for pipes that cache items in memory or on disk. All tests of one process use the same folder."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
@@ -13,7 +11,6 @@ from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, 
 
 FOLDER = folder("caches")
 
-#: A memory limit in megabytes that allows about three small ints.
 THREE_ITEMS = 100 / 2**20
 
 
@@ -64,8 +61,7 @@ ROWS: list[Row] = [
         "in_memory_cache_of_some",
         lambda s, size: InMemoryCacheHolder(s(), size=size),
         lambda xs, size: xs,
-        {"size": st.sampled_from([0, THREE_ITEMS, 1])},
-        {"size": THREE_ITEMS},
+        {"size": (st.sampled_from([0, THREE_ITEMS, 1]), THREE_ITEMS)},
     ),
     Row(
         "in_memory_cache_batched",
@@ -93,8 +89,7 @@ ROWS: list[Row] = [
         "on_disk_cache_of_batches",
         lambda s, size: on_disk(s, never, lambda pipe: pipe.batch(size).unbatch()),
         lambda xs, size: xs,
-        {"size": st.integers(1, 5)},
-        {"size": 3},
+        {"size": (st.integers(1, 5), 3)},
         length=NO_LENGTH,
         grows="it writes a file for each of many items",
     ),

@@ -1,7 +1,5 @@
 """Test cases for pipes that map, group, select, combine, split, repeat, shard and prefetch items."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from typing import Any
@@ -215,8 +213,7 @@ ROWS: list[Row] = [
         "header",
         lambda s, limit: Header(s(), limit),
         lambda xs, limit: xs[:limit],
-        {"limit": st.none() | st.integers(0, 9)},
-        {"limit": 7},
+        {"limit": (st.none() | st.integers(0, 9), 7)},
     ),
     Row("on_error", lambda s: s().on_error("skip"), list, length="valid length|has no len"),
     Row("set_length", lambda s: LengthSetter(s(), 3), list, length=3),
@@ -224,15 +221,13 @@ ROWS: list[Row] = [
         "batch",
         lambda s, size, drop_last: Batcher(s(), size, drop_last),
         batched,
-        {"size": small, "drop_last": flag},
-        {"size": 3, "drop_last": False},
+        {"size": (small, 3), "drop_last": (flag, False)},
     ),
     Row(
         "batch_wrapped",
         lambda s, size: Batcher(s(), size, wrapper_class=tuple),
         lambda xs, size: [tuple(batch) for batch in batched(xs, size)],
-        {"size": small},
-        {"size": 2},
+        {"size": (small, 2)},
     ),
     Row(
         "unbatch",
@@ -244,8 +239,7 @@ ROWS: list[Row] = [
         "unbatch_two_levels",
         lambda s, level: UnBatcher(s().map(nested), level),
         lambda xs, level: [y for x in xs for y in (x, x, x)],
-        {"level": st.sampled_from([2, -1])},
-        {"level": -1},
+        {"level": (st.sampled_from([2, -1]), -1)},
         length="valid length|has no len",
     ),
     Row(
@@ -260,16 +254,18 @@ ROWS: list[Row] = [
             guaranteed_group_size=None if drop or group_size is None else 1,
         ),
         grouped,
-        {"group_size": st.none() | st.integers(1, 4), "buffer_size": st.integers(4, 7), "drop": flag},
-        {"group_size": 3, "buffer_size": 4, "drop": False},
+        {
+            "group_size": (st.none() | st.integers(1, 4), 3),
+            "buffer_size": (st.integers(4, 7), 4),
+            "drop": (flag, False),
+        },
         length="valid length|has no len",
     ),
     Row(
         "shuffle",
         lambda s, buffer_size: Shuffler(s(), buffer_size=buffer_size),
         shuffled,
-        {"buffer_size": st.integers(1, 20)},
-        {"buffer_size": 4},
+        {"buffer_size": (st.integers(1, 20), 4)},
         random=True,
     ),
     Row("shuffle_off", lambda s: Shuffler(s(), buffer_size=3).set_shuffle(False), list),
@@ -285,16 +281,7 @@ ROWS: list[Row] = [
         "sharding_filter",
         build_sharded,
         lambda xs, shards, shard, block: share(xs, shards, shard % shards, block or 1),
-        {"shards": small, "shard": st.integers(0, 4), "block": st.none() | st.integers(1, 4)},
-        {"shards": 2, "shard": 1, "block": None},
-        not_in_workers="it shards the items itself",
-    ),
-    Row(
-        "sharding_filter_blocks",
-        build_sharded,
-        lambda xs, shards, shard, block: share(xs, shards, shard % shards, block),
-        {"shards": small, "shard": st.integers(0, 4), "block": small},
-        {"shards": 2, "shard": 1, "block": 2},
+        {"shards": (small, 2), "shard": (st.integers(0, 4), 1), "block": (st.none() | st.integers(1, 4), 2)},
         not_in_workers="it shards the items itself",
     ),
     Row(
@@ -303,8 +290,7 @@ ROWS: list[Row] = [
         lambda xs, nodes, node, workers, worker: share(
             xs, nodes * workers, worker % workers + workers * (node % nodes), 1
         ),
-        {"nodes": small, "node": st.integers(0, 4), "workers": small, "worker": st.integers(0, 4)},
-        {"nodes": 2, "node": 1, "workers": 2, "worker": 0},
+        {"nodes": (small, 2), "node": (st.integers(0, 4), 1), "workers": (small, 2), "worker": (st.integers(0, 4), 0)},
         not_in_workers="it shards the items itself",
     ),
     Row("dispatch", lambda s: s().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING), list),
@@ -334,15 +320,13 @@ ROWS: list[Row] = [
         "enumerate",
         lambda s, start: Enumerator(s(), start),
         lambda xs, start: list(enumerate(xs, start)),
-        {"start": st.integers(-3, 3)},
-        {"start": 5},
+        {"start": (st.integers(-3, 3), 5)},
     ),
     Row(
         "cycle",
         lambda s, count: Cycler(s(), count),
         lambda xs, count: xs * count,
-        {"count": st.integers(0, 3)},
-        {"count": 3},
+        {"count": (st.integers(0, 3), 3)},
     ),
     Row(
         "cycle_for_ever",
@@ -354,15 +338,13 @@ ROWS: list[Row] = [
         "repeat",
         lambda s, times: Repeater(s(), times),
         lambda xs, times: [x for x in xs for _ in range(times)],
-        {"times": st.integers(2, 4)},
-        {"times": 2},
+        {"times": (st.integers(2, 4), 2)},
     ),
     Row(
         "prefetch",
         lambda s, buffer_size: Prefetcher(s(), buffer_size),
         lambda xs, buffer_size: xs,
-        {"buffer_size": small},
-        {"buffer_size": 3},
+        {"buffer_size": (small, 3)},
     ),
     Row("prefetch_shuffled", lambda s: Prefetcher(s().shuffle(buffer_size=3)), lambda xs: shuffled(xs, 3), random=True),
     Row(

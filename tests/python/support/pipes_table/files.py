@@ -1,8 +1,4 @@
-"""Test cases for pipes that decompress, parse, hash or save files. The tests create the files as items or streams in
-memory.
-"""
-
-from __future__ import annotations
+"""Test cases for pipes that decompress, parse, hash or save files."""
 
 import bz2
 import gzip

@@ -1,7 +1,5 @@
 """Folders for files that rows of the table read and write. Child processes use the same folders as their parent."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

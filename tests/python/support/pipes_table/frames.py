@@ -1,7 +1,5 @@
 """Test cases for pipes that create data frames from plain items."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st
@@ -28,8 +26,7 @@ ROWS = [
         "dataframe",
         lambda make, size: make().map(_pair).dataframe(size, columns=["number", "text"]).map(_lists),
         lambda items, size: _frames(items, size),
-        params={"size": st.integers(1, 6)},
-        example={"size": 3},
+        {"size": (st.integers(1, 6), 3)},
     )
 ]
 

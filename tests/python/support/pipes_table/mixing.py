@@ -1,7 +1,5 @@
 """Test cases for pipes that bucket items, join inputs by key, distribute items, or split and choose items at random."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import random
@@ -38,10 +36,6 @@ def first(item: Any) -> Any:
     return item[0]
 
 
-def tripled(item: int) -> list[int]:
-    return [item] * 3
-
-
 def shuffled_within(batches: Iterable[list[Any]], seed: int = 1) -> list[list[Any]]:
     rng = random.Random(seed)
     return [rng.sample(batch, len(batch)) for batch in batches]
@@ -71,9 +65,6 @@ def bucketed(
 def tokens(
     items: list[int], limit: int, shortest: int, longest: int | None, buffer_size: int, padding: bool
 ) -> list[list[int]]:
-    """Computes the batches of integers that are used as their own lengths. Items of the same length are
-    equal, so their order does not matter.
-    """
     waiting: list[int] = []
     batches: list[list[int]] = [[]]
 
@@ -164,8 +155,7 @@ def plus(item: int, amount: int) -> int:
 
 
 def build_joined(source: Source, buffer_size: int | None) -> Any:
-    """Joins the items of a source with the items of a reference by their keys. The reference yields the same items, but
-    swaps each pair of neighboring items."""
+    """Joins the items of a source with the items of a reference by their keys."""
     numbered = source().enumerate()
     return IterKeyZipper(numbered, Swapped(source().enumerate()), first, keep_key=True, buffer_size=buffer_size)
 
@@ -184,11 +174,6 @@ def added_up(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
 
 
 class Swapped(MultiplexerLongest):
-    """Swaps each pair of neighboring items.
-
-    A `Swapped` is built from pipes of this package, so its position can be restored.
-    """
-
     def __init__(self, source_datapipe: Any) -> None:
         even, odd = source_datapipe.round_robin_demux(2)
         super().__init__(odd, even)
@@ -207,8 +192,7 @@ ROWS: list[Row] = [
         "in_batch_shuffle",
         lambda s, size: InBatchShuffler(s().batch(size)),
         lambda xs, size: shuffled_within(batched(xs, size)),
-        {"size": small},
-        {"size": 4},
+        {"size": (small, 4)},
         random=True,
     ),
     Row("in_batch_shuffle_off", lambda s: InBatchShuffler(s().batch(4)).set_shuffle(False), lambda xs: batched(xs, 4)),
@@ -218,8 +202,13 @@ ROWS: list[Row] = [
             size, False, batch_num, bucket_num, sorted if sort else None, in_batch
         ),
         bucketed,
-        {"size": small, "batch_num": small, "bucket_num": small, "in_batch": flag, "sort": flag},
-        {"size": 2, "batch_num": 2, "bucket_num": 2, "in_batch": True, "sort": True},
+        {
+            "size": (small, 2),
+            "batch_num": (small, 2),
+            "bucket_num": (small, 2),
+            "in_batch": (flag, True),
+            "sort": (flag, True),
+        },
         # The pipe's length is known only if items are shuffled and not sorted (see test_bucketing.py).
         length=NO_LENGTH,
         random=True,
@@ -228,8 +217,7 @@ ROWS: list[Row] = [
         "bucketbatch_by_buffer",
         lambda s, sort: s().bucketbatch(2, True, 2, 1, sort, use_in_batch_shuffle=False),
         lambda xs, sort: shuffled(batched(flat(sorted(b) for b in batched(xs, 4)), 2, drop_last=True), 4),
-        {"sort": st.just(sorted)},
-        {"sort": sorted},
+        {"sort": (st.just(sorted), sorted)},
         length=NO_LENGTH,
         random=True,
     ),
@@ -246,35 +234,31 @@ ROWS: list[Row] = [
         ),
         tokens,
         {
-            "limit": st.integers(6, 20),
-            "shortest": st.integers(0, 3),
-            "longest": st.none() | st.integers(3, 6),
-            "buffer_size": small,
-            "padding": flag,
+            "limit": (st.integers(6, 20), 9),
+            "shortest": (st.integers(0, 3), 1),
+            "longest": (st.none() | st.integers(3, 6), None),
+            "buffer_size": (small, 3),
+            "padding": (flag, True),
         },
-        {"limit": 9, "shortest": 1, "longest": None, "buffer_size": 3, "padding": True},
         length=NO_LENGTH,
     ),
     Row(
         "zip_longest",
         lambda s, limit: ZipperLongest(s(), s().header(limit), fill_value="-"),
         lambda xs, limit: list(itertools.zip_longest(xs, xs[:limit], fillvalue="-")),
-        {"limit": st.integers(0, 9)},
-        {"limit": 4},
+        {"limit": (st.integers(0, 9), 4)},
     ),
     Row(
         "mux_longest",
         lambda s, limit: MultiplexerLongest(s(), s().header(limit), s().map(plus_one)),
         lambda xs, limit: in_turns(xs, xs[:limit], [x + 1 for x in xs]),
-        {"limit": st.integers(0, 9)},
-        {"limit": 4},
+        {"limit": (st.integers(0, 9), 4)},
     ),
     Row(
         "sample_mux",
         build_sampled,
         lambda xs, weights: sampled([[x + 100 * n for x in xs] for n, _ in enumerate(weights)], weights),
-        {"weights": st.lists(weight, min_size=1, max_size=4)},
-        {"weights": [1, 3.5, 0.5]},
+        {"weights": (st.lists(weight, min_size=1, max_size=4), [1, 3.5, 0.5])},
         random=True,
     ),
     Row(
@@ -287,15 +271,7 @@ ROWS: list[Row] = [
         "sample_mux_of_children",
         build_sampled_children,
         lambda xs, split: sampled([xs, xs] if split == "fork" else [xs[0::2], xs[1::2]], [1, 2]),
-        {"split": st.sampled_from(["fork", "deal"])},
-        {"split": "deal"},
-        random=True,
-        grows="it refuses to hold as many items as one child is ahead",
-    ),
-    Row(
-        "sample_mux_of_forks",
-        lambda s: build_sampled_children(s, "fork"),
-        lambda xs: sampled([xs, xs], [1, 2]),
+        {"split": (st.sampled_from(["fork", "deal"]), "deal")},
         random=True,
         grows="it refuses to hold as many items as one child is ahead",
     ),
@@ -303,8 +279,7 @@ ROWS: list[Row] = [
         "round_robin_demux",
         build_dealt,
         lambda xs, count: in_turns(*(xs[i::count] for i in [count - 1, *range(count - 1)])),
-        {"count": st.integers(2, 4)},
-        {"count": 3},
+        {"count": (st.integers(2, 4), 3)},
     ),
     Row(
         "round_robin_demux_in_order",
@@ -318,8 +293,10 @@ ROWS: list[Row] = [
         lambda xs, weights, split_seed: flat(
             [(groups := drawn(xs, weights, split_seed, 20))[0], *reversed(groups[1:])]
         ),
-        {"weights": st.lists(weight, min_size=1, max_size=3), "split_seed": st.integers() | st.text(max_size=3)},
-        {"weights": [0.5, 0.3, 0.21], "split_seed": 3},
+        {
+            "weights": (st.lists(weight, min_size=1, max_size=3), [0.5, 0.3, 0.21]),
+            "split_seed": (st.integers() | st.text(max_size=3), 3),
+        },
         length=NO_LENGTH,
         grows="it takes no more items than it was told of",
     ),
@@ -336,8 +313,7 @@ ROWS: list[Row] = [
         "zip_with_iter",
         build_joined,
         lambda xs, buffer_size: joined(xs, lambda left, right: (left, right)),
-        {"buffer_size": st.none() | st.integers(2, 5)},
-        {"buffer_size": 3},
+        {"buffer_size": (st.none() | st.integers(2, 5), 3)},
     ),
     Row(
         "zip_with_iter_merged",
@@ -351,8 +327,7 @@ ROWS: list[Row] = [
         "zip_with_map",
         lambda s, keep_key: MapKeyZipper(s(), SequenceWrapper([10, 11, 12]), remainder3, lambda a, b: a + b, keep_key),
         lambda xs, keep_key: [(x % 3, x + x % 3 + 10) if keep_key else x + x % 3 + 10 for x in xs],
-        {"keep_key": flag},
-        {"keep_key": True},
+        {"keep_key": (flag, True)},
     ),
 ]
 

@@ -1,7 +1,5 @@
 """Test cases for Packer over lists, arrays and columns."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -72,10 +70,6 @@ def in_order(pieces: Pieces, most: int) -> list[Pieces]:
 
 
 def cut(sequences: Pieces, most: int) -> list[Pieces]:
-    """Splits sequences into pieces, so that each row has `most` tokens.
-
-    The tokens of one sequence in a row stay together.
-    """
     tokens = [(number, token) for number, sequence in enumerate(sequences) for token in sequence]
     rows = [tokens[start : start + most] for start in range(0, len(tokens), most)]
     return [[[t for n, t in row if n == number] for number in dict.fromkeys(n for n, _ in row)] for row in rows]
@@ -130,8 +124,6 @@ def _columns_packed(items: list[int], most: int, rows: int) -> list[dict[str, li
 
 
 def fitted_row(tokens: list[int], bounds: list[int], most: int) -> Pieces:
-    """Splits a row into its sequences, without the padding. A sequence never begins with a zero, but the padding
-    does."""
     pieces = [tokens[start:end] for start, end in itertools.pairwise(bounds)]
     return [piece for piece in pieces if piece[0] != 0]
 
@@ -151,38 +143,34 @@ ROWS: list[Row] = [
         ),
         packed,
         {
-            "most": small,
-            "method": st.sampled_from(["first_fit", "in_order", "cut"]),
-            "long": st.sampled_from(["split", "truncate", "drop"]),
-            "rows": st.integers(1, 4),
-            "pad": st.none() | st.just(7),
-            "drop": st.booleans(),
+            "most": (small, 4),
+            "method": (st.sampled_from(["first_fit", "in_order", "cut"]), "first_fit"),
+            "long": (st.sampled_from(["split", "truncate", "drop"]), "split"),
+            "rows": (st.integers(1, 4), 3),
+            "pad": (st.none() | st.just(7), 7),
+            "drop": (st.booleans(), False),
         },
-        {"most": 4, "method": "first_fit", "long": "split", "rows": 3, "pad": 7, "drop": False},
         length="valid length",
     ),
     Row(
         "pack_cut",
         lambda s, most: s().map(repeated).pack(most, method="cut"),
         lambda xs, most: packed(xs, most, "cut", "", 1, None),
-        {"most": small},
-        {"most": 3},
+        {"most": (small, 3)},
         length="valid length",
     ),
     Row(
         "pack_in_order",
         lambda s, most: s().map(array).pack(most, method="in_order", pad_value=3).map(as_lists),
         lambda xs, most: packed(xs, most, "in_order", "split", 1, 3),
-        {"most": small},
-        {"most": 5},
+        {"most": (small, 5)},
         length="valid length",
     ),
     Row(
         "pack_arrays",
         lambda s, most: s().map(array).pack(most, buffer_size=2).map(as_lists),
         lambda xs, most: packed(xs, most, "first_fit", "split", 2, None),
-        {"most": small},
-        {"most": 4},
+        {"most": (small, 4)},
         length="valid length",
     ),
     Row(
@@ -194,8 +182,7 @@ ROWS: list[Row] = [
             .pack(most, buffer_size=3, pad_value=0, first_value={"labels": -100}, add=["position_ids"])
         ),
         lambda xs, most: _columns_packed([x for x in xs if x], most, 3),
-        {"most": small},
-        {"most": 4},
+        {"most": (small, 4)},
         length="valid length",
     ),
 ]

@@ -1,7 +1,5 @@
 """Test cases for pipes that combine or decode files: WebDataset, RoutedDecoder and ImageDecoder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pipes_table.row import BadArgument, Row, ints

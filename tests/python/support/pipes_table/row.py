@@ -1,7 +1,5 @@
 """The class `Row` of the table of pipes, and helpers for the modules that define rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,22 +15,17 @@ BadArgument = tuple[Callable[[], Any], type[Exception], str]
 
 @dataclass(frozen=True)
 class Row:
-    #: The name of the row, which becomes part of the test's name.
     name: str
     #: A function that creates the pipe. Its arguments are a function that creates a source, and the parameters.
     build: Callable[..., Any]
     #: A function that computes the expected items. Its arguments are the items of the source and the parameters.
     model: Callable[..., list[Any]]
-    #: Hypothesis's strategies for the parameters.
-    params: dict[str, Any] = field(default_factory=dict)
-    #: The parameters for tests without hypothesis.
-    example: dict[str, Any] = field(default_factory=dict)
+    #: For each parameter, a strategy of hypothesis, and the value for tests without hypothesis.
+    params: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     #: The expected length of the pipe. None stands for the number of items. A string is part of the TypeError's message
     #: if the pipe has no length.
     length: int | str | None = None
-    #: Whether the pipe reads items from its source.
     reads_items: bool = True
-    #: Whether the pipe's items depend on a seed.
     random: bool = False
     #: The reason why the pipe needs more memory for more items, or why its memory is not tested. An empty string means
     #: that the pipe needs the same memory for any number of items.
@@ -40,6 +33,10 @@ class Row:
     #: The reason why two workers, each with a shard of the source, do not yield the items of the model. An empty string
     #: means that the workers yield the items of the model.
     not_in_workers: str = ""
+
+    @property
+    def example(self) -> dict[str, Any]:
+        return {name: value for name, (_, value) in self.params.items()}
 
 
 def ints() -> IterableWrapper[int]:

@@ -1,7 +1,5 @@
 """Test cases for pipes over small files in a temporary folder, in fsspec's memory file system and in iopath."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from typing import Any

@@ -1,9 +1,4 @@
-"""Test cases for pipes that read archives, records, tables or lines from streams.
-
-A stream in memory is created from each number of the source.
-"""
-
-from __future__ import annotations
+"""Test cases for pipes that read archives, records, tables or lines from streams."""
 
 import io
 import pathlib
@@ -164,8 +159,7 @@ ROWS: list[Row] = [
         "load_parquet_as_df of so many rows",
         lambda s, size: s().map(as_parquet).load_parquet_as_df(library="numpy", dataframe_size=size).map(plain_arrays),
         lambda xs, size: [[x] * min(size, x % 3 + 1 - start) for x in xs for start in range(0, x % 3 + 1, size)],
-        params={"size": st.integers(1, 4)},
-        example={"size": 2},
+        {"size": (st.integers(1, 4), 2)},
         length=NO_LENGTH,
     ),
     Row(

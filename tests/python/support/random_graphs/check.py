@@ -1,7 +1,5 @@
 """Saves and loads a graph at any position, once or several times, and compares the items with an uninterrupted run."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import pickle
@@ -71,7 +69,6 @@ class Plain:
 
 
 def start(number: int) -> None:
-    """Resets the global random generators to their state at the beginning of a graph's run."""
     random.seed(number)
     for name, setter in (("numpy", lambda module: module.random.seed), ("torch", lambda module: module.manual_seed)):
         if name in sys.modules:
@@ -79,11 +76,7 @@ def start(number: int) -> None:
 
 
 def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
-    """Returns the items of each epoch of an uninterrupted run, and of one more epoch.
-
-    Raises:
-        Skipped: the graph fails, or two runs of the graph differ.
-    """
+    """Returns the items of each epoch of an uninterrupted run, and of one more epoch."""
     runs = []
     for _ in range(2):
         start(graph.number)
@@ -112,19 +105,7 @@ def check(
     away: bool = False,
 ) -> None:
     """Saves a graph at one position, and resumes from this state. For each number in `chain`, the resumed graph is
-    read, saved and resumed again.
-
-    Args:
-        graph: the graph.
-        expected: the result of `whole`.
-        epoch: the epoch of the first stop.
-        position: the number of items that are read before the stop. -1 stands for a stop before the iteration begins,
-            and the number of items plus one for a stop after the iteration has ended.
-        chain: how many items to read after each load before the state is saved again. -1 stands for a state that is
-            saved before `iter` is called.
-        reader: the class that reads the graph.
-        away: whether a fresh interpreter resumes from the first state.
-    """
+    read, saved and resumed again. -1 as the position or in `chain` stands for a state before the iteration begins."""
     start(graph.number)
     run = reader(graph)
     for earlier in range(epoch):
@@ -153,14 +134,6 @@ def go_on(
     chain: list[int],
     reader: type[Plain],
 ) -> None:
-    """Resumes a graph from a state that `check` has saved.
-
-    Args:
-        ended: whether the graph is at the end of the previous epoch.
-        done: the number of items of the epoch that were already read.
-        saved: the state.
-        graph, expected, epoch, chain, reader: see `check`.
-    """
     rest = [] if ended else expected[epoch]
     for link, count in enumerate(chain):
         start(graph.number)  # some pipes read their sources during construction to determine a length
@@ -207,17 +180,6 @@ def positions(
 
 
 def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away: float = 0.0) -> int:
-    """Checks a graph at some positions, and returns the number of checks.
-
-    Args:
-        most: the maximum number of checks.
-        reader: the class that reads the graph.
-        away: the fraction of checks that resume in a fresh interpreter.
-
-    Raises:
-        Different: a check fails. The message names its arguments.
-        Skipped: see `whole`.
-    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = whole(graph, reader)
@@ -238,7 +200,6 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
 
 @contextlib.contextmanager
 def with_torch(options: argparse.Namespace) -> Iterator[None]:
-    """Imports torch if it is installed, so that graphs may contain torch's pipes."""
     if not options.no_torch:
         with suppress(ImportError):
             import torch.utils.data  # noqa: F401

@@ -3,8 +3,6 @@
 The file is a pickled tuple: the module paths, whether torch is loaded, a module, its function, and the arguments.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os
@@ -22,11 +20,7 @@ class DifferentElsewhere(AssertionError):
 
 
 def elsewhere(module: str, function: str, *arguments: Any) -> None:
-    """Calls a function of a module in a fresh interpreter. The function's result is dropped.
-
-    Raises:
-        DifferentElsewhere: the call failed. The message is the traceback.
-    """
+    """Calls a function of a module in a fresh interpreter. The function's result is dropped."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "job")
         with open(path, "wb") as file:

@@ -1,7 +1,5 @@
 """Draws a random graph from a seed. Equal seeds lead to equal graphs."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable
@@ -17,19 +15,11 @@ def _is_cache(name: str) -> bool:
     return "on_disk" in name
 
 
-#: Maximum number of items of a graph.
 LONGEST = 40
 
 
 @dataclass
 class Graph:
-    """A random graph that is determined by a seed.
-
-    Args:
-        number: the seed.
-        only: the names of stages to choose from, or None for all stages.
-    """
-
     number: int
     only: tuple[str, ...] | None = None
 
@@ -44,7 +34,6 @@ class Graph:
         self.seeding = random.Random(f"seeding {self.number}").choice(["pipes", "graph", "graph", "once"])
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
-        #: Whether a thread reads ahead from the pipes that draw from the global random generators.
         self.reads_ahead = random.Random(f"ahead {self.number}").random() < 0.4
         self.names: list[str] = []
         #: `_grown_pipes` is the number of pipes that were created so far. `_changes` maps the numbers of some pipes to
@@ -53,11 +42,6 @@ class Graph:
         self._changes: dict[int, Callable[[Any], Any]] = {}
 
     def build(self, changes: dict[int, Callable[[Any], Any]] | None = None) -> Any:
-        """Builds a new graph.
-
-        Args:
-            changes: functions that return replacements of some pipes, by the pipe's number (see `places`).
-        """
         self.names, self._grown_pipes, self._changes = [], 0, changes or {}
         dice = random.Random(f"graph {self.number}")
         pipe = self._grown(dice, self.depth)
@@ -73,13 +57,10 @@ class Graph:
         return pipe
 
     def places(self) -> int:
-        """Returns the number of pipes that `build` can replace."""
         self.build()
         return self._grown_pipes
 
     def over(self, dice: random.Random, pipe: Any) -> Any:
-        """Appends a random stage to a pipe of small ints. The stage uses neither global random generators nor
-        threads."""
         return Mapper(self._chosen(dice, OVER_ONE, pipe), small)
 
     def _grown(self, dice: random.Random, depth: int) -> Any:

@@ -1,9 +1,4 @@
-"""Draws a random loader from a seed.
-
-A loader has a random graph, a pipe that distributes items, stages in the main process, and a reading service.
-"""
-
-from __future__ import annotations
+"""Draws a random loader from a seed."""
 
 import random
 from typing import Any
@@ -13,13 +8,6 @@ from random_graphs.graphs import Graph
 
 
 class Loader:
-    """A random loader that is determined by a seed.
-
-    Args:
-        number: the seed.
-        services: the kinds of services to choose from.
-    """
-
     def __init__(self, number: int, services: tuple[str, ...] = ("none", "in process", *5 * ("workers",))) -> None:
         dice = random.Random(f"loader {number}")
         self.number = number

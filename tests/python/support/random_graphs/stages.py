@@ -1,11 +1,8 @@
 """The parts of random graphs: sources, pipes over one source, and pipes over several sources.
 
-Every stage reads and yields ints below 21. Stages in `GLOBAL` draw from the global random generators, and stages in
-`THREADED` read their sources in threads. A graph contains stages of `GLOBAL` or of `THREADED`, but not both, because
-threads draw random numbers in varying order.
+Every stage reads and yields ints below 21. A graph contains stages of `GLOBAL`, which draw from the global random
+generators, or of `THREADED`, but not both, because threads draw random numbers in varying order.
 """
-
-from __future__ import annotations
 
 import os
 import random
@@ -33,7 +30,6 @@ from torchdata.datapipes.map import ArrowParts, SequenceWrapper
 Pipe = Any
 Dice = random.Random
 
-#: A folder with text files, each named after its number of lines.
 _FOLDER = folder("lines")
 
 
@@ -53,8 +49,6 @@ def _table(size: int) -> Any:
 
 
 class Shuffled:
-    """A sampler that draws a new order each time from the global random generator."""
-
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -70,7 +64,6 @@ def counted(size: int) -> Any:
 
 
 def _shuffled_parts(size: int) -> Pipe:
-    """Returns parts of a table as single items or in lists."""
     parts = ArrowParts(_table(size)).shuffle()
     return parts.batch(2) if size % 2 else parts
 
@@ -172,7 +165,6 @@ def torch_stages() -> dict[str, Callable[[Dice, Pipe], Pipe]]:
 
 
 def _unequal(dice: Dice, pipes: list[Pipe]) -> list[Pipe]:
-    """Appends further stages to some of the given pipes, so that the pipes yield different numbers of items."""
     changed = []
     for pipe in pipes:
         choice = dice.randrange(5)

@@ -22,8 +22,6 @@ class Passing(IterDataPipe):
 
 
 class InMain(Passing):
-    """A pipe that must not be replicated, so that it stays in the main process."""
-
     def __len__(self) -> int:
         return len(self.source)
 
@@ -62,10 +60,7 @@ class UnstatedTwice(Unstated):
 
 
 class UnstatedRandom(IterDataPipe):
-    """A pipe that draws random numbers from a separate seed. Its `__iter__` is a generator function.
-
-    The pipe has a state, but does not declare it.
-    """
+    """A pipe that draws random numbers from a separate seed. Its `__iter__` is a generator function."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -171,7 +166,6 @@ class SourceByHand(IterDataPipe):
 
 
 def small(item: Any) -> int:
-    """Returns an int below 21 that depends only on the item's `repr`."""
     return item % 21 if type(item) is int else crc32(repr(item).encode()) % 21
 
 
@@ -196,7 +190,6 @@ def drawn_by_torch(item: int) -> int:
 
 
 def some(item: int) -> list[int]:
-    """Returns a list that contains the item a random number of times."""
     return [item] * random.randrange(4)
 
 

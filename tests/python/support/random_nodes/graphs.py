@@ -1,7 +1,5 @@
 """Draws a random graph of nodes from a seed."""
 
-from __future__ import annotations
-
 import functools
 import random
 import time
@@ -33,13 +31,6 @@ def is_kept(number: int, item: Any) -> bool:
 
 
 class Graph:
-    """A random graph and its description. The graph can be built several times.
-
-    `processes` allows worker processes. With `in_order`, only nodes that keep the order are chosen. With `common`, only
-    nodes that torchdata 0.11 also has are chosen. `bare` allows a source without states. If `threads` is false, nodes
-    that read ahead are left out or replaced.
-    """
-
     def __init__(
         self,
         seed: int,
@@ -63,11 +54,7 @@ class Graph:
     @property
     def tells_reading_ahead(self) -> bool:
         """Returns whether the items of an epoch depend on how far threads had read ahead when the previous epoch was
-        left.
-
-        The items depend on reading ahead if a source or a random node of the graph counts its iterations, and does not
-        begin exactly one iteration per epoch.
-        """
+        left."""
         return (self.counts and bool(self.kinds & {"several sources", "cycled"})) or {
             "weighted",
             "cycled",
@@ -85,8 +72,6 @@ class Graph:
 
     def say(self, word: str) -> None:
         self.words.append(word)
-
-    # -- sources -------------------------------------------------------------------------------------------
 
     def source(self, depth: int) -> BaseNode[Any]:
         kinds = ["range", "counting", "sampler", "sampler", "distributed", "stateful distributed", "stream", "stream"]
@@ -159,8 +144,6 @@ class Graph:
         # A node that chooses at random may meet the stop criterion only after many items, so a header limits the number
         # of items.
         return sources.First(node, 60) if self.common else nodes.Header(node, 12)
-
-    # -- steps ---------------------------------------------------------------------------------------------
 
     def step(self, node: BaseNode[Any], depth: int) -> BaseNode[Any]:
         chance = self.chance

@@ -1,7 +1,5 @@
 """Compares the runs of a random program over nodes."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,6 @@ from random_nodes.programs import Program, program_of
 
 
 class NodesJudge(Judge):
-    """Runs random programs over nodes, and judges their results.
-
-    Args:
-        processes: whether graphs may have worker processes.
-        arguments, more: see `Judge`.
-    """
-
     modules = "random_nodes.running", "torchdata.nodes"
 
     def __init__(self, *arguments: Any, processes: bool = False, **more: Any) -> None:
@@ -26,7 +17,6 @@ class NodesJudge(Judge):
         super().__init__(*arguments, **more)
 
     def judge(self, seed: int) -> Verdict:
-        """Runs the program of a seed, and resumes from some of its states."""
         program = program_of(seed, self.processes)
         verdict = Verdict(seed, "lists and pipes", f"seed {seed}")
         try:
@@ -69,9 +59,6 @@ class NodesJudge(Judge):
             raise Wrong(f"behind the state at {place} of {len(items)}: {different}")
 
     def _different(self, program: Program, found: list[Any], expected: list[Any], first: int) -> str:
-        """Describes the difference between epochs, starting with epoch `first`. Unordered epochs that were left early
-        are not compared, because their items depend on timing.
-        """
         if not program.in_order and len(found) == len(expected):
             whole = [number for number in range(len(found)) if first + number not in program.breaks]
             found, expected = [found[number] for number in whole], [expected[number] for number in whole]

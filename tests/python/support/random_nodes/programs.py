@@ -1,34 +1,21 @@
 """Draws random programs over nodes: which epochs a program leaves early, and at which positions it saves states."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 
 from random_nodes.graphs import Graph
 
-#: The number of later epochs that are compared, in addition to the epoch with the saved states.
 BEHIND = 3
 
 
 @dataclass
 class Program:
-    """A random program that reads a graph of nodes.
-
-    Args:
-        seed: the seed.
-        processes: whether the graph may have worker processes.
-    """
-
     seed: int
     processes: bool = False
-    #: Whether the graph contains only nodes that torchdata 0.11 has.
     common: bool = False
     in_order: bool = True
     bare: bool = False
-    #: The number of the epoch that saves a state at each item.
     stop_epoch: int = 0
-    #: The epochs that are left early, each with the number of items that are read.
     breaks: dict[int, int] = field(default_factory=dict)
     #: The states to resume from, as fractions of the epoch: 0 stands for its beginning, and 1 for its end.
     resumed: tuple[float, ...] = ()

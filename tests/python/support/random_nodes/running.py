@@ -1,8 +1,5 @@
 """Runs a random program over nodes in one of several ways: with or without threads, saving states, or resuming from a
-state.
-"""
-
-from __future__ import annotations
+state."""
 
 import pickle
 from collections.abc import Iterator
@@ -12,12 +9,10 @@ from typing import Any
 from random_nodes.programs import Program, program_of
 from torchdata.nodes import Loader
 
-#: Maximum number of items per epoch.
 MOST = 1000
 
 
 def shutdown(loader: Loader[Any]) -> None:
-    """Calls the loader's method `shutdown` if it exists, which ends the loader's threads and processes."""
     getattr(loader, "shutdown", lambda: None)()
 
 
@@ -48,9 +43,6 @@ def described(seed: int, processes: bool) -> dict[str, Any]:
 
 
 def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
-    """Runs a program, and saves a state at each item of one epoch to files in a folder. Returns the items of all
-    epochs, up to the end of the epoch with the saved states.
-    """
     program = program_of(seed, processes)
     loader = Loader(program.graph().build())
     epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.stop_epoch)]
@@ -71,11 +63,6 @@ def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
 
 
 def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> list[list[Any]]:
-    """Resumes a program from the state in the file `source`.
-
-    `processes` allows worker processes in the graph. `over` means that the state was saved at the end of its epoch.
-    `left` is the number of items that follow the saved position in the epoch.
-    """
     program = program_of(seed, processes)
     loader, state = used(program, None), pickle.loads(Path(source).read_bytes())
     loader.load_state_dict(state)

@@ -1,7 +1,5 @@
 """The sources of random graphs: samplers, streams with and without states, and a node without states."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +12,6 @@ from torchdata.nodes import BaseNode
 
 
 class Shuffled(Sampler[int]):
-    """A sampler with an order that depends on the epoch, like DistributedSampler."""
-
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, 0
 
@@ -51,8 +47,7 @@ class Counting(BaseNode[int]):
 
 class First(BaseNode[Any]):
     """A user-defined node that ends each epoch after a number of items, and replaces `Header`, which torchdata 0.11
-    lacks.
-    """
+    lacks."""
 
     def __init__(self, source: BaseNode[Any], count: int) -> None:
         super().__init__()

@@ -1,7 +1,5 @@
 """Datasets for random programs: map-style and iterable, with and without states, with and without random draws."""
 
-from __future__ import annotations
-
 import os
 import random
 import time
@@ -14,7 +12,6 @@ from torch.utils.data import Dataset, get_worker_info
 
 import streams_of_users as streams
 
-#: The global random generators that a dataset may draw from.
 DRAWS = ("torch", "numpy", "random", "all")
 
 
@@ -32,9 +29,6 @@ def drawn(kind: str) -> float:
 
 
 class Slow:
-    """Delays some items for random times. The delays are random and differ between runs, but are not drawn from the
-    program's random generators."""
-
     slow = False
     #: Whether some items are always late. In loaders without a fixed order, late items change the order of the items.
     uneven = False
@@ -55,15 +49,11 @@ class Slow:
             time.sleep(Slow._chance.random() * 0.004)
 
 
-# -- by index ----------------------------------------------------------------------------------------------
-
-
 class Broken(Exception):
     """Raised if a sample of a dataset cannot be read."""
 
 
 class Indexed(Slow, Dataset[Any]):
-    #: The indices at which the dataset raises.
     broken: frozenset[int] = frozenset()
 
     def __init__(self, length: int, draws: str = "") -> None:
@@ -97,10 +87,7 @@ class AtOnce(Indexed):
 
 
 class Counting(Indexed):
-    """A dataset that counts its reads. Each sample contains the current count, which is the dataset's state.
-
-    Each worker has a separate count of reads.
-    """
+    """A dataset that counts its reads. Each sample contains the current count, which is the dataset's state."""
 
     reads = 0
 
@@ -117,8 +104,6 @@ class Counting(Indexed):
 
 
 class Noisy(Indexed):
-    """A dataset that draws its samples from the global random generators (augmentation)."""
-
     def __getitem__(self, index: int) -> Any:
         self.pause(index)
         return torch.tensor([index, drawn(self.draws)], dtype=torch.float64)
@@ -155,14 +140,10 @@ class OwnNoiseKept(OwnNoise):
         self.own.setstate((version, tuple(words), gauss))
 
 
-# -- iterable ----------------------------------------------------------------------------------------------
-
-
 class Shared(Slow):
     """The base class of iterable datasets. Workers have shards of different sizes, so they end at different times."""
 
     size: int
-    #: The positions in each worker's shard at which the stream raises.
     broken: frozenset[int] = frozenset()
 
     def __init__(self, length: int, draws: str = "") -> None:
@@ -256,6 +237,5 @@ STREAMS: list[Callable[[int, str], Any]] = [
     IteratorAlone,
     IteratorAndEpochs,
 ]
-#: Streams that continue after raising at an item.
 LASTING_STREAMS: list[Callable[[int, str], Any]] = [PlainSteps, ItsOwnIterator, IteratorAlone, IteratorAndEpochs]
 BY_NAME: dict[str, Any] = {cls.__name__: cls for cls in [*MAPS, *STATELESS_STREAMS, *STREAMS, PlainSteps]}

@@ -7,8 +7,6 @@ Each program runs three times: without exits, with exits, and with exits in two 
 saved state to the end).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -27,7 +25,6 @@ from random_stateful.programs import program_of
 MOST = 2
 
 
-#: The signals that end a worker. The loader treats a worker that was stopped by SIGSTOP as hung, and kills this worker.
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
 #: Seconds after which a worker counts as hung. On a busy machine, the loader may also kill slow workers, which must not
 #: change the results.
@@ -35,11 +32,7 @@ HANGS_AFTER = 0.8
 
 
 class Deaths:
-    """Kills or stops workers at random moments, either before a batch is requested, or shortly afterwards in a thread.
-
-    Args:
-        seed: the seed for the random moments.
-    """
+    """Kills or stops workers at random moments: before a batch is requested, or shortly afterwards in a thread."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -55,7 +48,6 @@ class Deaths:
         self.count = 0
 
     def may_come(self, loader: Any, epoch: int) -> None:
-        """Kills or stops random workers. This method must be called before each batch is requested."""
         iterator = loader._iterator
         if loader.num_workers == 0 or self._stopped or self.way is not None:
             return  # a further exit could be the third one at the same batch
@@ -87,7 +79,6 @@ class Deaths:
         return self.at, Hanging(self.way, self._folder.name, self.times)
 
     def close(self) -> None:
-        """Adds the workers that hung to the number of exits."""
         if self._folder is not None:
             self.count += len(list(Path(self._folder.name).glob("hung*")))
             self._folder.cleanup()
@@ -112,11 +103,6 @@ def unknowable(program: Any) -> str:
 
 
 def check(judge: Any, seed: int, method: str) -> None:
-    """Runs the program of a seed while workers exit.
-
-    Raises:
-        Wrong: the results are affected.
-    """
     program = program_of(seed)
     if unknowable(program):
         return

@@ -1,7 +1,5 @@
 """Compares the runs of a random program: the epochs after its state with those of an uninterrupted run."""
 
-from __future__ import annotations
-
 import random
 import statistics
 import tempfile
@@ -26,14 +24,6 @@ class StatefulJudge(Judge):
         self._folder.cleanup()
 
     def judge(self, seed: int, found: dict[str, Any] | None = None, **more: Any) -> Verdict:
-        """Runs the program of a seed in all its phases.
-
-        In the verdict, `unlike` describes how the epochs differ from the epochs of torch's own loader.
-
-        Args:
-            found: the result of the phase "whole", if this phase was already run.
-            more: options of the phases up to the stop and after the stop.
-        """
         program = program_of(seed)
         verdict = Verdict(seed, program.category, program.words())
         try:
@@ -43,7 +33,6 @@ class StatefulJudge(Judge):
         return verdict
 
     def phase(self, program: Program, phase: str, **more: Any) -> dict[str, Any]:
-        """Runs a phase of a program in a fresh process; see `running.Run`."""
         found: dict[str, Any] = self.call(phase, "run", seed=program.seed, phase=phase, **more)
         self.deaths += found["known"].get("deaths", 0)
         return found
@@ -98,11 +87,6 @@ def in_batches(epochs: list[Any], size: int) -> list[Any]:
 
 
 def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> None:
-    """Compares for each epoch how many samples were skipped.
-
-    Raises:
-        Wrong: the counts differ.
-    """
     if found != expected and (program.in_order or not program.breaks):
         raise Wrong(f"skipped {found}, and not {expected}")
 

@@ -1,7 +1,5 @@
 """The samplers of random programs, which come from torch and torchdata, or imitate samplers of users."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,8 +19,6 @@ from going_on import Walk
 
 
 class PythonShuffled(Sampler[int]):
-    """A sampler that shuffles with Python's global random generator, like the samplers of many programs."""
-
     def __init__(self, length: int) -> None:
         self.length = length
 
@@ -197,7 +193,6 @@ FREE = {
     "user's, Python's generator",
 }
 
-#: Names of samplers that have a state.
 STATEFUL = {
     "StatefulDistributedSampler",
     "StatefulDistributedSampler, set_epoch",

@@ -1,7 +1,5 @@
 """Random programs, with their parts, descriptions and categories, and the reasons why some cannot resume exactly."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +12,6 @@ SKIPPING = 1_000_000
 SKIPPING_STREAMS = 2_000_000
 #: From this seed on, the resumed run has a different batch size than the first run.
 RESIZING = 3_000_000
-#: Number of epochs that are compared after the epoch in which the program stopped.
 BEHIND = 3
 
 CATEGORIES = (
@@ -30,8 +27,6 @@ CATEGORIES = (
 
 @dataclass
 class Program:
-    """A random training program: its loader, its seeds, and where it stops."""
-
     seed: int
     dataset: str
     length: int
@@ -40,14 +35,11 @@ class Program:
     sampler: str
     batch_size: int | None
     workers: int
-    #: The number of workers of the loader in the resumed run.
     later_workers: int
-    #: Whether the loader has its own random generator.
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
     #: The indices at which the dataset raises. The loader skips these samples.
     broken: tuple[int, ...] = ()
-    #: The batch size of the resumed run, if it differs from that of the first run.
     later_batch: int | None = None
     #: "same": each run seeds all global random generators with the same seed. "another": the resumed run uses another
     #: seed. "none": no run sets a seed.
@@ -60,15 +52,12 @@ class Program:
     #: How many additional random numbers the resumed run draws before it loads its state, and after it has loaded its
     #: state.
     draws_more: int = 0
-    #: Whether the program seeds the global random generators at the beginning of each epoch.
     seeds_epochs: bool = False
-    #: The epochs that are left early, each with the number of batches that are read.
     breaks: dict[int, int] = field(default_factory=dict)
     #: The epoch in which the state is saved, and the position in this epoch: "before" the iterator is created, after a
     #: number of batches, after the "last" batch, or after the "end" of the epoch.
     stop_epoch: int = 0
     stop_at: int | str = 0
-    #: The batches before which the program saves a state without using it.
     peeks: tuple[int, ...] = ()
     #: The format of the stored state: "json", "torch" or "pickle".
     way: str = "torch"
@@ -126,27 +115,15 @@ class Program:
     @property
     def is_shared_anew(self) -> bool:
         """Returns whether later epochs have different shards than in the first run, because the number of workers was
-        changed.
-        """
+        changed."""
         return not self.indexed and self.later_workers != self.workers
 
     def later_workers_matter(self, first: int) -> bool:
-        """Returns whether the number of workers affects the epochs after an epoch that was left early.
-
-        More workers read more indices ahead, and some samplers continue after these indices in the next epoch.
-
-        Args:
-            first: the number of the first epoch with the changed number of workers.
-        """
         goes_on = self.sampler in orders.GOING_ON and self.later_workers != self.workers
         return goes_on and any(epoch >= first for epoch in self.breaks)
 
     def unknowable(self, over: bool) -> str:
-        """Returns the reason why no loader can resume this program exactly, or an empty text if a loader can.
-
-        Args:
-            over: whether the state was saved at the end of an epoch.
-        """
+        """Returns the reason why no loader can resume this program exactly, or an empty text if a loader can."""
         if self.dataset == "OwnNoise":
             return "the data set draws from a generator of its own and tells no state"
         if self.dataset == "PlainEpochs" and (self.workers == 0 or self.persistent):
@@ -250,7 +227,6 @@ def choose_habits(program: Program, chance: random.Random) -> None:
 
 
 def choose_moment(program: Program, chance: random.Random) -> None:
-    """Draws which epochs are left early, and at which position the state is saved."""
     program.stop_epoch = chance.choice([0, 0, 0, 1, 1, 2, 3])
     program.stop_at = chance.choice(["before", 0, 1, 1, 2, 3, 4, 6, 9, "last", "end", "end"])
     if program.stop_epoch and program.in_order and chance.random() < 0.35:
@@ -264,7 +240,6 @@ def choose_moment(program: Program, chance: random.Random) -> None:
 
 
 def choose_broken(program: Program, chance: random.Random) -> None:
-    """Chooses which samples are broken: some samples, many successive samples (whole batches), or all samples."""
     numbers = range(program.length)
     share = chance.choice([0.1, 0.3, 0.6, 1.0 if program.length < 8 else 0.9])
     broken = {number for number in numbers if chance.random() < share}

@@ -1,7 +1,5 @@
 """Runs a phase of a random program in a separate process: completely, up to its stop, or from its saved state."""
 
-from __future__ import annotations
-
 import gc
 import io
 import json
@@ -20,7 +18,6 @@ from random_stateful.programs import Program, program_of
 
 
 def plain(batch: Any) -> Any:
-    """Converts a batch to values that JSON supports."""
     if isinstance(batch, torch.Tensor):
         return batch.tolist()
     return [plain(one) for one in batch] if isinstance(batch, (list, tuple)) else batch
@@ -33,12 +30,8 @@ def seed_all(seed: int) -> None:
 
 
 def draw(count: int) -> None:
-    """Draws `count` random numbers from each global random generator, like a training program."""
     for _ in range(count):
         datasets.drawn("all")
-
-
-# -- storing the state -------------------------------------------------------------------------------------
 
 
 def written(state: Any, way: str) -> bytes:
@@ -60,7 +53,6 @@ def read(data: bytes, way: str) -> Any:
 
 
 def save(loader: Any, program: Program, path: Path) -> dict[str, Any]:
-    """Writes the loader's state to a file. Returns the state's size and other facts about it."""
     state, again = loader.state_dict(), loader.state_dict()
     known: dict[str, Any] = {"keys": sorted(state)}
     try:
@@ -88,28 +80,13 @@ def load(loader: Any, path: Path) -> None:
     loader.load_state_dict(read(data, way.decode()))
 
 
-# -- the program -------------------------------------------------------------------------------------------
-
-
 def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
     return Run(program_of(seed), phase, **options).run()
 
 
 class Run:
-    """Runs one phase of a program.
-
-    Args:
-        phase: "whole" (runs all epochs), "torch" (runs all epochs with torch's loader), "stop" (saves a state and ends,
-            unless the program has no seeds), "relay" (loads a state and saves a new one) or "resume" (loads a state and
-            runs the remaining epochs).
-        batches: the number of batches in the last epoch of the run, or 0 for an unknown number.
-        source: the path of the state to load.
-        target: the path to which the state is saved.
-        first: the number of the first epoch.
-        deaths: the seed for the exits of workers, which the loader replaces; None for no exits.
-        method: the start method of the workers.
-        workers: the number of workers; None for the number in the program.
-    """
+    """Runs one phase of a program: "whole" or "torch" (all epochs), "stop" (saves a state and ends), "relay" (loads a
+    state and saves a new one) or "resume" (loads a state and runs the remaining epochs)."""
 
     def __init__(
         self,
@@ -169,9 +146,6 @@ class Run:
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
-        """Returns a list of batches for each epoch. The result of a resumed run contains only the batches after the
-        loaded state.
-        """
         try:
             self.train()
         finally:
@@ -207,7 +181,6 @@ class Run:
         self.known = save(loader, self.program, Path(self.target))
 
     def epoch(self, loader: Any, epoch: int) -> bool:
-        """Runs an epoch, or the rest of an epoch. Returns whether the program stops in this epoch."""
         program = self.program
         stops = self.phase == "stop" and epoch == program.stop_epoch
         if stops and program.stop_at == "before":

@@ -7,8 +7,6 @@ up to 0.4 s. With these delays, a test that relies on timing fails within a few 
     python -m unsteady python -m pytest -n 2 -m alone
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -3,12 +3,9 @@
 Every interpreter that `unsteady` starts imports this module.
 """
 
-from __future__ import annotations
-
 import os
 import time
 
-#: `_RESTING` is the average number of delayed processes out of 256, and `_LONGEST` is the maximum delay in seconds.
 _RESTING, _LONGEST = 100, 0.4
 
 
