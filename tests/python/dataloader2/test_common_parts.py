@@ -11,8 +11,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
@@ -28,6 +30,7 @@ from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.services import common_parts
 from torchdata.dataloader2.services.common_pipes import filters_with_common_part
+from torchdata.dataloader2.services.reused_objects import ReusedObjects
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.iter import FileOpener, IterableWrapper, IterDataPipe, Multiplexer, Zipper
 from torchdata.datapipes.map import SequenceWrapper
@@ -352,19 +355,105 @@ def test_streams_do_not_wait_for_other_shards(workers: int, tmp_path: Path) -> N
         assert list(loader(states[place])) == items[place + 1 :]
 
 
+#: How a source yields an array that it overwrites later.
+WRAPPED: dict[str, Callable[[Any], Any]] = {
+    "array": lambda array: array,
+    "view": lambda array: array[1:],
+    "tuple": lambda array: (1, array),
+    "dict": lambda array: {"a": [array[1:]]},
+    "memoryview": memoryview,
+    "attribute": lambda array: SimpleNamespace(array=array),
+}
+
+
 class Reused:
-    """An iterable that yields the same object again and again."""
+    """An iterable that overwrites a few arrays in turn."""
 
-    def __iter__(self) -> Iterator[list[int]]:
-        buffer = [0]
-        for number in range(30):
-            buffer[0] = number
-            yield buffer
+    def __init__(self, form: str, arrays: int) -> None:
+        self.form, self.arrays = form, arrays
+
+    def __iter__(self) -> Iterator[Any]:
+        arrays = [numpy.zeros(3) for _ in range(self.arrays)]
+        for number in range(80):
+            arrays[number % self.arrays][:] = number
+            yield WRAPPED[self.form](arrays[number % self.arrays])
 
 
-def test_an_object_that_the_source_changes_does_not_wait_for_other_shards() -> None:
-    pipe = IterableWrapper(Reused()).sharding_filter().map(list)
-    assert list(DataLoader2(pipe, splits=6)) == [[number] for number in range(30)]
+class Blocks:
+    """An iterable over the rows of a block that it overwrites as a whole."""
+
+    def __iter__(self) -> Iterator[Any]:
+        block = numpy.zeros((8, 2))
+        for first in range(0, 80, 8):
+            block[:] = numpy.arange(first, first + 8)[:, None]
+            yield from block
+
+
+def value(item: Any) -> float:
+    if isinstance(item, tuple):
+        item = item[1]
+    elif isinstance(item, dict):
+        item = item["a"][0]
+    elif isinstance(item, SimpleNamespace):
+        item = item.array
+    return float(numpy.asarray(item)[-1])
+
+
+def is_even_at_first(item: Any) -> bool:
+    """After 40 items, rejects the items of some shards, so that items of the other shards wait."""
+    return value(item) < 40 or value(item) % 6 > 1
+
+
+REUSING: dict[str, Callable[[], Any]] = {
+    **{f"{form}, {arrays}": partial(Reused, form, arrays) for form in WRAPPED for arrays in (1, 2, 7)},
+    "blocks": Blocks,
+}
+
+
+def epochs_with(loader: Callable[[], DataLoader2[Any]], is_shared: bool, patch: pytest.MonkeyPatch) -> list[list[Any]]:
+    with patch.context() as patched:
+        if not is_shared:
+            patched.setattr(common_parts, "filters_with_common_part", lambda _graph: [])
+        return epochs_of(begun(loader()))
+
+
+@pytest.mark.parametrize("source", REUSING)
+def test_memory_that_the_source_overwrites_does_not_wait(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for after in (lambda pipe: pipe.filter(is_even_at_first).map(value), lambda pipe: pipe.map(value).batch(3)):
+
+        def loader(after: Any = after) -> DataLoader2[Any]:
+            return DataLoader2(after(IterableWrapper(REUSING[source]()).sharding_filter()), splits=6)
+
+        assert epochs_with(loader, True, monkeypatch) == epochs_with(loader, False, monkeypatch)
+
+
+def examined(items: list[Any], waiting: range) -> bool:
+    reused = ReusedObjects(waiting.__contains__, lambda: waiting.start)
+    for position, item in enumerate(items):
+        assert reused.examine(item, position) is item
+    return reused.is_found
+
+
+def test_items_with_memory_of_their_own_can_wait() -> None:
+    shared = (1, "a", None, range(3), len, Path("x"), numpy.float64(2.0))
+    items = [
+        item
+        for number in range(3000)
+        for item in (number, [number], {"a": numpy.zeros(2), "b": shared}, bytearray(2), memoryview(b"abc"))
+    ]
+    assert not examined(items, range(len(items)))
+    rows = [*numpy.zeros((9000, 2)), *numpy.frombuffer(b"12345678" * 3)]
+    assert not examined(rows, range(len(rows)))
+    again = [[1]] * 9000
+    assert examined(again, range(8998, 8999))
+    assert not examined(again, range(9000, 9001))
+
+
+def test_a_tensor_over_the_memory_of_a_waiting_item_is_found() -> None:
+    torch = pytest.importorskip("torch")
+    array = numpy.zeros(4)
+    assert examined([torch.from_numpy(array), torch.from_numpy(array)], range(1))
+    assert not examined([torch.zeros(4), torch.zeros(4)], range(2))
 
 
 def read_twice(source: DataPipe) -> DataPipe:

@@ -18,12 +18,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
-from itertools import cycle, islice, repeat
+from itertools import count, cycle, islice
 from typing import Any, NamedTuple
 
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._native import ShardTurns
-from torchdata.dataloader2.services.common_pipes import are_passing, filters_with_common_part, may_draw
+from torchdata.dataloader2.services.common_pipes import filters_with_common_part, may_draw
+from torchdata.dataloader2.services.reused_objects import ReusedObjects
 from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.division import Division
 from torchdata.datapipes._pipe.exchanging import ShardGlobals
@@ -38,8 +39,6 @@ __all__ = ["CommonParts"]
 
 #: The maximum number of items that a shard may have waiting. A shard that falls further behind runs its own replica.
 MOST_WAITING = 1 << 14
-#: The number of requests at which the waiting items are examined for streams.
-_EXAMINED = 4
 #: The maximum number of snapshots of a common part.
 _MOST_SNAPSHOTS = 8
 
@@ -97,7 +96,7 @@ class CommonParts:
             part.close()
 
 
-class Share(Iterator[Any]):
+class Share:
     """The items of a common part that belong to one shard.
 
     Args:
@@ -114,6 +113,7 @@ class Share(Iterator[Any]):
         self.skips = 0
         #: A position of the shard's own replica at or before the shard's position; None before the filter is read.
         self.start: _Start | None = None
+        self._begun = 0
 
     @property
     def source(self) -> Any:
@@ -130,26 +130,30 @@ class Share(Iterator[Any]):
             position: the position of the shard's own replica.
             generators: the states of the common part's generators at this position; see `_Start`.
         """
-        if self.start is not None or self.part is None:
+        part, begun = self.part, token_of(self.datapipe).yielded
+        if part is None or (self.start is not None and begun != self._begun):
             raise RuntimeError("a sharding_filter was read twice in an epoch, although no pipe after it repeats items")
-        self.start = _Start(position, None, generators)
-        self.part.join(self)
-        return self
+        self._begun, self.start = begun, _Start(position, None, generators)
+        part.join(self)
+        # No Python code runs between the removal of an item and its count, so Ctrl-C cannot lose the item.
+        return map(deque.popleft, iter(self._filled, None))
 
     def skip_from(self, position: int) -> None:
         """Makes the shard drop its items from a position up to its own position."""
         self.skips = self.division.own_before(self.datapipe._position()) - self.division.own_before(position)
 
-    def __next__(self) -> Any:
-        queue = self.queue
+    def _filled(self) -> deque[Any] | None:
+        """Returns a queue that begins with the next item of the shard; None if there is none."""
         while True:
-            if queue:
-                if not self.skips:
-                    return queue.popleft()
+            queue = self.queue
+            if not queue:
+                if self.part is None or not self.part.fill(self):
+                    return None
+            elif self.skips:
+                self.skips -= 1  # Python runs signal handlers after calls, so Ctrl-C cannot separate these two lines
                 queue.popleft()
-                self.skips -= 1
-            elif self.part is None or not self.part.fill(self):
-                raise StopIteration
+            else:
+                return queue
 
     def saved(self) -> _Start | None:
         """Returns a position before the shard's position, with the states of the shard's replica; None if the filter
@@ -180,19 +184,28 @@ class CommonPart:
         #: The position at which the replica began to read, and the number of items that its last pipe had yielded then.
         self._began = 0, 0
         self._iterator: Iterator[Any] = iter(())
-        self._dealt: Iterator[Any] = iter(())
+        #: An iterator that appends one item to the queue of its shard in each step.
+        self._dealt: Iterator[None] = iter(())
         self._has_ended = False
+        #: Whether a step is running, or was interrupted, for example by Ctrl-C. Only the snapshots are then valid.
+        self._is_busy = False
         #: Snapshots in the order of their positions. The first snapshot precedes the positions of all shards.
         self._snapshots: list[_Start] = []
         self._wants_snapshot = False
-        self._examines = _EXAMINED
+        #: The numbers of shards and of consecutive items per shard, and the shards of this part by their numbers.
+        self._dealing = 1, 1
+        self._by_number: dict[int, Share] = {}
+        self._reused = ReusedObjects(self._waits, self._oldest)
+        self._whose: Share | None = None
+        self._seeded: dict[str, Any] = {}
+        self._reset_turns()
+
+    def _reset_turns(self) -> None:
         #: The generators of the shard that requests an item, and the generators of this part.
         self._globals = ShardGlobals(), ShardGlobals()
         self._turns = ShardTurns(self._globals, self._exchange, 0)
         #: Switches to the generators of the shard (0) or of this part (1), unless this part contains no user code.
         self._enter: Callable[[int], object] = self._turns.enter
-        self._whose: Share | None = None
-        self._seeded: dict[str, Any] = {}
 
     @property
     def is_running(self) -> bool:
@@ -216,22 +229,27 @@ class CommonPart:
         if share.start.position >= self._first:
             share.skip_from(self._first)
         else:
+            self._is_busy = True
             self._remove(share, share.start)
             self._deal()
+            self._is_busy = False
 
     def _remove(self, share: Share, start: _Start | None) -> None:
         """Lets a shard run its own replica if it requests another item."""
+        part = CommonPart(self._seed)
+        part._shares.append(share)
+        share.start, share.queue, share.skips = start, deque(), 0
+        share.part = part
         self._shares.remove(share)
-        share.start = start
-        share.queue.clear()
-        CommonPart(self._seed).add(share)
 
     def fill(self, share: Share) -> bool:
         """Runs the replica until the shard has an item. Returns False if the replica has ended."""
+        if self._is_busy:
+            self._undo()
         if self._has_ended:
             return False
-        self._whose, queue = share, share.queue
-        witness = None if self.is_running else witnessing.current
+        self._is_busy, self._whose = True, share
+        witness = None if self.is_running or self._snapshots else witnessing.current
         enter = self._enter
         enter(1)
         try:
@@ -239,17 +257,31 @@ class CommonPart:
                 self._begin(None if witness is None else witness.watch)
             elif self._wants_snapshot:
                 self._save()
-            for item, append in self._dealt:
-                append(item)
+            queue = share.queue
+            for _ in self._dealt:
                 if queue:
                     break
             else:
                 self.close()
+        except Exception as error:
+            if self.is_running and not is_of_handler(error):
+                self._deal()
+                self._is_busy = False
+            raise
         finally:
             enter(0)
         if len(self._shares) > 1:
             self._look_after(share)
-        return bool(queue) or share not in self._shares
+        self._is_busy = False
+        return bool(share.queue) or share.part is not self
+
+    def _undo(self) -> None:
+        """Returns to the first snapshot after an interruption, which may have lost an item or exchanged only some of
+        the random generators."""
+        self._shares = [share for share in self._shares if share.part is self]
+        self._snapshots = self._snapshots[:1]
+        self._runner, self._has_ended = None, False
+        self._reset_turns()
 
     def close(self) -> None:
         """Stops reading."""
@@ -258,13 +290,11 @@ class CommonPart:
     def _look_after(self, share: Share) -> None:
         """Lets shards run their own replicas if their items cannot wait."""
         others = [each for each in self._shares if each.queue and each is not share]
-        if self._examines:
-            self._examines -= 1
-            if are_passing([item for each in others for item in each.queue]):
-                for each in [*self._shares]:
-                    self._remove(each, each.start and self.before(each))
-                self.close()
-                return
+        if self._reused.is_found:
+            for each in [*self._shares]:
+                self._remove(each, each.start and self.before(each))
+            self.close()
+            return
         for each in others:
             if len(each.queue) > MOST_WAITING and each.start is not None and not self._has_ended:
                 self._remove(each, self.before(each))
@@ -286,11 +316,14 @@ class CommonPart:
     def _begin(self, watch: Any) -> None:
         joined = [share for share in self._shares if share.start is not None]
         first = min(joined, key=lambda share: share.start.position)  # type: ignore[union-attr]
-        assert first.start is not None
-        self._first = first.start.position
-        self._run(first, first.start, watch)
+        start = self._snapshots[0] if self._snapshots else first.start
+        assert start is not None
+        self._first = start.position
+        for share in self._shares:
+            share.queue = deque()
         for share in joined:
             share.skip_from(self._first)
+        self._run(first, start, watch)
 
     def _run(self, share: Share, start: _Start, watch: Any) -> None:
         """Begins to read the replica of a shard."""
@@ -319,15 +352,25 @@ class CommonPart:
         position = self.position
         if len(self._shares) == 1:
             [share] = self._shares
-            self._dealt = zip(share.division.share_of(self._iterator, position), repeat(share.queue.append))
+            self._dealt = map(share.queue.append, share.division.share_of(self._iterator, position))
             return
-        queues = {share.division.shard: share.queue for share in self._shares}
+        self._by_number = {share.division.shard: share for share in self._shares}
         division, nowhere = self._shares[0].division, deque[Any](maxlen=0)
-        units = [queues.get(shard, nowhere).append for shard in range(division.shards)]
-        order = [append for append in units for _ in range(division.block)]
-        offset = position % len(order)
-        # `zip` reads the item first, so an exception leaves the order unchanged.
-        self._dealt = zip(self._iterator, cycle(order[offset:] + order[:offset]))
+        queues = [self._by_number[n].queue if n in self._by_number else nowhere for n in range(division.shards)]
+        order = [queue for queue in queues for _ in range(division.block)]
+        self._dealing, offset = (division.shards, division.block), position % len(order)
+        items = map(self._reused.examine, self._iterator, count(position))
+        self._dealt = map(deque.append, cycle(order[offset:] + order[:offset]), items)
+
+    def _waits(self, position: int) -> bool:
+        """Returns whether the item at a position waits for its shard."""
+        shards, block = self._dealing
+        share = self._by_number.get(position // block % shards)
+        return share is not None and bool(share.queue) and share.datapipe._position() <= position
+
+    def _oldest(self) -> int:
+        """Returns the lowest position of a shard."""
+        return min(share.datapipe._position() for share in self._shares)
 
     # -- states --------------------------------------------------------------------------------------
 
@@ -351,7 +394,7 @@ class CommonPart:
             return
         now = self._seeded if self._enter is _stay else save_generators()
         made = _Start(self.position, entries, None if now == self._seeded else now)
-        lowest = min(share.datapipe._position() for share in self._shares)
+        lowest = self._oldest()
         following = [*self._snapshots[1:], made]
         kept = [one for one, after in zip(self._snapshots, following, strict=True) if after.position > lowest]
         if len(kept) >= _MOST_SNAPSHOTS:

@@ -1,15 +1,13 @@
-"""Decides which pipes of a graph run once for all shards of a process, and which items cannot wait for their shard.
+"""Decides which pipes of a graph run once for all shards of a process.
 
-Role: pure functions over graphs and items, for `common_parts`. The decisions depend only on the graph and its items,
-because they must be the same for any number of workers.
+Role: pure functions over graphs, for `common_parts`. The decisions depend only on the graph, because they must be the
+same for any number of workers.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
-from io import IOBase
 from itertools import islice
 from types import NoneType
 from typing import Any
@@ -23,7 +21,7 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.state.iteration import is_torchs
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
-__all__ = ["are_passing", "filters_with_common_part", "may_draw"]
+__all__ = ["filters_with_common_part", "may_draw"]
 
 #: Pipes of this package that must not follow a filter with a common part, because they read their source several times
 #: in a pass, join branches of it, or skip exceptions of earlier pipes.
@@ -93,19 +91,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, type) or is_pipe(value):
         return getattr(value, "__module__", "").startswith("torchdata.")
     return type(value) in _PLAIN
-
-
-def are_passing(items: Sequence[Any]) -> bool:
-    """Returns whether items may change when the next item is read, or hold files open."""
-    changeable = [id(item) for item in items if type(item) not in _PLAIN and type(item) is not tuple]
-    return len({*changeable}) < len(changeable) or any(map(_is_passing, items))
-
-
-def _is_passing(item: Any, levels: int = 2) -> bool:
-    """Returns whether an item is or contains a stream or an iterator."""
-    if isinstance(item, IOBase) or hasattr(type(item), "__next__") or hasattr(type(item), "read"):
-        return True
-    if levels and isinstance(item, (tuple, list, dict)):
-        parts = item.values() if isinstance(item, dict) else item
-        return any(_is_passing(part, levels - 1) for part in islice(parts, 16))
-    return False
