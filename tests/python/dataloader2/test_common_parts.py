@@ -6,10 +6,13 @@ import io
 import os
 import random
 import signal
+import sys
 import tarfile
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 import numpy
 import pytest
 
+from pressing import interrupts_raise  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401
 from rank_threads import ThreadGroup, in_ranks
 from resuming import begun, epochs_of, saved
@@ -28,7 +32,7 @@ from torchdata.dataloader2 import (
 )
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.services import common_parts
+from torchdata.dataloader2.services import common_parts, reused_objects
 from torchdata.dataloader2.services.common_pipes import filters_with_common_part
 from torchdata.dataloader2.services.reused_objects import ReusedObjects
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -454,6 +458,70 @@ def test_a_tensor_over_the_memory_of_a_waiting_item_is_found() -> None:
     array = numpy.zeros(4)
     assert examined([torch.from_numpy(array), torch.from_numpy(array)], range(1))
     assert not examined([torch.zeros(4), torch.zeros(4)], range(2))
+
+
+@contextmanager
+def interrupted_at(moment: int) -> Iterator[list[int]]:
+    """Context in which a signal handler raises KeyboardInterrupt before an instruction of the common part.
+
+    Args:
+        moment: the number of instructions that precede.
+
+    Yields:
+        a list with the number of instructions that were executed.
+    """
+    executed, files = [0], (common_parts.__file__, reused_objects.__file__)
+
+    def trace(frame: Any, event: str, _arg: Any) -> Any:
+        if frame.f_code.co_filename not in files and frame.f_code not in (drawn.__code__, is_kept.__code__):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            executed[0] += 1
+            if executed[0] == moment + 1:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield executed
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+
+
+def reused() -> Any:
+    return IterableWrapper(Reused("tuple", 7)).sharding_filter().filter(is_even_at_first).map(value).map(drawn)
+
+
+@pytest.mark.usefixtures("interrupts_raise")
+@pytest.mark.parametrize("form", ["filter and shuffle", "uneven shards", "batch", "two filters", "reused"])
+def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMS, "reused", reused)
+    monkeypatch.setattr(common_parts, "MOST_WAITING", 3)  # some shards change to replicas of their own
+    whole = epochs_of(loader(form, 0))
+    with loader(form, 0) as made, interrupted_at(-1) as executed:
+        list(made)
+    dice, presses = random.Random(form), 0
+    for moment in dice.sample(range(executed[0]), 40):
+        with loader(form, 0) as made:
+            got: list[Any] = []
+            reading = iter(made)
+            with interrupted_at(moment) as reached:
+                got.extend(reading)  # `extend` loops in C, so Ctrl-C loses no item
+            presses += reached[0] == moment + 1 and len(got) < len(whole[0])
+            assert got == whole[0][: len(got)]
+            state = saved(made)
+            if len(got) < len(whole[0]):
+                assert epochs_of(loader(form, 0, state)) == [whole[0][len(got) :], whole[1]], moment
+            more = [*islice(reading, 2)]
+            assert len({*map(repr, got + more)}) == len(got + more), moment
+            state, rest = saved(made), [*reading]
+            if rest:  # the item that was interrupted may be lost, but no other item
+                assert epochs_of(loader(form, 0, state)) == [rest, whole[1]], moment
+    assert presses > 15
 
 
 def read_twice(source: DataPipe) -> DataPipe:
