@@ -203,6 +203,15 @@ class Life:
         dice = random.Random(f"splits {self.seed}")
         if self.kind == "workers" and self.method != "remote" and self.block is None and dice.random() < 0.3:
             self.splits, self.moves = dice.choice([1, 2, 3, 6]), True
+            if dice.random() < 0.5:
+                self._choose_common_part(dice)
+
+    def _choose_common_part(self, dice: random.Random) -> None:
+        """Chooses steps with which one replica of the pipes before the filter serves all shards of a process."""
+        self.shard, self.threads, self.lasts = "filter", False, False
+        unsuited = {"prefetch", "threads", *LASTING}
+        self.before = [dice.choice(["filter", "flatmap", "skewed"]), *(s for s in self.before if s not in unsuited)]
+        self.behind = [step for step in self.behind if step not in unsuited | {"cycle", "generated"}]
 
     def _step(self, dice: random.Random, behind: bool = False) -> str:
         steps = ["shuffle", "plain", "filter", "flatmap", "skewed", "slow", "generated", "header", "cycle"]
