@@ -158,7 +158,7 @@ class Share:
     def saved(self) -> _Start | None:
         """Returns a position before the shard's position, with the states of the shard's replica; None if the filter
         was not read yet."""
-        return self.part.before(self) if self.part is not None and self.part.is_running else self.start
+        return self.start if self.part is None else self.part.before(self) or self.start
 
     def entries(self) -> dict[int, PipeEntry]:
         """Returns the entries of the pipes before the filter, by the ids of the pipes, at the position `saved`."""
@@ -226,7 +226,7 @@ class CommonPart:
         assert share.start is not None
         if not self.is_running:
             return
-        if share.start.position >= self._first:
+        if share.datapipe._position() >= self._first:
             share.skip_from(self._first)
         else:
             self._is_busy = True
@@ -289,14 +289,13 @@ class CommonPart:
 
     def _look_after(self, share: Share) -> None:
         """Lets shards run their own replicas if their items cannot wait."""
-        others = [each for each in self._shares if each.queue and each is not share]
         if self._reused.is_found:
             for each in [*self._shares]:
                 self._remove(each, each.start and self.before(each))
             self.close()
-            return
-        for each in others:
-            if len(each.queue) > MOST_WAITING and each.start is not None and not self._has_ended:
+        for each in [*self._shares]:
+            is_late = len(each.queue) > MOST_WAITING and each is not share
+            if is_late and each.start is not None and not self._has_ended:
                 self._remove(each, self.before(each))
                 if each is self._runner:
                     self._move_to(self._shares[0])
@@ -374,11 +373,11 @@ class CommonPart:
 
     # -- states --------------------------------------------------------------------------------------
 
-    def before(self, share: Share) -> _Start:
-        """Returns the last snapshot before the position of a shard."""
+    def before(self, share: Share) -> _Start | None:
+        """Returns the last snapshot before the position of a shard; None if no item was read yet."""
         taken = share.datapipe._position()
-        found: _Start = next(snapshot for snapshot in reversed(self._snapshots) if snapshot.position <= taken)
-        if found is self._snapshots[-1] and found.position < self.position:
+        found = next((snapshot for snapshot in reversed(self._snapshots) if snapshot.position <= taken), None)
+        if found is not None and found is self._snapshots[-1] and found.position < self.position:
             self._wants_snapshot = True
         return found
 

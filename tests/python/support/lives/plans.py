@@ -290,6 +290,7 @@ class Life:
             return [None]
         # A loader without workers resumes by replaying items in the main process, which requires a fixed order.
         has_no_workers = self.shard == "filter" and not (self.free and self.main)
+        has_no_workers &= self.failure != "exit"  # without workers, the main process itself would exit
         return [None, 1, 2, 3, 4, *([0] if has_no_workers else [])]
 
     # -- the loader --------------------------------------------------------------------------------
