@@ -272,6 +272,9 @@ class _Saving:
                 found |= self._replayed(pipe, beginning)
             elif is_torchs(pipe) and pipe is self.end:
                 raise unnoticed(pipe)
+        for pipe in self.pipes:
+            if id(pipe) in self._in_use and id(pipe) not in found:
+                found |= hooks_of(pipe)._entries_of_sources()
         below = self.graph.below(
             pipe for pipe in self.pipes if is_torchs(pipe) and id(pipe) in self._in_use and id(pipe) not in found
         )
@@ -356,6 +359,11 @@ def _entry_anew(pipe: Any) -> PipeEntry:
     """Returns an entry for a next pass from the beginning, with the pipe's seed for this pass."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
+
+
+def beginning_entries(graph: Graph) -> list[PipeEntry]:
+    """Returns the entries with which the next passes of all pipes begin, or resume from a loaded state."""
+    return [_entry_anew(pipe) for pipe in graph]
 
 
 def is_one_to_one(datapipe: Any) -> bool:

@@ -202,19 +202,19 @@ class EpochRunner:
     ) -> Any:
         """Begins the epoch in each shard of the child. Returns an iterator, or a tuple of iterators for several
         shards."""
-        iterators = []
-        for place, (seed, start) in enumerate(zip(seeds, starts, strict=True)):
+        for place, (program, seed) in enumerate(zip(self.programs, seeds, strict=True)):
             self.turns.enter(place)
-            iterators.append(self._begin_shard(place, seed, iter_reset_fn, announced, start))
+            program.epoch = self.epoch - 1
+            program.begin_epoch(seed, iter_reset_fn)
+            self.counting.bind(program.datapipe, place)
+        iterators = []
+        for place, start in enumerate(starts):  # one shard may read for all shards, so all are seeded first
+            self.turns.enter(place)
+            iterators.append(self._begin_shard(place, announced, start))
         return iterators[0] if len(iterators) == 1 else tuple(iterators)
 
-    def _begin_shard(
-        self, place: int, seeds: bytes, iter_reset_fn: Any, announced: int, start: Resumption
-    ) -> Iterator[Any]:
+    def _begin_shard(self, place: int, announced: int, start: Resumption) -> Iterator[Any]:
         program = self.programs[place]
-        program.epoch = self.epoch - 1
-        program.begin_epoch(seeds, iter_reset_fn)
-        self.counting.bind(program.datapipe, place)
         # A graph that resumes from a snapshot may read immediately, because the main process already has a snapshot.
         unread = announced and start.content is None
         with program.beginning_unread() if unread else nullcontext():

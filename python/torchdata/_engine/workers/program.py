@@ -155,6 +155,9 @@ class EpochProgram(Program):
             raise NotImplementedError(f"{type(self).__name__} runs one shard in a process")
         return [self]
 
+    def close(self) -> None:
+        """The runner calls this method after the last epoch, if the process continues."""
+
     def enter(self) -> None:
         """The runner calls this method when the process switches from another shard's program to this program, unless
         only `globals` must be exchanged."""

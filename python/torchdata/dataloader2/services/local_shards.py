@@ -14,12 +14,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from torchdata._engine.items.torch_worker import torch_as_it_was
-from torchdata._engine.snapshots import Account, Kept, Resumption, reason_in
+from torchdata._engine.snapshots import Account, Kept, reason_in
 from torchdata._engine.workers.epochs import StopPosition
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
-from torchdata.datapipes.iter.threads.prefetching import end_threads
 
 #: The number of recent items for which the shard of each item is remembered.
 _REMEMBERED = 1 << 12
@@ -102,15 +101,19 @@ class LocalShards:
         self._is_busy = self._is_stopped = self._has_lost = False
         self._snapshots = [(0, [None] * self.num_shards if position is None else position.kept[0])]
         self._iterators = []
+        starts = [None] * self.num_shards if position is None else position.resumptions
         for shard, program in enumerate(self._programs):
-            start = (None if position is None else position.resumptions[shard]) or Resumption()
             with self._as_shard(program):
                 program.begin_epoch(*commands(shard))
-                iterator = program.go_on_from(start.content, start.strict)
-                again = sum(again for _, again, _ in start.starts or ())
-                for _ in islice(iterator, again):
+        iterators: list[Iterator[Any]] = []
+        for program, start in zip(self._programs, starts, strict=True):
+            with self._as_shard(program):
+                iterators.append(program.go_on_from(*((start.content, start.strict) if start else (None,))))
+        for program, iterator, start in zip(self._programs, iterators, starts, strict=True):
+            with self._as_shard(program):
+                for _ in islice(iterator, sum(again for _, again, _ in (start and start.starts) or ())):
                     pass
-            self._iterators.append(iterator)
+        self._iterators = [*iterators]
 
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies a function to the graph of each shard."""
@@ -125,7 +128,7 @@ class LocalShards:
         """Ends the threads of the pipes."""
         self.stop()
         for program in self._programs:
-            end_threads(program.datapipe)
+            program.close()
 
     # -- as a collector --------------------------------------------------------------------------------
 

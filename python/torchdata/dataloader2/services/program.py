@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
@@ -30,6 +31,7 @@ from torchdata.dataloader2.graph.serialization import why_not
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.caches import Caches
+from torchdata.dataloader2.services.common_parts import CommonParts
 from torchdata.dataloader2.services.watching import watched_filters
 from torchdata.dataloader2.state.layout import opened, sealed
 from torchdata.dataloader2.state.position import Content, Filled, Shard
@@ -44,7 +46,7 @@ from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of
-from torchdata.datapipes.iter.threads.prefetching import pipes_with_threads, stop_reading
+from torchdata.datapipes.iter.threads.prefetching import end_threads, pipes_with_threads, stop_reading
 from torchdata.datapipes.state import (
     iterate,
     load_entries,
@@ -249,6 +251,8 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
+        #: The common parts of all shards of the process. `_place` is the number of this shard in the process.
+        self._common, self._place = CommonParts(is_alone=True), 0
         #: Stops the threads that read ahead for this shard while another shard runs, because these threads also draw
         #: random numbers.
         self._held = ExitStack()
@@ -275,8 +279,12 @@ class GraphProgram(EpochProgram):
 
     def replicas(self, count: int) -> list[EpochProgram]:
         """Returns programs over copies of the graph."""
+        self._common = CommonParts(is_alone=count == 1)
         graphs = [replica(self.datapipe) for _ in range(count - 1)]
-        return [self, *(GraphProgram(graph, self.init_fn, self.reset_fn, self.shards) for graph in graphs)]
+        others = [GraphProgram(graph, self.init_fn, self.reset_fn, self.shards) for graph in graphs]
+        for place, each in enumerate(others, 1):
+            each._common, each._place = self._common, place
+        return [self, *others]
 
     def enter(self) -> None:
         """Sets the worker number and the random generators of the process to those of this shard."""
@@ -348,6 +356,24 @@ class GraphProgram(EpochProgram):
         if not self._child.dispatches:
             self._tell_torch()
             self._watch_order()
+            self._begin_common_part(seeds)
+
+    def _begin_common_part(self, seeds: bytes) -> None:
+        """Lets the pipes before the filters run once for all shards of the process, if the number of shards is fixed.
+        Functions of the user may give each shard other pipes."""
+        if self._shard.splits and not self.replaced and self.init_fn is None and self.reset_fn is None:
+            seed = partial(self._seed_common_part, seeds)
+            self._common.begin(self.datapipe, seed, self._tell_torch, is_first=self._place == 0)
+
+    def close(self) -> None:
+        """Stops reading the pipes before the filters, and ends the threads of the pipes."""
+        self._common.close()
+        end_threads(self.datapipe)
+
+    def _seed_common_part(self, seeds: bytes, number: int) -> None:
+        generator = SeedGenerator(SeedGenerator.imported(seeds).generate_shared_seed()).spawn(number)
+        _seed_global_generators(generator, shared=False)
+        tell_torch(0, 1, self.datapipe, is_local=_engine.current_sender is None)
 
     def _tell_torch(self) -> None:
         if not self._shard.of_main:

@@ -19,7 +19,17 @@ from torchdata.datapipes._pipe.state.hooks import depth_of
 from torchdata.datapipes._pipe.state.record import existing_record, token_of
 from torchdata.datapipes.datapipe import IterDataPipe, begin_iteration
 
-__all__ = ["Load", "PipeStep", "ReadsByIndex", "Unloadable", "begin_sharing", "begin_unloaded", "can_wait", "getter_of"]
+__all__ = [
+    "Load",
+    "PipeStep",
+    "ReadsByIndex",
+    "Unloadable",
+    "begin_sharing",
+    "begin_unloaded",
+    "can_share",
+    "can_wait",
+    "getter_of",
+]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -77,11 +87,16 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
 
     For this, the pipe's class itself, not a base class, must define `_iter_by_index`, which replaces `__iter__`.
     """
-    record, kind = existing_record(datapipe), type(datapipe)
-    is_claimed = record is not None and record.claim is not None
-    if "_iter_by_index" in vars(kind) and not is_claimed and datapipe._can_pass_over():
-        return begin_iteration(datapipe, kind._iter_by_index)
+    if can_share(datapipe):
+        return begin_iteration(datapipe, type(datapipe)._iter_by_index)
     return iter(datapipe)
+
+
+def can_share(datapipe: Any) -> bool:
+    """Returns whether the pipe supports skipping in its next iteration; see `begin_sharing`."""
+    record = existing_record(datapipe)
+    is_claimed = record is not None and record.claim is not None
+    return "_iter_by_index" in vars(type(datapipe)) and not is_claimed and bool(datapipe._can_pass_over())
 
 
 def getter_of(datapipe: Any) -> Load:

@@ -31,6 +31,8 @@ class GraphLife(Life):
         self.lasts, self.shuffles = True, True
         self.draws_in_main = self.kind != "workers" and graph.graph.flavour == "global"
         self._choose_splits()
+        if self.splits is not None:  # few pipes after the filter, so that a common part serves all shards
+            graph.sharing, graph.places, graph.in_main = "filter", [0.999 - 0.3 * dice.random() ** 2], None
         self.main, self.before, self.behind = [], [], []
 
     def pipe(self) -> Any:

@@ -186,6 +186,15 @@ class Life:
         dice = random.Random(f"splits {self.seed}")
         if self.kind == "workers" and self.method != "remote" and self.block is None and dice.random() < 0.3:
             self.splits, self.moves = dice.choice([1, 2, 3, 6]), True
+            if dice.random() < 0.5:
+                self._choose_common_part(dice)
+
+    def _choose_common_part(self, dice: random.Random) -> None:
+        """Chooses steps with which one replica of the pipes before the filter serves all shards of a process."""
+        self.shard, self.threads, self.lasts = "filter", False, False
+        unsuited = {"prefetch", "threads", *LASTING}
+        self.before = [dice.choice(["filter", "flatmap", "skewed"]), *(s for s in self.before if s not in unsuited)]
+        self.behind = [step for step in self.behind if step not in unsuited | {"cycle", "generated"}]
 
     def _step(self, dice: random.Random, behind: bool = False) -> str:
         steps = ["shuffle", "plain", "filter", "flatmap", "skewed", "slow", "generated", "header", "cycle"]
@@ -254,6 +263,7 @@ class Life:
             return [None]
         # A loader without workers resumes by replaying items in the main process, which requires a fixed order.
         has_no_workers = self.shard == "filter" and not (self.free and self.main)
+        has_no_workers &= self.failure != "exit"  # without workers, the main process itself would exit
         return [None, 1, 2, 3, 4, *([0] if has_no_workers else [])]
 
     def made(self, workers: int | str | None = None, restarts: bool | None = None) -> DataLoader2[Any]:

@@ -15,7 +15,7 @@ class Loader:
         self.service = dice.choice(services)
         self.workers = dice.choice([1, 2, 2, 4])
         self.sharing = dice.choice(["filter", "dispatch", "dispatch", "replicated"])
-        self._places = sorted({dice.random() for _ in range(dice.choice([1, 1, 1, 2]))})
+        self.places = sorted({dice.random() for _ in range(dice.choice([1, 1, 1, 2]))})
         #: `arrays` contains whether items are sent between processes as arrays, and `keeps` contains how many arrays
         #: the main process keeps.
         self.arrays = dice.random() < 0.5
@@ -35,7 +35,7 @@ class Loader:
         graph = self.graph
         share = {"filter": _filtered, "dispatch": self._dispatched}.get(self.sharing)
         places = graph.places() if share is not None else 0
-        chosen = {int(place * places) for place in self._places[: 1 if self.sharing == "filter" else 2]}
+        chosen = {int(place * places) for place in self.places[: 1 if self.sharing == "filter" else 2]}
         pipe = graph.build(dict.fromkeys(chosen, share) if share is not None else None)
         if self.arrays:
             pipe = pipe.map(users.array)
@@ -58,7 +58,7 @@ class Loader:
         how = self.service
         if how == "workers":
             how = f"{self.workers} workers, {self.options}, in main: {self.in_main}"
-        more = f"{self.sharing} at {self._places}, arrays: {self.arrays}, keeps {self.keeps}, cadence {self.cadence}"
+        more = f"{self.sharing} at {self.places}, arrays: {self.arrays}, keeps {self.keeps}, cadence {self.cadence}"
         said = f"{self.graph}, {how}, {more}"
         self.pipe()
         return f"{said}, all stages: {', '.join(self.graph.names)}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from torchdata._threads import Work
     from torchdata.datapipes._pipe.state.halting import Halt, Lead
+    from torchdata.datapipes._pipe.state.layout import PipeEntry
 
 __all__ = ["PipeHooks", "depth_of", "hooks_of"]
 
@@ -55,6 +56,11 @@ class PipeHooks:
         """Returns whether a running pass of this pipe can continue before all pipes that read it have begun."""
         return False
 
+    def _entries_of_sources(self) -> dict[int, PipeEntry]:
+        """Returns the entries of the pipe's direct and indirect sources, by the ids of the sources, if other pipes are
+        read instead of these sources. The result is empty if the sources themselves are read."""
+        return {}
+
     #: Whether a call of `__iter__` after a skipped exception resumes from the pipe's declared state.
     _renews: ClassVar[bool] = True
 
@@ -71,6 +77,10 @@ class PipeHooks:
     def _threads_at_work(self) -> Work | None:
         """Returns an object that ends the threads of this pipe in this process; None if the pipe has no threads."""
         return None
+
+    def _may_have_threads(self) -> bool:
+        """Returns whether threads of this pipe may read its sources."""
+        return type(self)._threads_at_work is not PipeHooks._threads_at_work
 
     def _passes_begun(self) -> int | None:
         """Returns the number of passes that have begun; None if the pipe does not read ahead in a thread."""

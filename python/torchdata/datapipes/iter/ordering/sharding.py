@@ -6,9 +6,10 @@ first iteration. Each pipe owns only the number of its shard, and no threads or 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, ClassVar, TypeVar
 
 from torchdata.datapipes._pipe import witnessing
@@ -19,7 +20,8 @@ from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.splitting import begin_whole, read_whole
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes._pipe.unloaded import Load, begin_sharing, begin_unloaded, can_wait
+from torchdata.datapipes._pipe.state.layout import PipeEntry, check_generators
+from torchdata.datapipes._pipe.unloaded import Load, begin_sharing, begin_unloaded, can_share, can_wait
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 __all__ = ["SHARDING_PRIORITIES", "ShardingFilter", "ShardingRoundRobinDispatcher"]
@@ -86,6 +88,13 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     _taken: int = state(0)  # items of the source that were consumed when the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items that had been yielded when the current iterator was created
+    #: In a state of a shard whose common part serves several shards: the number of items that the source must recompute
+    #: up to the position of the filter, and the random generators of the common part (see `common_parts`).
+    _behind: int = state(0)
+    _generators: Any = state()
+
+    #: The source of the items if a common part serves several shards. The loader sets this attribute in each epoch.
+    _share: Any = state(items=True, lasts=True, saved=False)
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
         source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
@@ -166,6 +175,9 @@ class ShardingFilter(IterDataPipe[T_co]):
         return Division(self.num_of_instances, self.instance_id, self._block)
 
     def __iter__(self) -> Iterator[T_co]:
+        if self._share is not None:
+            self._running, self._yielded_before = self._shard(), token_of(self).yielded
+            return self._share.begin(self._taken - self._behind, self._generators)  # type: ignore[no-any-return]
         takes_a_part = not self._shard().is_whole and type(self) is ShardingFilter
         if takes_a_part and can_wait(self.source_datapipe):
             indices, load = self._iter_unloaded()
@@ -177,6 +189,16 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     def _can_wait(self) -> bool:
         return can_wait(self.source_datapipe)
+
+    def _gives_each_item_to_one_worker(self) -> bool:
+        """Returns whether the filter divides items among workers, unless there is only one worker."""
+        if not self._sharding_enabled or self.source_splits_itself:
+            return False
+        return self.sharding_group_filter in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
+
+    def _skips_others(self) -> bool:
+        """Returns whether the next iteration skips the items of other shards without computing them."""
+        return can_wait(self.source_datapipe) or can_share(self.source_datapipe)
 
     def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
         indices, load = begin_unloaded(self.source_datapipe)
@@ -203,6 +225,9 @@ class ShardingFilter(IterDataPipe[T_co]):
         """
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
+        if self._behind:  # the state was saved with a common part, which a function of the user may now change
+            deque(islice(source, self._behind), maxlen=0)
+            self._behind, self._generators = 0, None
         witness = witnessing.current
         is_compared = self.source_splits_itself or self._divides_among_workers()
         if witness is None or not is_compared or not isinstance(self.source_datapipe, IterDataPipe):
@@ -222,10 +247,25 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of items of the source that were read, up to the last yielded item."""
+        taken, behind, generators = self._position(), self._behind, self._generators
+        saved = None if self._share is None else self._share.saved()
+        if saved is not None:
+            behind, generators = taken - saved.position, saved.generators
+        rest = {"behind": behind, "generators": generators}
+        return {"taken": taken} | {name: value for name, value in rest.items() if value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a saved position."""
+        if state_dict.get("generators") is not None:
+            check_generators(state_dict["generators"])
+        self._load_declared(state_dict)
+
+    def _position(self) -> int:
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
-        if passed_on:
-            taken = self._running.after(taken, passed_on)
-        return {"taken": taken}
+        return self._running.after(taken, passed_on) if passed_on else taken
+
+    def _entries_of_sources(self) -> dict[int, PipeEntry]:
+        return {} if self._share is None else self._share.entries()
 
 
 def _group(value: Any, argument: str) -> int:

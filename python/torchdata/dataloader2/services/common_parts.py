@@ -1,0 +1,413 @@
+"""Runs the pipes before a `sharding_filter` once for all shards of a process, if the number of shards is fixed.
+
+Role: with `splits`, a process may run dozens of shards. Each shard has a replica of the whole graph, but only one
+replica reads the pipes before the filter, the *common part*. The common part gives each item to the shard that the item
+belongs to, and keeps the items of shards that have not requested them yet. The code runs in the thread that runs the
+shards, in workers and in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
+
+The common part has random generators of its own, which are seeded equally in all processes, and torch's worker info
+reports a single worker to the common part. An item therefore does not depend on the number of workers. The state of a
+shard contains an earlier state of the common part, and how many items the common part must recompute from there. Any
+process can load such a state into the replica of one shard.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from functools import partial
+from itertools import count, cycle, islice
+from typing import Any, NamedTuple
+
+from torchdata._engine.processes.interrupts import is_of_handler
+from torchdata._native import ShardTurns
+from torchdata.dataloader2.services.common_pipes import filters_with_common_part, may_draw
+from torchdata.dataloader2.services.reused_objects import ReusedObjects
+from torchdata.datapipes._pipe import witnessing
+from torchdata.datapipes._pipe.division import Division
+from torchdata.datapipes._pipe.exchanging import ShardGlobals
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.splitting import read_whole
+from torchdata.datapipes._pipe.state.layout import PipeEntry
+from torchdata.datapipes._pipe.state.record import token_of
+from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
+from torchdata.datapipes.state import beginning_entries, load_entries, load_generators, save_entries, save_generators
+
+__all__ = ["CommonParts"]
+
+#: The maximum number of items that a shard may have waiting. A shard that falls further behind runs its own replica.
+MOST_WAITING = 1 << 14
+#: The maximum number of snapshots of a common part.
+_MOST_SNAPSHOTS = 8
+
+
+class _Start(NamedTuple):
+    """A position of a common part.
+
+    Args:
+        position: the number of items that the pipes before the filter have yielded.
+        entries: the states of these pipes; None if the replica of the shard is already at the position.
+        generators: the states of the random generators; None if no number was drawn since the beginning of the epoch.
+    """
+
+    position: int
+    entries: Sequence[PipeEntry] | None = None
+    generators: dict[str, Any] | None = None
+
+
+class CommonParts:
+    """The common parts of the shards of one process.
+
+    Args:
+        is_alone: whether the process runs a single shard. This shard reads a part without user code directly, because
+            such a part draws no random numbers.
+    """
+
+    def __init__(self, *, is_alone: bool) -> None:
+        self._is_alone = is_alone
+        self._parts: list[CommonPart] = []
+
+    def begin(self, datapipe: Any, seed: Callable[[int], None], tell: Callable[[], None], *, is_first: bool) -> None:
+        """Adds a shard, which has been seeded for an epoch.
+
+        Args:
+            datapipe: the last pipe of the shard's graph.
+            seed: a function that seeds the process's generators for the common part with a given number.
+            tell: a function that describes the shard to torch.
+            is_first: whether the shard is the first shard of the epoch.
+        """
+        graph = Graph(datapipe)
+        for pipe in graph:
+            if type(pipe) is ShardingFilter:
+                pipe._share = None
+        filters = filters_with_common_part(graph)
+        if is_first:
+            self.close()
+            self._parts = [CommonPart(partial(seed, number)) for number in range(len(filters))]
+        for part, each in zip(self._parts, filters, strict=True):
+            if not self._is_alone or any(map(may_draw, graph.at(each.source_datapipe))):
+                part.add(Share(each, tell))
+
+    def close(self) -> None:
+        """Stops reading, so that the pipes close their files."""
+        for part in self._parts:
+            part.close()
+
+
+class Share:
+    """The items of a common part that belong to one shard.
+
+    Args:
+        datapipe: the filter of the shard.
+        tell: a function that describes the shard to torch.
+    """
+
+    def __init__(self, datapipe: ShardingFilter[Any], tell: Callable[[], None]) -> None:
+        self.datapipe, self.tell = datapipe, tell
+        datapipe._share = self
+        self.part: CommonPart | None = None
+        #: The items that wait for the shard. The first `skips` items precede the position at which the shard resumed.
+        self.queue: deque[Any] = deque()
+        self.skips = 0
+        #: A position of the shard's own replica at or before the shard's position; None before the filter is read.
+        self.start: _Start | None = None
+        self._begun = 0
+
+    @property
+    def source(self) -> Any:
+        return self.datapipe.source_datapipe
+
+    @property
+    def division(self) -> Division:
+        return self.datapipe._shard()
+
+    def begin(self, position: int, generators: dict[str, Any] | None) -> Iterator[Any]:
+        """Returns an iterator over the items of the shard. The filter calls this method once in an epoch.
+
+        Args:
+            position: the position of the shard's own replica.
+            generators: the states of the common part's generators at this position; see `_Start`.
+        """
+        part, begun = self.part, token_of(self.datapipe).yielded
+        if part is None or (self.start is not None and begun != self._begun):
+            raise RuntimeError("a sharding_filter was read twice in an epoch, although no pipe after it repeats items")
+        self._begun, self.start = begun, _Start(position, None, generators)
+        part.join(self)
+        # No Python code runs between the removal of an item and its count, so Ctrl-C cannot lose the item.
+        return map(deque.popleft, iter(self._filled, None))
+
+    def skip_from(self, position: int) -> None:
+        """Makes the shard drop its items from a position up to its own position."""
+        self.skips = self.division.own_before(self.datapipe._position()) - self.division.own_before(position)
+
+    def _filled(self) -> deque[Any] | None:
+        """Returns a queue that begins with the next item of the shard; None if there is none."""
+        while True:
+            queue = self.queue
+            if not queue:
+                if self.part is None or not self.part.fill(self):
+                    return None
+            elif self.skips:
+                self.skips -= 1  # Python runs signal handlers after calls, so Ctrl-C cannot separate these two lines
+                queue.popleft()
+            else:
+                return queue
+
+    def saved(self) -> _Start | None:
+        """Returns a position before the shard's position, with the states of the shard's replica; None if the filter
+        was not read yet."""
+        return self.start if self.part is None else self.part.before(self) or self.start
+
+    def entries(self) -> dict[int, PipeEntry]:
+        """Returns the entries of the pipes before the filter, by the ids of the pipes, at the position `saved`."""
+        found = self.saved()
+        if found is None or found.entries is None:
+            return {}
+        return {id(pipe): entry for pipe, entry in zip(Graph(self.source), found.entries, strict=True)}
+
+
+class CommonPart:
+    """The pipes before a filter, which one replica runs for several shards of a process.
+
+    Args:
+        seed: a function that seeds the generators of the process for this part.
+    """
+
+    def __init__(self, seed: Callable[[], None]) -> None:
+        self._seed = seed
+        self._shares: list[Share] = []
+        self._runner: Share | None = None
+        #: The position of the first item that was put into the queues.
+        self._first = 0
+        #: The position at which the replica began to read, and the number of items that its last pipe had yielded then.
+        self._began = 0, 0
+        self._iterator: Iterator[Any] = iter(())
+        #: An iterator that appends one item to the queue of its shard in each step.
+        self._dealt: Iterator[None] = iter(())
+        self._has_ended = False
+        #: Whether a step is running, or was interrupted, for example by Ctrl-C. Only the snapshots are then valid.
+        self._is_busy = False
+        #: Snapshots in the order of their positions. The first snapshot precedes the positions of all shards.
+        self._snapshots: list[_Start] = []
+        self._wants_snapshot = False
+        #: The numbers of shards and of consecutive items per shard, and the shards of this part by their numbers.
+        self._dealing = 1, 1
+        self._by_number: dict[int, Share] = {}
+        self._reused = ReusedObjects(self._waits, self._oldest)
+        self._whose: Share | None = None
+        self._seeded: dict[str, Any] = {}
+        self._reset_turns()
+
+    def _reset_turns(self) -> None:
+        #: The generators of the shard that requests an item, and the generators of this part.
+        self._globals = ShardGlobals(), ShardGlobals()
+        self._turns = ShardTurns(self._globals, self._exchange, 0)
+        #: Switches to the generators of the shard (0) or of this part (1), unless this part contains no user code.
+        self._enter: Callable[[int], object] = self._turns.enter
+
+    @property
+    def is_running(self) -> bool:
+        return self._runner is not None
+
+    @property
+    def position(self) -> int:
+        """The number of items that the replica has yielded in the epoch."""
+        position, yielded = self._began
+        return position if self._runner is None else position + token_of(self._runner.source).yielded - yielded
+
+    def add(self, share: Share) -> None:
+        share.part = self
+        self._shares.append(share)
+
+    def join(self, share: Share) -> None:
+        """Lets a shard receive its items, also if other shards have begun to read."""
+        assert share.start is not None
+        if not self.is_running:
+            return
+        if share.datapipe._position() >= self._first:
+            share.skip_from(self._first)
+        else:
+            self._is_busy = True
+            self._remove(share, share.start)
+            self._deal()
+            self._is_busy = False
+
+    def _remove(self, share: Share, start: _Start | None) -> None:
+        """Lets a shard run its own replica if it requests another item."""
+        part = CommonPart(self._seed)
+        part._shares.append(share)
+        share.start, share.queue, share.skips = start, deque(), 0
+        share.part = part
+        self._shares.remove(share)
+
+    def fill(self, share: Share) -> bool:
+        """Runs the replica until the shard has an item. Returns False if the replica has ended."""
+        if self._is_busy:
+            self._undo()
+        if self._has_ended:
+            return False
+        self._is_busy, self._whose = True, share
+        witness = None if self.is_running or self._snapshots else witnessing.current
+        enter = self._enter
+        enter(1)
+        try:
+            if not self.is_running:
+                self._begin(None if witness is None else witness.watch)
+            elif self._wants_snapshot:
+                self._save()
+            queue = share.queue
+            for _ in self._dealt:
+                if queue:
+                    break
+            else:
+                self.close()
+        except Exception as error:
+            if self.is_running and not is_of_handler(error):
+                self._deal()
+                self._is_busy = False
+            raise
+        finally:
+            enter(0)
+        if len(self._shares) > 1:
+            self._look_after(share)
+        self._is_busy = False
+        return bool(share.queue) or share.part is not self
+
+    def _undo(self) -> None:
+        """Returns to the first snapshot after an interruption, which may have lost an item or exchanged only some of
+        the random generators."""
+        self._shares = [share for share in self._shares if share.part is self]
+        self._snapshots = self._snapshots[:1]
+        self._runner, self._has_ended = None, False
+        self._reset_turns()
+
+    def close(self) -> None:
+        """Stops reading."""
+        self._has_ended, self._iterator, self._dealt = True, iter(()), iter(())
+
+    def _look_after(self, share: Share) -> None:
+        """Lets shards run their own replicas if their items cannot wait."""
+        if self._reused.is_found:
+            for each in [*self._shares]:
+                self._remove(each, each.start and self.before(each))
+            self.close()
+        for each in [*self._shares]:
+            is_late = len(each.queue) > MOST_WAITING and each is not share
+            if is_late and each.start is not None and not self._has_ended:
+                self._remove(each, self.before(each))
+                if each is self._runner:
+                    self._move_to(self._shares[0])
+                self._deal()
+
+    def _move_to(self, share: Share) -> None:
+        """Continues with the replica of another shard."""
+        self._whose, position = share, self.position
+        self._turns.enter(1)
+        try:
+            self._save()
+            self._run(share, self._snapshots[-1], None)
+            deque(islice(self._iterator, position - self.position), maxlen=0)
+        finally:
+            self._turns.enter(0)
+
+    def _begin(self, watch: Any) -> None:
+        joined = [share for share in self._shares if share.start is not None]
+        first = min(joined, key=lambda share: share.start.position)  # type: ignore[union-attr]
+        start = self._snapshots[0] if self._snapshots else first.start
+        assert start is not None
+        self._first = start.position
+        for share in self._shares:
+            share.queue = deque()
+        for share in joined:
+            share.skip_from(self._first)
+        self._run(first, start, watch)
+
+    def _run(self, share: Share, start: _Start, watch: Any) -> None:
+        """Begins to read the replica of a shard."""
+        graph = Graph(share.source)
+        self._seed()
+        self._seeded = save_generators()
+        if start.generators is not None:
+            load_generators(start.generators)
+        if start.entries is None:
+            start = start._replace(entries=beginning_entries(graph))
+        else:
+            load_entries(graph, deepcopy(start.entries))
+        if not self._snapshots:
+            self._snapshots = [start]
+        read_whole(graph.pipes)
+        iterator, token = iter(share.source), token_of(share.source)
+        self._runner, self._began = share, (start.position, token.yielded)
+        if watch is not None and (each := watch(share.datapipe, start.position)) is not None:
+            iterator = Division(1, 0).share_of(iterator, start.position, each, lambda: token.finished)
+        self._iterator = iterator
+        self._enter = self._turns.enter if any(map(may_draw, graph)) else _stay
+        self._deal()
+
+    def _deal(self) -> None:
+        """Assigns the next items to the queues of the shards."""
+        position = self.position
+        if len(self._shares) == 1:
+            [share] = self._shares
+            self._dealt = map(share.queue.append, share.division.share_of(self._iterator, position))
+            return
+        self._by_number = {share.division.shard: share for share in self._shares}
+        division, nowhere = self._shares[0].division, deque[Any](maxlen=0)
+        queues = [self._by_number[n].queue if n in self._by_number else nowhere for n in range(division.shards)]
+        order = [queue for queue in queues for _ in range(division.block)]
+        self._dealing, offset = (division.shards, division.block), position % len(order)
+        items = map(self._reused.examine, self._iterator, count(position))
+        self._dealt = map(deque.append, cycle(order[offset:] + order[:offset]), items)
+
+    def _waits(self, position: int) -> bool:
+        """Returns whether the item at a position waits for its shard."""
+        shards, block = self._dealing
+        share = self._by_number.get(position // block % shards)
+        return share is not None and bool(share.queue) and share.datapipe._position() <= position
+
+    def _oldest(self) -> int:
+        """Returns the lowest position of a shard."""
+        return min(share.datapipe._position() for share in self._shares)
+
+    # -- states --------------------------------------------------------------------------------------
+
+    def before(self, share: Share) -> _Start | None:
+        """Returns the last snapshot before the position of a shard; None if no item was read yet."""
+        taken = share.datapipe._position()
+        found = next((snapshot for snapshot in reversed(self._snapshots) if snapshot.position <= taken), None)
+        if found is not None and found is self._snapshots[-1] and found.position < self.position:
+            self._wants_snapshot = True
+        return found
+
+    def _save(self) -> None:
+        """Takes a snapshot, and removes the snapshots that no shard needs."""
+        assert self._runner is not None
+        self._wants_snapshot = False
+        try:
+            entries = save_entries(Graph(self._runner.source))
+        except Exception as error:  # the shards use an earlier snapshot
+            if is_of_handler(error):
+                raise
+            return
+        now = self._seeded if self._enter is _stay else save_generators()
+        made = _Start(self.position, entries, None if now == self._seeded else now)
+        lowest = self._oldest()
+        following = [*self._snapshots[1:], made]
+        kept = [one for one, after in zip(self._snapshots, following, strict=True) if after.position > lowest]
+        if len(kept) >= _MOST_SNAPSHOTS:
+            kept[1:] = kept[2::2]
+        self._snapshots = [*kept, made]
+
+    # -- random numbers ------------------------------------------------------------------------------
+
+    def _exchange(self, left: int, entered: int) -> None:
+        self._globals[left].leave(is_all=True)
+        is_told = self._globals[entered].enter()
+        if entered == 0 and not is_told and "torch.utils.data" in sys.modules and self._whose is not None:
+            self._whose.tell()  # torch was imported by this part
+
+
+def _stay(_place: int) -> None:
+    """Does nothing; see `CommonPart._enter`."""

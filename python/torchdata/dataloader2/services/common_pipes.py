@@ -1,0 +1,93 @@
+"""Decides which pipes of a graph run once for all shards of a process.
+
+Role: pure functions over graphs, for `common_parts`. The decisions depend only on the graph, because they must be the
+same for any number of workers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from itertools import islice
+from types import NoneType
+from typing import Any
+
+from torchdata.dataloader2.graph.cutting import DispatchedSource
+from torchdata.dataloader2.graph.settings import is_sharding
+from torchdata.dataloader2.state.worker_positions import lasts
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, is_pipe
+from torchdata.datapipes._pipe.state.hooks import hooks_of
+from torchdata.datapipes._pipe.state.iteration import is_torchs
+from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
+
+__all__ = ["filters_with_common_part", "may_draw"]
+
+#: Pipes of this package that must not follow a filter with a common part, because they read their source several times
+#: in a pass, join branches of it, or skip exceptions of earlier pipes.
+_UNSUITED = frozenset({"Cycler", "IterKeyZipper", "OnError", "Repeater", "Sampler", "_Split"})
+#: Pipes that hold locks of files. A shard releases the locks when another shard runs.
+_LOCKING = frozenset({"EndOnDiskCacheHolder", "OnDiskCacheHolder"})
+
+#: Types of attributes that contain no user code, and attributes of every pipe that belong to this package.
+_PLAIN = frozenset({NoneType, bool, int, float, str, bytes, range, random.Random, deque})
+_BOOKKEEPING = frozenset({"_iteration_token", "_iteration_record"})
+
+
+def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
+    """Returns the filters of a graph whose earlier pipes run once for all shards. The result depends only on the graph.
+
+    Every pipe after such a filter is known to read its source once in an epoch, and no pipe before the filter is read
+    past the filter. No pipe keeps state beyond an epoch. No thread reads ahead, because a thread would draw the random
+    numbers of a shard while the common part runs. A filter that skips the items of other shards, without computing
+    them, needs no common part.
+    """
+    if lasts(graph):
+        return []
+    filters = [pipe for pipe in graph if is_sharding(pipe)]
+    before = graph.below(filters)
+    for pipe in graph:
+        if hooks_of(pipe)._may_have_threads() or (id(pipe) not in before and not _is_suited(pipe)):
+            return []
+    last = (pipe for pipe in filters if id(pipe) not in before)
+    return [pipe for pipe in last if type(pipe) is ShardingFilter and _is_apart(graph, pipe)]
+
+
+def _is_suited(pipe: Any) -> bool:
+    kind = type(pipe)
+    is_known = kind.__module__.startswith("torchdata.") and kind.__name__ not in _UNSUITED | _LOCKING
+    return is_known and not isinstance(pipe, DispatchedSource)
+
+
+def _is_apart(graph: Graph, datapipe: ShardingFilter[Any]) -> bool:
+    """Returns whether the filter alone reads its sources, and whether one replica of them can serve all shards."""
+    source = datapipe.source_datapipe
+    if not datapipe._gives_each_item_to_one_worker() or not is_iter_pipe(source) or datapipe._skips_others():
+        return False
+    common = graph.at(source)
+    if any(map(_needs_own_shard, common)):
+        return False
+    readers = (pipe for pipe in graph if pipe not in common and pipe is not datapipe)
+    return not any(each in common for reader in readers for each in graph.sources(reader))
+
+
+def _needs_own_shard(pipe: Any) -> bool:
+    is_locking = type(pipe).__name__ in _LOCKING
+    return is_locking or is_torchs(pipe) or is_sharding(pipe) or isinstance(pipe, DispatchedSource)
+
+
+def may_draw(pipe: Any) -> bool:
+    """Returns whether a pipe may run user code, which may draw from the global generators."""
+    if not type(pipe).__module__.startswith("torchdata."):
+        return True
+    return not all(_is_plain(value) for name, value in vars(pipe).items() if name not in _BOOKKEEPING)
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether an attribute of a pipe contains no user code. Of a long list, the first members are searched."""
+    if type(value) in (tuple, list, dict, set):
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        return all(map(_is_plain, islice(parts, 64)))
+    if isinstance(value, type) or is_pipe(value):
+        return getattr(value, "__module__", "").startswith("torchdata.")
+    return type(value) in _PLAIN

@@ -1,0 +1,141 @@
+"""Finds items that change, or end, when the next items are read.
+
+Role: items of a common part wait for their shards (see `common_parts`). Some sources overwrite one buffer for each
+item, or yield the same object again. Such an item must not wait. The module compares the addresses of the objects and
+arrays in an item with those of the items that wait. The code imports neither NumPy nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from io import IOBase
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, ModuleType, NoneType
+from typing import Any
+
+__all__ = ["ReusedObjects"]
+
+#: Types whose values never change.
+_FIXED = frozenset({NoneType, bool, int, float, complex, str, bytes, range, FunctionType, BuiltinFunctionType})
+#: The number of levels of nested containers, and of members of a container, that are examined.
+_LEVELS, _MEMBERS = 4, 64
+#: The number of recent items whose objects are remembered in any case.
+_RECENT = 1 << 10
+
+#: Adds the changeable objects of an item to a list of ids, and to a list of pairs: the id of the owner of some memory,
+#: and an address in this memory. Returns whether the item contains a stream or an iterator.
+_Search = Callable[[Any, int, list[int], list[tuple[int, int]]], bool]
+
+
+class ReusedObjects:
+    """Examines the items of a source in their order.
+
+    Args:
+        waits: a function that returns whether the item at a position still waits for its shard.
+        oldest: a function that returns a position that no waiting item precedes.
+    """
+
+    def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
+        self._waits, self._oldest = waits, oldest
+        #: Whether an item has been found that contains a stream, or that uses the memory of an item that waits.
+        self.is_found = False
+        #: The position of the last item that contained an object, by the object's id.
+        self._objects: dict[int, int] = {}
+        #: The positions of the last items that contained views at an address, by the id of the views' owner.
+        self._views: dict[int, dict[int, int]] = {}
+        self._most = 4 * _RECENT
+
+    def examine(self, item: Any, position: int) -> Any:
+        """Examines the item at a position of the source, and returns the item."""
+        kind: Any = type(item)
+        if kind in _FIXED or (search := _search_of(kind)) is None:
+            return item
+        ids: list[int] = []
+        views: list[tuple[int, int]] = []
+        if search(item, _LEVELS, ids, views):
+            self.is_found = True
+        objects = self._objects
+        for each in ids:
+            before = objects.get(each, position)
+            if before != position and self._waits(before):
+                self.is_found = True
+            objects[each] = position
+        for owner, address in views:
+            used = self._views.setdefault(owner, {})
+            # A source may overwrite the whole memory at once, so all items with views of this memory are considered.
+            if used.get(address, position) != position:
+                self.is_found |= any(map(self._waits, used.values()))
+            used[address] = position
+        if len(objects) > self._most or (views and len(used) + len(self._views) > self._most):
+            self._forget(position)
+        return item
+
+    def _forget(self, position: int) -> None:
+        """Removes the objects of items that are not recent and do not wait."""
+        oldest = min(self._oldest(), position - _RECENT)
+        self._objects = {each: last for each, last in self._objects.items() if last >= oldest}
+        recent = {
+            owner: {address: last for address, last in used.items() if last >= oldest}
+            for owner, used in self._views.items()
+        }
+        self._views = {owner: used for owner, used in recent.items() if used}
+        sizes = [len(self._objects), len(self._views), *(len(used) for used in self._views.values())]
+        self._most = 4 * _RECENT + 2 * max(sizes)
+
+
+@cache
+def _search_of(kind: Any) -> _Search | None:
+    """Returns the function that searches the instances of a type; None if these instances never change."""
+    if kind in _FIXED or issubclass(kind, (type, ModuleType)):
+        return None
+    if issubclass(kind, IOBase) or hasattr(kind, "__next__") or hasattr(kind, "read"):
+        return lambda *_: True
+    if issubclass(kind, memoryview):
+        return _search_memory
+    if hasattr(kind, "untyped_storage"):
+        return _search_tensor
+    if hasattr(kind, "__array_interface__"):  # NumPy's scalars never change
+        return _search_array if hasattr(kind, "base") and hasattr(kind, "__setitem__") else None
+    return _search_object
+
+
+def _search(item: Any, levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
+    kind: Any = type(item)
+    search = _search_of(kind) if levels else None
+    return search is not None and search(item, levels, ids, views)
+
+
+def _search_memory(item: Any, levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
+    return _search(item.obj, levels, ids, views)
+
+
+def _search_array(item: Any, levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
+    owner = item
+    while type(owner) is memoryview or getattr(owner, "base", None) is not None:
+        owner = owner.obj if type(owner) is memoryview else owner.base
+    if type(owner) is not bytes and item.nbytes:
+        views.append((id(owner), 0 if owner is item else item.__array_interface__["data"][0]))
+    return bool(item.dtype.hasobject) and _search((*islice(item.flat, _MEMBERS),), levels, ids, views)
+
+
+def _search_tensor(item: Any, _levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
+    try:
+        views.append((item.untyped_storage().data_ptr() or id(item), item.data_ptr()))
+    except (RuntimeError, NotImplementedError):  # for example a sparse tensor
+        ids.append(id(item))
+    return False
+
+
+def _search_object(item: Any, levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
+    # Types with their own hash do not change, except that the members of a tuple may change.
+    own_hash: Any = type(item).__hash__
+    if own_hash is None or own_hash is object.__hash__:
+        ids.append(id(item))
+    if isinstance(item, (tuple, list, dict, set, frozenset)):
+        parts = item.values() if isinstance(item, dict) else item
+        for part in parts if len(parts) <= _MEMBERS else islice(parts, _MEMBERS):
+            if type(part) not in _FIXED and _search(part, levels - 1, ids, views):
+                return True
+    attributes: dict[str, Any] = getattr(item, "__dict__", {})
+    return any(_search(part, levels - 1, ids, views) for part in islice(attributes.values(), _MEMBERS))

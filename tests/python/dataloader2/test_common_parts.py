@@ -1,0 +1,573 @@
+"""With `splits`, the pipes before a `sharding_filter` run once for all shards of a process."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+import sys
+import tarfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+from pressing import interrupts_raise  # noqa: F401 - a fixture
+from process_checks import nothing_is_left  # noqa: F401
+from rank_threads import ThreadGroup, in_ranks
+from resuming import begun, epochs_of, saved
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.dataloader2.adapter import ShardingPolicy
+from torchdata.dataloader2.graph import DataPipe
+from torchdata.dataloader2.services import common_parts, reused_objects
+from torchdata.dataloader2.services.common_pipes import filters_with_common_part
+from torchdata.dataloader2.services.reused_objects import ReusedObjects
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes.iter import FileOpener, IterableWrapper, IterDataPipe, Multiplexer, Zipper
+from torchdata.datapipes.map import SequenceWrapper
+
+pytestmark = pytest.mark.alone
+
+SPLITS = 6
+NUMBERS = (0, 1, 2, 3, 5, 8)
+#: Each form saves states with one number of workers, and loads them with another number.
+PAIRS = [(2, 0), (0, 2), (1, 3), (3, 8), (8, 2)]
+
+
+class Numbers:
+    """An iterable that cannot seek."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(map(int, range(self.count)))
+
+
+class Passing(IterDataPipe[Any]):
+    """A pipe of the user without a state."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            yield item, random.random()
+
+
+def drawn(item: Any) -> Any:
+    return item, random.random()
+
+
+def is_kept(_item: Any) -> bool:
+    return random.random() < 0.8
+
+
+def numbers(count: int = 40) -> IterableWrapper[int]:
+    return IterableWrapper(Numbers(count))
+
+
+def of_two_filters() -> DataPipe:
+    first = numbers(24).map(drawn).sharding_filter()
+    return Multiplexer(first, numbers(30).filter(is_kept).map(drawn).sharding_filter().shuffle(buffer_size=3)).map(
+        drawn
+    )
+
+
+#: Pipelines with functions before the filter that draw from the global generators.
+FORMS: dict[str, Callable[[], Any]] = {
+    "map": lambda: numbers().map(drawn).sharding_filter().map(drawn),
+    "filter and shuffle": lambda: (
+        numbers().filter(is_kept).shuffle(buffer_size=5).map(drawn).sharding_filter().shuffle(buffer_size=4).map(drawn)
+    ),
+    "batch": lambda: numbers(60).map(drawn).batch(2).sharding_filter().filter(is_kept).batch(2).map(drawn),
+    "a user's pipe": lambda: Passing(numbers()).sharding_filter().map(drawn).batch(2),
+    "zip before the filter": lambda: (
+        Zipper(numbers().map(drawn), numbers(50).filter(is_kept)).sharding_filter().map(drawn)
+    ),
+    "cycle before the filter": lambda: numbers(12).shuffle().cycle(3).map(drawn).sharding_filter().map(drawn),
+    "two filters": of_two_filters,
+    "no user code": lambda: IterableWrapper(range(40)).shuffle(buffer_size=7).sharding_filter().shuffle().map(drawn),
+    "uneven shards": lambda: (
+        numbers(48).map(drawn).sharding_filter().filter(lambda item: item[0] % 6 > 1 or item[0] > 30).map(drawn)
+    ),
+    "bucketbatch": lambda: (
+        numbers().map(drawn).sharding_filter().bucketbatch(batch_size=2, batch_num=2, bucket_num=1).map(drawn)
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def loader(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
+    return begun(DataLoader2(FORMS[form](), num_workers=workers, splits=SPLITS), state)
+
+
+def with_states(made: DataLoader2[Any]) -> tuple[list[Any], list[Any]]:
+    """Returns the items of an epoch, and the states after each item."""
+    items, states = [], []
+    with made:
+        for item in made:
+            items.append(item)
+            states.append(saved(made))
+    return items, states
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_epochs_do_not_depend_on_the_number_of_workers(form: str) -> None:
+    assert filters_with_common_part(Graph(FORMS[form]()))
+    whole = epochs_of(loader(form, 0))
+    assert whole[0] != whole[1]
+    for workers in NUMBERS[1:]:
+        assert epochs_of(loader(form, workers)) == whole, workers
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_state_of_any_position_resumes_with_another_number_of_workers(form: str) -> None:
+    whole = epochs_of(loader(form, 0))
+    for old, new in (0, 0), PAIRS[list(FORMS).index(form) % len(PAIRS)]:
+        items, states = with_states(loader(form, old))
+        assert items == whole[0]
+        for place in range(0, len(states), 1 if old == new else 4):
+            rest = [whole[0][place + 1 :], whole[1]]
+            assert epochs_of(loader(form, new, states[place])) == rest, (old, new, place)
+
+
+def unchanged(pipe: Any, _info: Any) -> Any:
+    return pipe
+
+
+def test_a_state_resumes_without_the_common_part() -> None:
+    def loader(function: Any = None) -> DataLoader2[Any]:
+        service = MultiProcessingReadingService(2, worker_init_fn=function)
+        return DataLoader2(numbers().shuffle().sharding_filter().batch(2), ShardingPolicy(splits=6), service)
+
+    for old, new in (None, unchanged), (unchanged, None):
+        items, states = with_states(begun(loader(old)))
+        for place in range(0, len(items), 4):
+            with begun(loader(new), states[place]) as made:
+                assert list(made) == items[place + 1 :]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_state_of_a_later_epoch_resumes(form: str) -> None:
+    whole = epochs_of(loader(form, 0), 3)
+    with loader(form, 2) as made:
+        list(made)
+        items, states = [], []
+        for item in made:
+            items.append(item)
+            states.append(saved(made))
+    assert items == whole[1]
+    for place in range(0, len(states), 6):
+        assert epochs_of(loader(form, place % 4, states[place])) == [whole[1][place + 1 :], whole[2]], place
+
+
+def test_a_state_moves_through_many_numbers_of_workers() -> None:
+    whole, got, state = epochs_of(loader("filter and shuffle", 0)), [], None
+    for workers in (2, 0, 5, 1, 8, 3):
+        with loader("filter and shuffle", workers, state) as made:
+            reading = iter(made)
+            got += [next(reading) for _ in range(3)]
+            state = saved(made)
+    assert [got + list(loader("filter and shuffle", 2, state)), whole[1]] == whole
+
+
+def count(path: str, item: Any) -> Any:
+    with open(path, "a") as file:
+        file.write(".")
+    return item
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_a_function_before_the_filter_is_called_once_per_process(workers: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "calls")
+    pipe = numbers(100).map(partial(count, path)).sharding_filter().batch(4)
+    with DataLoader2(pipe, num_workers=workers, splits=12) as made:
+        assert sorted(item for batch in made for item in batch) == list(range(100))
+    assert os.path.getsize(path) == 100 * max(workers, 1)
+
+
+def test_a_resumed_process_recomputes_the_common_part_only_from_its_snapshot(tmp_path: Path) -> None:
+    path = str(tmp_path / "calls")
+
+    def loader(state: Any = None) -> DataLoader2[Any]:
+        return begun(DataLoader2(numbers(240).map(partial(count, path)).sharding_filter(), splits=12), state)
+
+    items, states = with_states(loader())
+    os.unlink(path)
+    assert list(loader(states[119])) == items[120:]
+    assert 120 <= os.path.getsize(path) < 120 + 3 * 12
+
+
+def test_a_replaced_worker_continues_all_its_shards(often: None) -> None:
+    whole = epochs_of(loader("filter and shuffle", 0))
+    service = MultiProcessingReadingService(2, on_worker_exit="restart", worker_prefetch_cnt=1, main_prefetch_cnt=1)
+    pipe = FORMS["filter and shuffle"]()
+    with begun(DataLoader2(pipe, ShardingPolicy(splits=SPLITS), reading_service=service)) as made:
+        reading = iter(made)
+        head = [next(reading) for _ in range(9)]
+        os.kill(made.reading_service.engine_processes().pids[1], signal.SIGKILL)
+        assert [head + list(reading), list(made)] == whole
+
+
+def broken(item: int) -> int:
+    if item % 7 == 3:
+        raise ValueError(item)
+    return item
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_on_error_before_the_filter_skips_items_for_all_shards(workers: int) -> None:
+    def loader(state: Any = None) -> DataLoader2[Any]:
+        pipe = numbers(60).map(broken).on_error("skip").map(drawn).sharding_filter().batch(2)
+        return begun(DataLoader2(pipe, num_workers=workers, splits=4), state)
+
+    items, states = with_states(loader())
+    assert sorted(item for batch in items for item, _ in batch) == [item for item in range(60) if item % 7 != 3]
+    for place in (0, 7, len(items) - 2):
+        assert list(loader(states[place])) == items[place + 1 :]
+
+
+def test_an_error_before_the_filter_reaches_the_program() -> None:
+    for workers in 0, 2:
+        pipe = numbers(60).map(broken).sharding_filter().batch(2)
+        with DataLoader2(pipe, num_workers=workers, splits=4) as made, pytest.raises(ValueError, match="3"):
+            list(made)
+
+
+def test_the_generators_of_the_program_are_untouched() -> None:
+    with loader("map", 0) as made:
+        random.seed(11)
+        before, reading = random.getstate(), iter(made)
+        for _ in range(20):
+            next(reading)
+        assert random.getstate() == before
+
+
+def who(item: Any) -> Any:
+    import torch.utils.data
+
+    info = torch.utils.data.get_worker_info()
+    return item, info.id, info.num_workers
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3, 6])
+def test_torch_reports_one_worker_before_the_filter_and_the_shard_after_it(workers: int) -> None:
+    pytest.importorskip("torch")
+    with DataLoader2(numbers(12).map(who).sharding_filter().map(who), num_workers=workers, splits=6) as made:
+        assert [*made] == [((item, 0, 1), item % 6, 6) for item in range(12)]
+
+
+class Shuffled:
+    """An iterable with another order in each process."""
+
+    def __iter__(self) -> Iterator[int]:
+        own = list(range(100))
+        random.Random(os.getpid()).shuffle(own)
+        return iter(own)
+
+
+def test_different_orders_of_two_workers_are_still_found() -> None:
+    with (
+        DataLoader2(IterableWrapper(Shuffled()).sharding_filter(), num_workers=2, splits=6) as made,
+        pytest.raises(RuntimeError, match="order"),
+    ):
+        list(made)
+
+
+def of_ranks(ranks: int, workers: int, count: int | None, states: Any = None) -> list[Any]:
+    def body(group: ThreadGroup) -> Any:
+        inner: Any = MultiProcessingReadingService(workers)
+        if ranks > 1:
+            inner = SequentialReadingService(DistributedReadingService(60, process_group=group), inner)
+        pipe = numbers(60).filter(is_kept).map(drawn).sharding_filter().map(drawn)
+        with begun(DataLoader2(pipe, ShardingPolicy(splits=12), inner), states) as made:
+            reading = iter(made)
+            got = list(reading) if count is None else [next(reading) for _ in range(count)]
+            return got, saved(made)
+
+    return in_ranks(ranks, body)
+
+
+@pytest.mark.parametrize(("old", "new"), [((2, 2), (3, 1)), ((3, 1), (2, 2)), ((4, 0), (2, 0))])
+def test_states_of_ranks_resume_with_another_number_of_ranks(old: Any, new: Any) -> None:
+    whole = [item for step in zip(*(got for got, _ in of_ranks(2, 1, None)), strict=True) for item in step]
+    count = 12 // old[0]
+    before = of_ranks(*old, count)
+    head = [item for step in zip(*(got for got, _ in before), strict=True) for item in step]
+    after = of_ranks(*new, None, {rank: state for rank, (_, state) in enumerate(before)})
+    rest = [item for step in zip(*(got for got, _ in after), strict=True) for item in step]
+    assert head + rest == whole[: len(head) + len(rest)]
+    assert len(whole) - len(head) - len(rest) < 12
+
+
+@pytest.mark.parametrize("form", ["uneven shards", "filter and shuffle", "bucketbatch", "two filters"])
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_a_shard_that_falls_behind_runs_its_own_replica(form: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = epochs_of(loader(form, 0))
+    monkeypatch.setattr(common_parts, "MOST_WAITING", most)
+    items, states = with_states(loader(form, 0))
+    assert items == whole[0]
+    for place in range(0, len(items), 3):
+        assert epochs_of(loader(form, 0, states[place])) == [items[place + 1 :], whole[1]], place
+
+
+def archive(folder: Path, count: int) -> str:
+    path = folder / "members.tar"
+    with tarfile.open(path, "w") as file:
+        for number in range(count):
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.size = 4
+            file.addfile(member, io.BytesIO(b"%04d" % number))
+    return str(path)
+
+
+def read(pair: Any) -> bytes:
+    return bytes(pair[1].read())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streams_do_not_wait_for_other_shards(workers: int, tmp_path: Path) -> None:
+    path = archive(tmp_path, 60)
+
+    def loader(state: Any = None) -> DataLoader2[Any]:
+        pipe = FileOpener(IterableWrapper([path]), "b").load_from_tar().sharding_filter().map(read)
+        return begun(DataLoader2(pipe, num_workers=workers, splits=6), state)
+
+    items, states = with_states(loader())
+    assert items == [b"%04d" % number for number in range(60)]
+    for place in (0, 13, 58):
+        assert list(loader(states[place])) == items[place + 1 :]
+
+
+#: How a source yields an array that it overwrites later.
+WRAPPED: dict[str, Callable[[Any], Any]] = {
+    "array": lambda array: array,
+    "view": lambda array: array[1:],
+    "tuple": lambda array: (1, array),
+    "dict": lambda array: {"a": [array[1:]]},
+    "memoryview": memoryview,
+    "attribute": lambda array: SimpleNamespace(array=array),
+}
+
+
+class Reused:
+    """An iterable that overwrites a few arrays in turn."""
+
+    def __init__(self, form: str, arrays: int) -> None:
+        self.form, self.arrays = form, arrays
+
+    def __iter__(self) -> Iterator[Any]:
+        arrays = [numpy.zeros(3) for _ in range(self.arrays)]
+        for number in range(80):
+            arrays[number % self.arrays][:] = number
+            yield WRAPPED[self.form](arrays[number % self.arrays])
+
+
+class Blocks:
+    """An iterable over the rows of a block that it overwrites as a whole."""
+
+    def __iter__(self) -> Iterator[Any]:
+        block = numpy.zeros((8, 2))
+        for first in range(0, 80, 8):
+            block[:] = numpy.arange(first, first + 8)[:, None]
+            yield from block
+
+
+def value(item: Any) -> float:
+    if isinstance(item, tuple):
+        item = item[1]
+    elif isinstance(item, dict):
+        item = item["a"][0]
+    elif isinstance(item, SimpleNamespace):
+        item = item.array
+    return float(numpy.asarray(item)[-1])
+
+
+def is_even_at_first(item: Any) -> bool:
+    """After 40 items, rejects the items of some shards, so that items of the other shards wait."""
+    return value(item) < 40 or value(item) % 6 > 1
+
+
+REUSING: dict[str, Callable[[], Any]] = {
+    **{f"{form}, {arrays}": partial(Reused, form, arrays) for form in WRAPPED for arrays in (1, 2, 7)},
+    "blocks": Blocks,
+}
+
+
+def epochs_with(loader: Callable[[], DataLoader2[Any]], is_shared: bool, patch: pytest.MonkeyPatch) -> list[list[Any]]:
+    with patch.context() as patched:
+        if not is_shared:
+            patched.setattr(common_parts, "filters_with_common_part", lambda _graph: [])
+        return epochs_of(begun(loader()))
+
+
+@pytest.mark.parametrize("source", REUSING)
+def test_memory_that_the_source_overwrites_does_not_wait(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for after in (lambda pipe: pipe.filter(is_even_at_first).map(value), lambda pipe: pipe.map(value).batch(3)):
+
+        def loader(after: Any = after) -> DataLoader2[Any]:
+            return DataLoader2(after(IterableWrapper(REUSING[source]()).sharding_filter()), splits=6)
+
+        assert epochs_with(loader, True, monkeypatch) == epochs_with(loader, False, monkeypatch)
+
+
+def examined(items: list[Any], waiting: range) -> bool:
+    reused = ReusedObjects(waiting.__contains__, lambda: waiting.start)
+    for position, item in enumerate(items):
+        assert reused.examine(item, position) is item
+    return reused.is_found
+
+
+def test_items_with_memory_of_their_own_can_wait() -> None:
+    shared = (1, "a", None, range(3), len, Path("x"), numpy.float64(2.0))
+    items = [
+        item
+        for number in range(3000)
+        for item in (number, [number], {"a": numpy.zeros(2), "b": shared}, bytearray(2), memoryview(b"abc"))
+    ]
+    assert not examined(items, range(len(items)))
+    rows = [*numpy.zeros((9000, 2)), *numpy.frombuffer(b"12345678" * 3)]
+    assert not examined(rows, range(len(rows)))
+    again = [[1]] * 9000
+    assert examined(again, range(8998, 8999))
+    assert not examined(again, range(9000, 9001))
+
+
+def test_a_tensor_over_the_memory_of_a_waiting_item_is_found() -> None:
+    torch = pytest.importorskip("torch")
+    array = numpy.zeros(4)
+    assert examined([torch.from_numpy(array), torch.from_numpy(array)], range(1))
+    assert not examined([torch.zeros(4), torch.zeros(4)], range(2))
+
+
+@contextmanager
+def interrupted_at(moment: int) -> Iterator[list[int]]:
+    """Context in which a signal handler raises KeyboardInterrupt before an instruction of the common part.
+
+    Args:
+        moment: the number of instructions that precede.
+
+    Yields:
+        a list with the number of instructions that were executed.
+    """
+    executed, files = [0], (common_parts.__file__, reused_objects.__file__)
+
+    def trace(frame: Any, event: str, _arg: Any) -> Any:
+        if frame.f_code.co_filename not in files and frame.f_code not in (drawn.__code__, is_kept.__code__):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            executed[0] += 1
+            if executed[0] == moment + 1:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield executed
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+
+
+def reused() -> Any:
+    return IterableWrapper(Reused("tuple", 7)).sharding_filter().filter(is_even_at_first).map(value).map(drawn)
+
+
+@pytest.mark.usefixtures("interrupts_raise")
+@pytest.mark.parametrize("form", ["filter and shuffle", "uneven shards", "batch", "two filters", "reused"])
+def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMS, "reused", reused)
+    monkeypatch.setattr(common_parts, "MOST_WAITING", 3)  # some shards change to replicas of their own
+    whole = epochs_of(loader(form, 0))
+    with loader(form, 0) as made, interrupted_at(-1) as executed:
+        list(made)
+    dice, presses = random.Random(form), 0
+    for moment in dice.sample(range(executed[0]), 40):
+        with loader(form, 0) as made:
+            got: list[Any] = []
+            reading = iter(made)
+            with interrupted_at(moment) as reached:
+                got.extend(reading)  # `extend` loops in C, so Ctrl-C loses no item
+            presses += reached[0] == moment + 1 and len(got) < len(whole[0])
+            assert got == whole[0][: len(got)]
+            state = saved(made)
+            if len(got) < len(whole[0]):
+                assert epochs_of(loader(form, 0, state)) == [whole[0][len(got) :], whole[1]], moment
+            more = [*islice(reading, 2)]
+            assert len({*map(repr, got + more)}) == len(got + more), moment
+            state, rest = saved(made), [*reading]
+            if rest:  # the item that was interrupted may be lost, but no other item
+                assert epochs_of(loader(form, 0, state)) == [rest, whole[1]], moment
+    assert presses > 15
+
+
+def read_twice(source: DataPipe) -> DataPipe:
+    return Zipper(source.sharding_filter(), source)
+
+
+@pytest.mark.parametrize(
+    ("why", "pipe"),
+    [
+        ("the source seeks", lambda: IterableWrapper(list(range(9))).sharding_filter()),
+        ("items are read by index", lambda: SequenceWrapper(range(9)).shuffle().map(drawn).sharding_filter()),
+        ("the filter is read twice", lambda: numbers().map(drawn).sharding_filter().cycle(2)),
+        ("a user's pipe may read the filter twice", lambda: Passing(numbers().sharding_filter())),
+        ("a thread reads the filter", lambda: numbers().map(drawn).sharding_filter().prefetch(2)),
+        ("a thread reads the source", lambda: numbers().prefetch(2).sharding_filter()),
+        ("exceptions of the source are skipped later", lambda: numbers().map(broken).sharding_filter().on_error()),
+        ("the source outlives the epoch", lambda: numbers().in_memory_cache().sharding_filter()),
+        ("files are locked", lambda: numbers().sharding_filter().on_disk_cache(filepath_fn=str).map(str).end_caching()),
+        ("items are cached", lambda: numbers().sharding_filter().in_memory_cache()),
+        ("children share the filter", lambda: Zipper(*numbers().sharding_filter().fork(2))),
+        ("workers do not share the items", lambda: numbers().sharding_filter(2)),
+        ("one filter follows another", lambda: numbers().sharding_filter(3).map(drawn).sharding_filter(2)),
+        ("fork keeps its children", lambda: Zipper(*numbers().fork(2)).sharding_filter()),
+        ("the source is read past the filter", lambda: read_twice(numbers())),
+    ],
+)
+def test_other_pipelines_keep_a_replica_for_each_shard(why: str, pipe: Callable[[], Any]) -> None:
+    assert not filters_with_common_part(Graph(pipe())), why
+
+
+def repeated(pipe: Any) -> Any:
+    return pipe.cycle(2)
+
+
+def test_a_function_that_repeats_the_items_ends_the_common_part() -> None:
+    with DataLoader2(numbers(12).sharding_filter(), num_workers=2, splits=4) as made:
+        assert list(made) == list(range(12))
+        made.reading_service._pause(repeated)
+        made.reading_service._resume()
+        assert sorted(made) == sorted([*range(12)] * 2)
+
+
+def test_without_splits_each_worker_draws_its_own_numbers() -> None:
+    def drawn_by(workers: int) -> list[Any]:
+        pipe = numbers(12).map(drawn).sharding_filter()
+        return epochs_of(begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers))), 1)[0]
+
+    assert [item for item, _ in drawn_by(2)] == list(range(12))
+    assert drawn_by(2) != drawn_by(3)
