@@ -1,8 +1,4 @@
-"""A damaged, malicious or unreadable file among good files causes an error in loaders with and without workers.
-
-For every kind of file, the error names the pipe and the path, and no file stays open in any process. After the test
-repairs the file, the loader yields all items.
-"""
+"""A damaged file among good files causes an error that names the pipe and the path, in every kind of loader."""
 
 from __future__ import annotations
 
@@ -174,10 +170,7 @@ def open_below(folder: str) -> list[str]:
 
 
 def none_stays_open(folder: str) -> bool:
-    """Waits until no process has one of the files open.
-
-    A worker that reads ahead closes its files only after its item has arrived.
-    """
+    """Waits until no process has a file open, because a worker that reads ahead may close its files late."""
     deadline = time.monotonic() + 20
     while open_below(folder):
         if time.monotonic() > deadline:

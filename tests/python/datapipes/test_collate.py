@@ -68,19 +68,19 @@ def test_an_error_names_what_cannot_be_collated(batch: Any, error: type[Exceptio
 
 
 class Items(list[Any]):
-    """A user-defined list class."""
+    pass
 
 
 class Pair(tuple[Any, ...]):
-    """A user-defined tuple class."""
+    pass
 
 
 class Table(dict[str, Any]):
-    """A user-defined dict class."""
+    pass
 
 
 class Name(str):
-    """A user-defined str class."""
+    pass
 
 
 class Kind(IntEnum):

@@ -35,7 +35,6 @@ def nothing() -> Iterator[int]:
 
 
 def told(read: Callable[[], Any]) -> list[str]:
-    """Returns the warnings about empty iterables that a function causes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         read()

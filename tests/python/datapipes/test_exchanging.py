@@ -1,5 +1,4 @@
-"""If one process runs several shards, each shard has separate global random generators, and a separate torch worker
-info."""
+"""If one process runs several shards, each shard has separate global random generators."""
 
 from __future__ import annotations
 

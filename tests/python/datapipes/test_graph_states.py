@@ -246,8 +246,6 @@ def test_items_that_cannot_be_pickled_are_an_error_that_names_pipe_and_attribute
 
 
 class MakesPipes(IterDataPipe):
-    """A pipe that creates and stores a new pipe in each iteration."""
-
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
 
@@ -257,8 +255,6 @@ class MakesPipes(IterDataPipe):
 
 
 class MakesOnePipe(MakesPipes):
-    """A pipe that creates a new pipe in its first iteration."""
-
     own: Any = None
 
     def __iter__(self) -> Iterator[int]:
@@ -376,19 +372,12 @@ def test_a_graph_that_a_loader_has_changed_counts_as_the_same_pipeline() -> None
     load_state(build(1), save_state(pipe))
 
 
-# -- pipes without a state, which are replayed -------------------------------------------------------
-
-
 class Overriding(Mapper[int]):
-    """A user-defined subclass that overrides `__iter__`, so the state of its base class does not describe it."""
-
     def __iter__(self) -> Any:
         yield from enumerate(self.datapipe)
 
 
 class Tagging(Mapper[Any]):
-    """A user-defined subclass that calls the `__iter__` of its base class."""
-
     def __iter__(self) -> Any:
         yield from super().__iter__()
 

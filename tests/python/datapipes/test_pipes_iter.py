@@ -55,8 +55,6 @@ def test_an_iterable_that_cannot_be_copied_warns_and_is_read_directly() -> None:
 
 
 class ByHand(Sequence[int]):
-    """A user-defined sequence that inherits its iterator from `collections.abc.Sequence`."""
-
     def __getitem__(self, index: Any) -> Any:
         return range(9)[index]
 
@@ -163,7 +161,7 @@ def test_a_batch_is_a_list_of_its_own_type() -> None:
 
 
 class Item:
-    """An object that supports weak references."""
+    pass
 
 
 def test_a_batch_is_freed_when_its_reader_drops_it() -> None:
@@ -312,8 +310,6 @@ def test_data_in_a_structure_does_not_hide_the_pipes_beside_it() -> None:
     assert sources_of(Holder([(str(n), pipe) for n, pipe in enumerate(pipes[:350])])) == pipes[:350]
     assert sources_of(Holder({"left": pipes[:200], "right": tuple(pipes[200:])})) == pipes
 
-
-# -- a large buffer of `shuffle` --------------------------------------------------------------------
 
 ITEMS = 2 * CHUNK_SIZE + 5
 

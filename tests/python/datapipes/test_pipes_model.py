@@ -67,7 +67,7 @@ def modelled(row: Row, items: list[int] | None = None, **params: Any) -> list[An
 
 
 def positions(pipe: Any) -> Iterator[tuple[list[Any], bytes]]:
-    """Yields the items so far and the pickled state: before the first item, after each item, and after the end."""
+    """Yields the items so far and the pickled state, at each position."""
     head: list[Any] = []
     iterator = iter(pipe)
     yield head, cloudpickle.dumps(save_state(pipe))
@@ -152,10 +152,7 @@ def test_copies_start_over_and_leave_the_original_alone(row: Row) -> None:
 
 
 class Noting(IterDataPipe):
-    """A pipe that yields ints, and records how much memory Python objects use before some of these ints.
-
-    The pipe runs the garbage collector before each measurement, so that Python also releases its lists of free tuples.
-    """
+    """A pipe that yields ints, and records how much memory Python objects use before some of these ints."""
 
     def __init__(self, count: int, before: list[int]) -> None:
         self.count = count
@@ -200,7 +197,7 @@ def held(row: Row, few: int, many: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.grows], ids=lambda row: row.name)
 def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
-    held(row, 20, 50)  # creates the objects that a pipe of this class creates only once
+    held(row, 20, 50)
     gc.freeze()  # the garbage collector then skips objects of other tests
     growth = []
     for few, more in ((250, 500), (1000, 2000), (8000, 3000)):  # some pipes reach their final memory only later
@@ -212,7 +209,6 @@ def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
 
 
 def in_turn(*shares: list[Any]) -> list[Any]:
-    """Takes one item of each shard in turn, skips shards that have ended, and returns all items."""
     nothing = object()
     return [item for turn in itertools.zip_longest(*shares, fillvalue=nothing) for item in turn if item is not nothing]
 
@@ -222,7 +218,6 @@ def named(name: str, item: Any) -> tuple[str, Any]:
 
 
 IN_WORKERS = [row for row in ROWS if not row.not_in_workers]
-#: The number of rows of the table that one loader runs.
 AT_ONCE = 12
 
 

@@ -1,7 +1,4 @@
-"""Random graphs of pipes (see `random_graphs`) are saved and resume exactly.
-
-`make fuzz` runs more random graphs for some minutes.
-"""
+"""Random graphs of pipes are saved and resume exactly. `make fuzz` runs more random graphs."""
 
 from __future__ import annotations
 
@@ -42,11 +39,6 @@ def test_a_random_graph_resumes_in_another_process() -> None:
 def test_a_thread_that_waits_for_a_dispatched_item_keeps_no_later_epoch_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In an earlier version, a worker and the main process waited for each other until a timeout of one minute.
-
-    The main process waited for the worker's snapshot, the snapshot waited for a dispatched item, and the item waited
-    for space in the link to another worker.
-    """
     monkeypatch.setattr(Prefetcher, "patience", 1000.0)
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)

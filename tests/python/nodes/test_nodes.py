@@ -33,8 +33,6 @@ from torchdata.nodes import (  # noqa: E402
     Unbatcher,
 )
 
-# -- the contract of nodes ----------------------------------------------------------------------------
-
 
 class Bare(BaseNode[int]):
     def __init__(self, calls_init: bool = True, calls_reset: bool = True) -> None:
@@ -128,9 +126,6 @@ def test_a_node_that_overrides_next_or_dunder_next_of_one_of_ours_is_read_by_it(
     assert list(Batcher(Mapping(numbers(3), abs, 0), 3)) == [[0, -1, -2]]
 
 
-# -- states of torchdata 0.11 -------------------------------------------------------------------------
-
-
 def test_states_have_the_layout_of_torchdata_0_11() -> None:
     pairs = [
         (Batcher(numbers(9), 2), {"source": {"_num_yielded": 4}}, [[4, 5], [6, 7]]),
@@ -158,9 +153,6 @@ def test_states_have_the_layout_of_torchdata_0_11() -> None:
         loader = loaded(Loader(node), {"root": state, "num_yielded": 1})
         assert list(loader) == rest
         loader.shutdown()
-
-
-# -- wrong arguments ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,6 @@ def without_end() -> Iterator[int]:
 
 
 class Endless:
-    """An endless iterable of numbers, which starts at 0 in each epoch."""
-
     def __iter__(self) -> Iterator[int]:
         return without_end()
 
@@ -136,8 +134,6 @@ def test_a_whole_checkpoint_is_refused_with_the_part_to_load() -> None:
         loader.load_state_dict({"model": {}, "data": loader.state_dict(), "step": 3})
 
 
-# -- random damage ------------------------------------------------------------------------------------
-
 GRAPHS: list[Callable[[], BaseNode[Any]]] = [
     lambda: Prefetcher(Batcher(Mapper(numbers(20), same), 3, drop_last=False), 2),
     lambda: ParallelMapper(SamplerWrapper(Epochs(12)), same, 2, prebatch=2),
@@ -152,8 +148,7 @@ VALUES = [-1, 0, 1, 2, 7, 10**9, 2**63 - 1, -(10**9), 1.5, "x", None, True, [], 
 
 
 def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields the path and the value of every field of a state, except for fields inside the state of a user's iterable
-    or of a pipe's graph."""
+    """Yields the path and the value of every field of a state, except for states of users' iterables and of pipes."""
     if isinstance(state, dict) and not state.keys() & {"place", "pipes"}:
         for key, value in state.items():
             if not isinstance(value, dict) or "place" not in value:

@@ -25,8 +25,6 @@ from torchdata.nodes import (  # noqa: E402
 )
 from torchdata.nodes.map import MapOverBatch  # noqa: E402
 
-# -- batches ------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("count", "size"), [(0, 2), (1, 2), (4, 2), (5, 2), (5, 5), (5, 1), (3, 9)])
 def test_batches_are_the_slices_of_the_source(count: int, size: int) -> None:
@@ -67,9 +65,6 @@ def test_a_state_within_a_batch_reads_it_again_and_one_between_two_does_not() ->
         node.reset(state)
         assert list(node) == list(range(item + 1, 4))
         assert read == ([0, 2] if item == 0 else [2] if item < 3 else [])
-
-
-# -- filters, heads, cycles ---------------------------------------------------------------------------
 
 
 def test_a_filter_counts_what_it_drops() -> None:
@@ -116,9 +111,6 @@ def test_an_ended_cycle_stays_ended_even_if_another_pass_would_yield_items() -> 
     node.reset(state)
     assert list(node) == []
     node.shutdown()
-
-
-# -- functions ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -1,7 +1,4 @@
-"""The length of a node or loader is exact or unknown.
-
-The length is the number of items of a whole epoch, even in the middle of an epoch.
-"""
+"""The length of a node or loader is unknown, or is the exact number of items of a whole epoch."""
 
 from __future__ import annotations
 

@@ -20,8 +20,6 @@ from torchdata.nodes import (  # noqa: E402
 )
 from torchdata.nodes.loader import LoaderIterator  # noqa: E402
 
-# -- Loader -------------------------------------------------------------------------------------------
-
 
 def test_a_state_is_asked_for_before_within_and_after_a_loop() -> None:
     loader = Loader(numbers(4))
@@ -104,9 +102,6 @@ def test_a_loader_is_a_context_that_ends_threads_and_can_be_used_again() -> None
     assert list(loader) == [1, 2, 3, 4]
     loader.shutdown()
     loader.shutdown()
-
-
-# -- the beginning of an epoch ------------------------------------------------------------------------
 
 
 def test_a_stateful_iterable_is_restored_by_its_own_state() -> None:

@@ -148,9 +148,6 @@ def test_after_an_error_of_a_source_the_next_call_has_the_same_choice_even_in_a_
     assert "chosen" not in sampler.state_dict()
 
 
-# -- snapshot stores and counters, which users' nodes import -----------------------------------------
-
-
 def ended() -> threading.Thread:
     thread = threading.Thread(target=lambda: None)
     thread.start()

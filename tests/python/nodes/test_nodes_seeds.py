@@ -32,10 +32,7 @@ class Drawing:
 
 
 class DrawsOnceReady:
-    """A function that draws random numbers.
-
-    Before drawing, each of two processes waits until the other process has an item, too.
-    """
+    """A function that draws random numbers as soon as each of two processes has an item."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +70,6 @@ def test_processes_of_two_mappers_in_one_graph_draw_different_numbers() -> None:
 
 
 def test_the_main_process_draws_the_same_numbers_as_without_processes() -> None:
-    """An order that is drawn from the global random generator is the same with threads and with processes."""
     orders = []
     for method in ("thread", "process"):
         torch.manual_seed(3)

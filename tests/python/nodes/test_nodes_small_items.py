@@ -1,7 +1,4 @@
-"""ParallelMapper with processes sends many small items in one message.
-
-The results are the same as with one item in each message.
-"""
+"""ParallelMapper with processes sends many small items in one message."""
 
 from __future__ import annotations
 
@@ -33,9 +30,7 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns a list, to which each message appends the number of its items. The clock is stopped, so that each call
-    seems to take no time.
-    """
+    """Stops the clock, and returns a list to which each message appends the number of its items."""
     counts: list[int] = []
     send = _processes.MapWorker._send
 
@@ -125,8 +120,6 @@ def refuses(number: int) -> Any:
 
 
 class Unloadable:
-    """An object that can be pickled, but raises an error when it is unpickled."""
-
     def __init__(self, number: int) -> None:
         self.number = number
 
@@ -194,7 +187,6 @@ def test_read_ahead_is_bounded_by_the_size_of_items_and_by_its_argument(options:
 
 
 def results_of(iterator: Any, count: int = 10 * MANY) -> list[Any]:
-    """Returns the next `count` results or errors, or fewer if the epoch ends."""
     found: list[Any] = []
     while len(found) < count:
         try:
@@ -211,7 +203,6 @@ def results_of(iterator: Any, count: int = 10 * MANY) -> list[Any]:
 def test_a_run_resumes_among_many_items_as_if_never_stopped(
     in_order: bool, deaths: dict[int, int], tmp_path: Path
 ) -> None:
-    """Some items are large, the function fails at some items, and at some items processes exit."""
     dying = Dying(tmp_path, deaths)
 
     def call(item: Any) -> int:

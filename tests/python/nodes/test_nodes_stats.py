@@ -116,10 +116,6 @@ def test_counts_remain_after_a_shutdown_and_begin_anew() -> None:
 
 
 def test_a_node_with_workers_is_blamed_unless_its_source_is_as_slow() -> None:
-    """The test constructs the statistics of a loader in which a thread of `ParallelMapper` reads a source.
-
-    The times in this test are seconds per item.
-    """
     example = stats_of(CAUSES["no workers"], "StatefulDataLoader")
 
     def stats(source: float, waiting: float) -> LoaderStats:

@@ -131,9 +131,6 @@ def test_several_threads_call_the_function_at_once_and_one_at_a_time_reads_the_s
     assert sorted(ParallelMapper(Source(), meet, 3)) == list(range(9))
 
 
-# -- errors -------------------------------------------------------------------------------------------
-
-
 def fails_at_three(number: int) -> int:
     if number == 3:
         raise KeyError("three")
@@ -199,9 +196,6 @@ def test_a_handled_error_leaves_no_reference_cycle_that_keeps_threads_alive() ->
             gc.enable()
 
 
-# -- states -------------------------------------------------------------------------------------------
-
-
 @each_kind
 def test_a_state_does_not_wait_for_what_is_under_way(kind: Callable[[BaseNode[Any]], BaseNode[Any]]) -> None:
     source = Gate(closed_at=4)
@@ -258,9 +252,6 @@ def test_nodes_over_a_source_out_of_order_neither_lose_nor_double_items() -> Non
         again.reset(pickle.loads(pickle.dumps(node.state_dict())))
         assert sorted(seen + list(again)) == list(range(24)), position
         node.shutdown()
-
-
-# -- ending threads -----------------------------------------------------------------------------------
 
 
 @each_kind
@@ -372,8 +363,6 @@ def test_a_reset_fails_and_does_not_hang_if_the_source_is_stuck(monkeypatch: pyt
 
 def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
     class Cyclic(SamplerWrapper[int]):
-        """A node that resets its source when an epoch ends, to begin the next epoch."""
-
         def next(self) -> int:
             try:
                 return super().next()
@@ -388,7 +377,7 @@ def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
                 assert next(iter(loader)) == (
                     3 * epoch,
                     0,
-                )  # one item and eight more that were read ahead are three epochs
+                )
                 time.sleep(pause)
             loader.shutdown()
 
@@ -443,8 +432,6 @@ def test_a_node_may_get_attributes_while_its_sources_are_looked_for() -> None:
     node = Mapper(IterableWrapper(range(3)), str)
 
     class Growing(dict[str, Any]):
-        """An object that gets a new attribute while its attributes are inspected, as if a thread changed the object."""
-
         def values(self) -> Any:
             vars(node)["more"] = None
             return super().values()

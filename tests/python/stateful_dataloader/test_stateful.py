@@ -1,7 +1,4 @@
-"""States of StatefulDataLoader have the documented contents, and saving a state takes as little time as documented.
-
-Unsuitable states are refused.
-"""
+"""States of StatefulDataLoader have the documented contents, and saving a state takes little time."""
 
 from __future__ import annotations
 
@@ -155,10 +152,7 @@ def test_a_state_is_expensive_if_each_of_three_took_long_for_a_batch() -> None:
 
 
 class Clock:
-    """A simulated clock, which advances only when code sets its time.
-
-    Each forked worker has a separate copy of the clock.
-    """
+    """A simulated clock, which advances only when code sets its time."""
 
     now = 1000.0
 
@@ -167,8 +161,6 @@ class Clock:
 
 
 class Expensive(Counted):
-    """A stream in which a sample takes 0.1 ms and a state takes 30 ms, according to the simulated clock."""
-
     def __init__(self, length: int, clock: Clock) -> None:
         super().__init__(length, weight=1000)
         self.clock = clock

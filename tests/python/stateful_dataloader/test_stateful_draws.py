@@ -68,8 +68,6 @@ def test_random_draws_continue(dataset: Any, options: dict[str, Any], draws: str
 @pytest.mark.parametrize("is_restored", [False, True])
 @pytest.mark.parametrize("validations", [0, 1])
 def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations: int) -> None:
-    """If two loaders are saved and resume, neither of the loaders repeats random draws."""
-
     def loaders() -> Any:
         seed_all()
         return [StatefulDataLoader(Noisy(16, "all"), batch_size=4) for _ in range(2)]
@@ -145,8 +143,6 @@ def test_random_draws_continue_before_the_first_batch_in_a_program_of_another_se
 
 @pytest.mark.parametrize("name", BEFORE_THE_FIRST)
 def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) -> None:
-    """The program that resumes has another seed, and also draws random numbers before and after it loads the state."""
-
     def make() -> Any:
         return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
 
@@ -194,10 +190,6 @@ def test_a_generator_in_the_state_of_an_unstarted_dataset_does_not_reach_the_wor
 
 @pytest.mark.parametrize("dataset", [Noisy, Taking])
 def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
-    """Workers report their states rarely, but the loader's state must contain their random generators before the first
-    report.
-    """
-
     def make() -> Any:
         return StatefulDataLoader(
             dataset(12, "all"), batch_size=3, num_workers=2, persistent_workers=True, snapshot_every_n_steps=14
@@ -233,7 +225,6 @@ class ShortEpochs(Sampler[int]):
 def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
     left_after: int | None, dataset: Any, on_worker_exit: Any
 ) -> None:
-    """Persistent workers keep their random generators and datasets after an epoch, even if the epoch was left early."""
     counts = (16, 1, 0, 7)
 
     def make() -> Any:
@@ -274,7 +265,6 @@ def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
 
 
 def test_a_stream_that_ends_after_its_epoch_was_abandoned_continues_its_random_draws() -> None:
-    """A worker that starts late still reads the samples of the epoch that the program has already left."""
     is_left = multiprocessing.get_context("fork").Event()
 
     def make(init: Any = None) -> Any:

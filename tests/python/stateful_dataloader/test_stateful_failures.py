@@ -255,7 +255,6 @@ def test_abandoning_a_loop_does_no_harm(persistent: bool, iterable: bool) -> Non
 
 
 def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker is waiting for space in shared memory when the loader is deleted."""
     monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # prevents the worker from being killed
     loader = StatefulDataLoader(
         range(100_000), batch_size=1000, num_workers=1, collate_fn=lambda batch: [[1] * 60_000], prefetch_factor=50

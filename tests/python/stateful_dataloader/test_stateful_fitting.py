@@ -28,9 +28,6 @@ def state_after(loader: Any, batches: int | None) -> Any:
     return saved(loader)
 
 
-# -- loading a state while an iterator exists --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", WORKERS, ids=str)
 @pytest.mark.parametrize("makes", [lambda: (range(12), True), lambda: (TakesOnce(), None)], ids=["shuffled", "stream"])
 def test_an_iterator_that_was_made_before_the_load_resumes_from_the_state(makes: Any, options: dict[str, Any]) -> None:
@@ -91,9 +88,6 @@ def test_a_state_that_another_loop_has_loaded_does_not_change_older_iterators() 
     loader.load_state_dict(state)
     assert len(list(loader)) == 4
     assert len(list(first)) == 6
-
-
-# -- another loader ----------------------------------------------------------------------------------------
 
 
 def ranks(count: int, rank: int, length: int = 40, sampler: Any = DistributedSampler) -> Any:

@@ -49,10 +49,7 @@ def loaders() -> dict[str, Callable[[], Any]]:
 
 
 def taken(loader: Any, seed: int) -> tuple[list[Any], int]:
-    """Reads an epoch while Ctrl-C is pressed repeatedly.
-
-    Returns the batches, and how often Ctrl-C has interrupted the loop.
-    """
+    """Reads an epoch while Ctrl-C is pressed. Returns the batches, and the number of interruptions."""
 
     def look(got: list[Any]) -> None:
         assert loader.state_dict()["_snapshot"]["_snapshot_step"] == len(got)

@@ -42,10 +42,7 @@ def no_worker_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns a function that creates the metadata of an installed distribution named `torchdata`.
-
-    The metadata are needed because Accelerate checks whether a distribution named `torchdata` is installed.
-    """
+    """Returns a function that creates metadata of a distribution named `torchdata`, which Accelerate requires."""
     import zipfile
 
     import name_wheel
@@ -89,7 +86,7 @@ def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(train: Any, names: Any) -> Any:
-    """Returns a function that trains without an interruption, and returns the result. Each result is cached."""
+    """Returns a function that trains without an interruption, and caches the results."""
     return functools.cache(lambda workers: train(workers, names()))
 
 
@@ -97,7 +94,6 @@ def whole(train: Any, names: Any) -> Any:
 def test_a_library_s_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stopped(
     train: Any, whole: Any, names: Any, workers: int, stop: int
 ) -> None:
-    """After the stop, each run reads three complete epochs."""
     folder = names()
     before = train(workers, folder, stop=stop)
     behind = train(workers, folder, resumes=True)

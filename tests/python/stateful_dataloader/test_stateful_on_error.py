@@ -1,7 +1,4 @@
-"""With `on_error`, a StatefulDataLoader skips samples at which the dataset raises.
-
-The state contains the number of skipped samples.
-"""
+"""With `on_error`, a StatefulDataLoader skips samples at which the dataset raises, and counts them in its state."""
 
 from __future__ import annotations
 
@@ -119,8 +116,6 @@ TOLD = "on_error has skipped 6 of the 20 samples of this epoch:\n  4 x ValueErro
 
 
 def told_of(dataset: type) -> str:
-    """Returns the warning that is expected at the end of an epoch. The warning names the user's code that raised, with
-    file and line."""
     return TOLD.format(place_in(dataset))
 
 
@@ -341,9 +336,6 @@ def test_counts_that_are_damaged_are_refused(counts: Any) -> None:
 def test_impossible_arguments_are_refused(options: Any, kind: Any, words: str) -> None:
     with pytest.raises(kind, match=words):
         loader_of(**options)
-
-
-# -- iterable datasets -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dataset", [Steps, Placed])

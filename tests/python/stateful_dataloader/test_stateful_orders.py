@@ -88,12 +88,6 @@ def test_a_program_may_seed_each_epoch(workers: int) -> None:
 def test_orders_resume_if_a_trainer_sets_the_generators_after_the_load(
     own: bool, draws_between: int, workers: int
 ) -> None:
-    """The test simulates a trainer that saves the global random generators together with the loader's state.
-
-    If the loader has a separate random generator, the trainer may draw numbers between saving the loader and saving the
-    global random generators.
-    """
-
     def make() -> Any:
         generator = torch.Generator().manual_seed(5) if own else None
         return StatefulDataLoader(range(8), batch_size=4, shuffle=True, num_workers=workers, generator=generator)

@@ -43,10 +43,7 @@ def loader_of(name: str, workers: int = 0, context: str = "fork", **settings: An
 
 
 def state_after(loader: Any, epochs: int, items: int) -> tuple[Any, list[Any]]:
-    """Reads `epochs` epochs and some items of the next epoch.
-
-    Returns the state, the remaining items of this epoch, and the items of one more epoch.
-    """
+    """Returns the state after some items, the rest of their epoch, and the next epoch."""
     torch.manual_seed(3)
     for _ in range(epochs):
         list(islice(loader, 2))

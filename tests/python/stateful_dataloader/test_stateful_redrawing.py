@@ -112,9 +112,7 @@ class KeptBlocks(Blocks):
 
 
 class Augmented:
-    """A dataset that draws its samples from the global random generators. Without workers, the main process's random
-    generators are used.
-    """
+    """A dataset that draws its samples from the global random generators."""
 
     def __len__(self) -> int:
         return 30
@@ -142,10 +140,6 @@ SAMPLERS: dict[str, Callable[[str, bool], dict[str, Any]]] = {
 
 
 def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
-    """Runs a program, and returns its batches.
-
-    If `draws` is true, the program draws from the global random generators after each batch.
-    """
     found = []
     for batch in itertools.islice(batches, count):
         found.append(plain(batch))
@@ -157,9 +151,7 @@ def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
 
 
 def check_each_position(make: Callable[[], Any], positions: Any, draws: bool) -> None:
-    """Stops a program at each position, and resumes. The resumed program also stops after two batches, and resumes a
-    second time.
-    """
+    """Stops a program at each position, resumes, stops after two more batches, and resumes again."""
     seed_all()
     whole = read(iter(make()), 13, draws)
     for position in positions:
@@ -180,7 +172,6 @@ def check_each_position(make: Callable[[], Any], positions: Any, draws: bool) ->
 @pytest.mark.parametrize("kind", GENERATORS)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_that_draws_later_gives_the_same_order_from_each_position(name: str, kind: str) -> None:
-    """Half of the samplers draw from a global generator, from which the program draws, too."""
     is_global = ([*SAMPLERS].index(name) + [*GENERATORS].index(kind)) % 2 == 1
     draws = is_global and name != "with a state"
 

@@ -91,7 +91,6 @@ def test_worker_exits_do_not_change_the_items(dataset: Any, persistent: bool) ->
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 def test_worker_exits_do_not_change_the_items_of_spawned_workers() -> None:
-    """With spawn, the test uses only one worker and one exit, because each spawned process imports torch."""
     one = {"num_workers": 1, "persistent_workers": True}
     expected = read(loader_of(Drawn(), "error", **one), {}, breaks=3)
     loader = loader_of(Drawn(), multiprocessing_context="spawn", **one)
@@ -141,7 +140,6 @@ def test_out_of_order_each_sample_comes_once(persistent: bool) -> None:
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 def test_workers_are_replaced_with_a_pinning_thread_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
-    """The test replaces the function that copies to pinned memory, so that the test needs no GPU."""
     pin_without_device(monkeypatch)
     expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
     deaths = {(0, 2): 1, (1, 0): 0, (1, 2): 1, (2, 4): 0}

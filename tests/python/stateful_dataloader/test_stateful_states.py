@@ -1,6 +1,4 @@
-"""A StatefulDataLoader's state has the keys of torchdata 0.11, and describes the delivered batches. Damaged states are
-refused.
-"""
+"""A StatefulDataLoader's state has the keys of torchdata 0.11, and damaged states are refused."""
 
 from __future__ import annotations
 
@@ -45,9 +43,6 @@ def state_after(batches: int, dataset: Any, **options: Any) -> Any:
     loader = StatefulDataLoader(dataset, batch_size=2, **options)
     advanced(loader, batches)
     return loader.state_dict()
-
-
-# -- the layout --------------------------------------------------------------------------------------------
 
 
 def test_with_workers_a_state_has_torchdata_s_keys_for_the_delivered_batches() -> None:
@@ -124,10 +119,7 @@ MAKERS: list[Any] = [
 
 
 def of_json(state: dict[str, Any]) -> dict[str, Any]:
-    """Converts a state to JSON and back, and returns the result.
-
-    JSON has no tuples, so the function converts one member back to a tuple.
-    """
+    """Returns a state after a conversion to JSON and back, in which one member becomes a tuple again."""
     state = json.loads(json.dumps(state))
     return {**state, "_torchdata_rs": tuple(state["_torchdata_rs"])}
 
@@ -152,9 +144,6 @@ def test_states_are_json_equal_small_and_the_same_in_another_run(number: int, op
         generators = state["_torchdata_rs"][0].get("reading", {}).pop("random", {})
         assert list(generators) == (["torch", "python", "numpy"] if batches == 0 and not options else [])
         assert len(json.dumps(state)) < 1000
-
-
-# -- damage ------------------------------------------------------------------------------------------------
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

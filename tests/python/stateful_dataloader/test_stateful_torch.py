@@ -139,10 +139,6 @@ def test_workers_are_seeded_and_have_worker_info_as_torch_s(persistent: bool) ->
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_start_methods_give_the_same(method: str) -> None:
-    """The test uses only one worker, because each worker imports torch.
-
-    The tensor in which the dataset records its reads is in shared memory.
-    """
     marks = torch.zeros(8, dtype=torch.int64).share_memory_()
     theirs, _ = both(Told(), batch_size=2, num_workers=1, epochs=1)
     torch.manual_seed(3)
@@ -237,7 +233,6 @@ def test_pinning_without_an_accelerator_warns_and_yields_batches() -> None:
 
 @pytest.mark.parametrize("iterable", [False, True])
 def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, iterable: bool) -> None:
-    """The test replaces the function that copies to pinned memory, so that the test needs no GPU."""
     pin_without_device(monkeypatch, lambda batch: batch + 100)
     for persistent in (False, True):
         loader = StatefulDataLoader(
@@ -264,10 +259,7 @@ def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, ite
 
 
 def test_a_pinning_thread_leaves_an_epoch_before_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test pauses the first epoch's thread after its last batch.
-
-    The thread continues when the thread of the next epoch requests its first batch.
-    """
+    """The first epoch's thread waits after its last batch until the next epoch's thread requests a batch."""
     from torchdata.stateful_dataloader import _pool
 
     pin_without_device(monkeypatch)
@@ -312,7 +304,6 @@ def test_out_of_order_a_slow_batch_delays_no_other_worker() -> None:
 
 
 def test_indices_of_any_size_reach_the_workers() -> None:
-    """The test sends many requests, each larger than the ring of requests."""
     indices = [[*range(100_000)], [7], [*range(50_000)]] * 4
     loader = StatefulDataLoader(
         range(100_000), batch_sampler=indices, num_workers=1, collate_fn=len, prefetch_factor=12
@@ -321,8 +312,6 @@ def test_indices_of_any_size_reach_the_workers() -> None:
 
 
 def test_workers_that_are_far_ahead_block_no_other_worker() -> None:
-    """The main process sends more requests than fit into the ring, while the worker's ring of results is full."""
-
     def wide(_: Any) -> Any:
         return [[1] * 40_000]
 

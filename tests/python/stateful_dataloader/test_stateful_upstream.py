@@ -1,4 +1,4 @@
-"""StatefulDataLoader loads states that torchdata 0.11 has saved. `upstream_states.py` has generated these states."""
+"""StatefulDataLoader loads states that torchdata 0.11 has saved with `upstream_states.py`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ def saved() -> list[dict[str, Any]]:
 
 
 def cases(saved: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
-    """Returns the test cases that loaders with `workers` workers have saved.
-
-    For loaders with workers, returns only half of the saved states, to save time.
-    """
+    """Returns the test cases that loaders with `workers` workers have saved, or half of them with workers."""
     found = [one for one in saved if one["case"][2] == workers]
     return [one for number, one in enumerate(found) if not workers or (number + number // 4) % 2 == 0]
 

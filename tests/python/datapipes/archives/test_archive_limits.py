@@ -1,7 +1,4 @@
-"""Archive readers limit the size of headers and extended records, and the overlap of members.
-
-Unusual names of members are read or refused.
-"""
+"""Archive readers limit the size of headers and the overlap of members, and check the names of members."""
 
 from __future__ import annotations
 
@@ -197,9 +194,6 @@ def test_a_decompression_bomb_that_is_only_skipped_is_refused(monkeypatch, pack)
         opened.getmembers()
 
 
-# ----------------------------------------------------------------------------------------------------------------- zip
-
-
 def overlapping(count):
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -264,9 +258,6 @@ def test_a_zip_archive_is_out_of_proportion_as_a_whole(monkeypatch):
     resumed.load_state_dict(pipe.state_dict())
     with pytest.raises(zipfile.BadZipFile, match="decompression bomb"):
         list(resumed)
-
-
-# --------------------------------------------------------------------------------------------------------------- names
 
 
 @pytest.mark.parametrize("folder", ["..", "../..", "a/../..", "../../b/.."])

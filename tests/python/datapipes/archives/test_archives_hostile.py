@@ -1,7 +1,4 @@
-"""Malicious, damaged or huge archives and files either cause a clear error, or need constant memory.
-
-No file stays open.
-"""
+"""Malicious or damaged archives raise clear errors, and large archives are read in constant memory."""
 
 from __future__ import annotations
 
@@ -52,9 +49,6 @@ def loaded(path, **options):
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 ERRORS = (tarfile.ReadError, zipfile.BadZipFile)
-
-
-# ---------------------------------------------------------------------------------------------------------------- names
 
 
 @each_kind
@@ -127,9 +121,6 @@ def test_devices_and_pipes_are_left_out(tmp_path):
             info.type, info.linkname = kind, "/etc/passwd"
             archive.addfile(info)
     assert list(loaded(path)) == []
-
-
-# --------------------------------------------------------------------------------------------------------------- damage
 
 
 @pytest.mark.parametrize("mode", ["r:*", "r|*", "r:gz", "r|gz"])
@@ -264,9 +255,6 @@ def test_a_file_that_fails_while_it_is_read_raises_an_error_that_names_pipe_and_
         assert "Loader" in notes or "Decompressor" in notes
 
 
-# ---------------------------------------------------------------------------------------------------------------- bombs
-
-
 @pytest.fixture
 def small_bombs(monkeypatch):
     """Lowers the limit for decompression bombs to 1 MiB, so that small test files exceed the limit."""
@@ -319,8 +307,6 @@ def test_sparse_members_are_restored_at_every_position(tmp_path, style, flag):
     check_restore(lambda: loaded(path).shuffle(buffer_size=2).set_seed(1), seeded=True)
 
 
-# --------------------------------------------------------------------------------------------------------------- memory
-
 GROWTH = """
 import resource, sys
 from torchdata.datapipes.iter import FileOpener
@@ -351,7 +337,7 @@ def growth(path, load, chunk, small):
 
 
 def sparse_tar(path, size):
-    """Writes a tar archive with a first member that needs no disk space, because its content is a hole in the file."""
+    """Writes a tar archive that needs little disk space, because the content of its first member is a hole."""
     with open(path, "wb") as file:
         info = tarfile.TarInfo("large")
         info.size = size
@@ -363,9 +349,6 @@ def sparse_tar(path, size):
 
 
 def sparse_zip(path, size):
-    """Writes a zip archive with an uncompressed first member. The file is sparse, so the large member uses no disk
-    space.
-    """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         info = zipfile.ZipInfo("large")
         info.file_size = info.compress_size = size

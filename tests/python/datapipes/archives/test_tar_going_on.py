@@ -1,7 +1,4 @@
-"""A loader that resumes in the middle of a tar archive yields the remaining members, and rereads only a few bytes.
-
-Readers of streams that cannot seek return the same members as `tarfile`.
-"""
+"""A loader that resumes in the middle of a tar archive yields the remaining members, and rereads only a few bytes."""
 
 from __future__ import annotations
 
@@ -32,12 +29,11 @@ def shard_of(number: int = 0) -> bytes:
     return tar_of([(f"{number}-{key}.bin", bytes([key]) * SIZE) for key in range(MEMBERS)])
 
 
-#: The contents of the members of a shard.
 CONTENTS = [bytes([key]) * SIZE for key in range(MEMBERS)]
 
 
 def gone_on(build: Callable[[], Any], count: int) -> tuple[list[Any], Any]:
-    """Returns the first members, and a new pipe that resumes after these members."""
+    """Returns the first members, and a new pipe that resumes after them."""
     items = iter(pipe := build())
     head = [read(next(items)) for _ in range(count)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))
@@ -49,7 +45,6 @@ def gone_on(build: Callable[[], Any], count: int) -> tuple[list[Any], Any]:
 class Recording(io.RawIOBase):
     """A seekable or forward-only file that records the lowest offset that was read."""
 
-    #: The lowest offset that was read.
     least: ClassVar[int] = 1 << 60
 
     def __init__(self, path: str, seeks: bool) -> None:
@@ -165,7 +160,7 @@ def test_any_archive_is_resumed_any_number_of_times(
     start: int,
     cuts: list[int],
 ) -> None:
-    if style == tarfile.USTAR_FORMAT:  # the ustar format does not support longer names
+    if style == tarfile.USTAR_FORMAT:
         members = [(name[:60], size) for name, size in members]
     contents = [(f"m/{name.strip('/')}x", bytes([number]) * size) for number, (name, size) in enumerate(members)]
     options = {"pax_headers": {"comment": "of all members"}} if everywhere and style == tarfile.PAX_FORMAT else {}
@@ -213,9 +208,6 @@ def test_members_that_wait_in_a_state_are_read_without_the_start_of_their_archiv
     assert Recording.least > 20 * SIZE
 
 
-# -- archives on a server --------------------------------------------------------------------------
-
-
 def http(url: str) -> Any:
     return HttpReader([url]).load_from_tar()
 
@@ -249,7 +241,6 @@ def test_a_shard_on_a_server_is_resumed_by_a_ranged_read(web: Any, build: Any) -
     ],
 )
 def test_a_read_resumes_on_servers_of_all_kinds(web: Any, habit: dict[str, Any]) -> None:
-    """A resumed reader skips the bytes that it has already read if the server sends the archive from its beginning."""
     url = web.url("a.tar", shard_of(), **habit)
     head, pipe = gone_on(lambda: http(url), 35)
     assert [content for _, content in head + [read(item) for item in pipe]] == CONTENTS
@@ -268,12 +259,7 @@ def test_a_shard_that_has_changed_meanwhile_raises_an_error_that_names_it(web: A
     assert any("TarArchiveLoader" in note for note in caught.value.__notes__)
 
 
-# -- streams that cannot seek ---------------------------------------------------------------------
-
-
 class OneWay(io.RawIOBase):
-    """A stream that cannot seek, and that returns pieces of any size."""
-
     def __init__(self, data: bytes, piece: int) -> None:
         self.stream, self.piece = io.BytesIO(data), piece
 

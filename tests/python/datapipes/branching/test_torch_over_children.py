@@ -95,7 +95,7 @@ def test_seeds_that_are_set_after_a_load_apply_to_passes_that_start_again(
     seeded = numbers(1).concat(build())
     seed(seeded, 1)
     list(islice(iter(seeded), count + 1))
-    iterator = iter(seeded)  # the new iteration has not begun to read the fork
+    iterator = iter(seeded)
     state = save_state(seeded)
     seed(seeded, 2)
     rest = list(iterator)

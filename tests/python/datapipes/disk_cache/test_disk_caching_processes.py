@@ -29,10 +29,7 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def start():
-    """Returns a function that runs its argument in a forked process.
-
-    After the test, the fixture kills processes that are still running.
-    """
+    """Returns a function that runs its argument in a forked process, which is killed after the test."""
     processes = []
 
     def run(function, *args):
@@ -226,8 +223,6 @@ def test_a_process_that_waits_for_a_killed_writer_continues_at_once(folder, resu
 
 
 def hanging_writer(folder, results, start):
-    """Starts a process that begins to create the cached file "a", and then hangs."""
-
     def hang():
         def maker(path):
             results.note("writing")
@@ -294,8 +289,6 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_a_cache_that_the_next_lo
 
 
 def resting_after_one(folder, results, build):
-    """Reads the first path of a pipeline, waits until the test allows the pipeline to continue, and reads the remaining
-    paths."""
     paths = iter(build())
     results.note("first", names([next(paths)]))
     wait_for(lambda: results.has("go on"))
@@ -413,9 +406,6 @@ def test_a_forked_child_does_not_keep_the_locks_of_its_exited_parent(folder, res
     finally:
         os.kill(child, signal.SIGKILL)
         wait_for(lambda: is_gone(child))
-
-
-# Locks ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_lock_excludes_others_until_it_is_released(folder, start):

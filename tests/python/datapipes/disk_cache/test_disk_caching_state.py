@@ -23,9 +23,6 @@ from torchdata.datapipes.state import save_state
 __all__ = ["no_lock_is_left"]
 
 
-# Several caches in one process -------------------------------------------------------------------------------
-
-
 def test_a_branch_does_not_wait_for_the_buffered_items_of_another_branch_in_its_thread(tmp_path):
     left = cached(tmp_path, "abc", between=lambda pipe: pipe.batch(3).unbatch())
     right = cached(tmp_path, "bca", timeout=5)
@@ -71,12 +68,7 @@ def test_threads_that_need_the_same_files_create_each_once(tmp_path):
     assert sorted(maker.made) == sorted(wanted)
 
 
-# State ------------------------------------------------------------------------------------------------------------
-
-
 class Plain(IterDataPipe):
-    """A user-defined pipe without a state. To resume, a loader replays the items of the pipe."""
-
     def __init__(self, source):
         self.source = source
 
@@ -166,9 +158,6 @@ def test_a_file_that_vanished_after_a_state_was_saved_is_recreated(tmp_path):
     (tmp_path / "b").unlink()
     assert names(with_state(cached(tmp_path, "abc"), state)) == ["b", "c"]
     assert content(tmp_path) == made("a", "b", "c")
-
-
-# With a loader ----------------------------------------------------------------------------------------------------
 
 
 @unsharded

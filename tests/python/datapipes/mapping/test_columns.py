@@ -80,7 +80,7 @@ def test_columns_of_tuples_lists_and_dicts_are_chosen_without_a_warning(pipe: An
     ],
 )
 def test_missing_columns_cause_a_warning_and_items_pass_without_them(pipe: Any, expected: Any, message: str) -> None:
-    for count in (1, 2):  # every item that lacks a column is warned of
+    for count in (1, 2):
         items, messages = with_warnings(pipe.cycle(count))
         assert items == [expected] * count
         assert len(messages) == count

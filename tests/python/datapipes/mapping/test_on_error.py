@@ -111,7 +111,7 @@ def test_a_resumed_run_counts_on_up_to_the_limit():
     mapped = numbers("1", "a").map(int)
     assert list(mapped.on_error("skip", limit=1)) == [1], "each epoch counts anew"
     with pytest.raises(ValueError, match="invalid literal"):
-        list(mapped)  # without on_error, the pipe raises
+        list(mapped)
 
 
 class Own(IterDataPipe):
@@ -173,7 +173,6 @@ def strict_int(text):
 @pytest.mark.filterwarnings("default:on_error has skipped:RuntimeWarning")
 @pytest.mark.parametrize(("method", "dispatches"), [("fork", False), ("spawn", True)])
 def test_the_end_of_an_epoch_of_workers_is_told_once_by_the_loader(method, dispatches, capfd):
-    """The warning at the end of an epoch counts the items that the workers and the dispatching process have skipped."""
     pipe = IterableWrapper(["1", "1", "x", "x"] * 10)
     if dispatches:
         pipe = pipe.map(strict_int).on_error("skip").sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)

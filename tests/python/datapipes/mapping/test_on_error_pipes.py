@@ -33,10 +33,7 @@ async def awaited(item: int) -> int:
 
 
 def many(item: int) -> Any:
-    """Yields two items per source item.
-
-    If the source item is in `BROKEN`, the function raises an error instead of yielding the second item.
-    """
+    """Yields an item twice, but raises an error instead of the second time if the item is in `BROKEN`."""
     yield item
     whole(item)
     yield item + 100
@@ -82,7 +79,6 @@ def pieces(*columns: list[Any]) -> Any:
 
 
 def tokens(item: Any) -> Any:
-    """Returns the column of a row or a frame as a list."""
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 

@@ -1,4 +1,4 @@
-"""Tests pipes that pack sequences into rows, in addition to the tests of all pipes in `pipes_table`."""
+"""Pipes that pack sequences into rows fill the rows, and keep the sequences whole."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A sharding filter may skip items of other shards without reading them. Skipping must not change states, counts or the
-order of items.
-"""
+"""A sharding filter may skip items of other shards without reading them."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ COUNT = 23
 
 
 class Letters(list[str]):
-    """A user-defined list class. Pipes must not read an instance by index, because a user-defined class may override
-    `__iter__`.
-    """
+    """A user-defined list, which may override `__iter__`, so that pipes must not read it by index."""
 
 
 class Squares:
@@ -36,7 +32,6 @@ class Squares:
         return index * index
 
 
-#: The sources that the filter is tested with. Some sources let the filter skip items without reading these items.
 SOURCES: dict[str, Callable[[], IterDataPipe]] = {
     "range": lambda: IterableWrapper(range(COUNT)),
     "range backwards": lambda: IterableWrapper(range(50, 50 - 2 * COUNT, -2)),

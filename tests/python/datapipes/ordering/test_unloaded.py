@@ -1,7 +1,4 @@
-"""Workers distribute the indices of a dataset before they load the items.
-
-Each item is loaded once, and the order does not change.
-"""
+"""Workers distribute the indices of a dataset before they load the items."""
 
 from __future__ import annotations
 

@@ -48,7 +48,6 @@ def _offline(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Returns a folder with a dataset: one split, which consists of two files."""
     data = tmp_path / "data"
     data.mkdir()
     for number, rows in enumerate((ROWS[:3], ROWS[3:])):

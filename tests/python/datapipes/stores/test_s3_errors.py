@@ -168,9 +168,7 @@ def test_objects_that_may_not_be_read_are_an_error_that_names_them(client):
 
 @pytest.fixture
 def asked():
-    """Yields a function that lists a bucket. The function returns the access key, region and token of the request, or
-    None if the request is not signed.
-    """
+    """Yields a function that lists a bucket, and returns the access key, region and token of the request."""
     seen = []
 
     class Server(BaseHTTPRequestHandler):

@@ -1,7 +1,4 @@
-"""S3FileLister and S3FileLoader read from Google Cloud Storage and Azure.
-
-Local servers imitate the protocol of each provider.
-"""
+"""S3FileLister and S3FileLoader read from local servers that imitate Google Cloud Storage and Azure."""
 
 from __future__ import annotations
 
@@ -70,9 +67,7 @@ def azure():
 
 @pytest.fixture
 def google():
-    """Runs a local S3 server instead of Google's server. Google's XML interface differs from S3 only in its
-    signatures.
-    """
+    """Runs a local S3 server in place of Google's server, which differs from S3 only in its signatures."""
     with serving() as client:
         everybody = {"Effect": "Allow", "Principal": "*", "Action": "s3:*", "Resource": "arn:aws:s3:::first*"}
         policy = json.dumps({"Version": "2012-10-17", "Statement": everybody})

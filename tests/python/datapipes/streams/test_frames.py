@@ -52,9 +52,6 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-# -- DataFrameMaker --------------------------------------------------------------------------------
-
-
 @each_library
 def test_frames_are_of_the_chosen_library_and_hold_the_rows(library: str) -> None:
     frames = list(IterableWrapper(ROWS).dataframe(2, columns=NAMES, library=library))
@@ -184,9 +181,6 @@ def test_rows_that_make_no_frame_are_named(
     assert "DataFrameMaker" in str(caught.value)
 
 
-# -- ParquetDataFrameLoader ------------------------------------------------------------------------
-
-
 @each_library
 def test_there_is_one_frame_per_row_group_of_paths_and_of_streams(library: str, folder: str) -> None:
     before = open_files()
@@ -250,11 +244,8 @@ def test_memory_holds_one_row_group_and_one_item(size: int | None, tmp_path: Pat
     assert max(sizes) < 6 * numbers.nbytes
 
 
-# -- pipes in workers, and pipes without the optional libraries ------------------------------------
-
-
 def frames_of(pipe: Any, method: str) -> list[Any]:
-    """Reads a pipe in workers. With spawn, there is only one worker, because each worker imports all libraries."""
+    """Reads a pipe in workers. With spawn, one worker suffices, because each worker imports all libraries."""
     service = MultiProcessingReadingService(1 if method == "spawn" else 2, multiprocessing_context=method)
     with DataLoader2(pipe, reading_service=service) as loader:
         assert [rows_of(frame) for frame in loader] == [rows_of(frame) for frame in loader]
@@ -284,6 +275,6 @@ def test_large_frames_from_workers_stay_what_they_are_while_others_follow(make: 
         frames = list(loader)
     for number, frame in enumerate(frames):
         assert (frame["n"].to_numpy() == np.arange(LARGE) + number).all()
-        if make is pandas.DataFrame:  # a frame can be changed
+        if make is pandas.DataFrame:
             frame.loc[0, "n"] = -1
             assert frame["n"].iloc[:2].tolist() == [-1, 1 + number]

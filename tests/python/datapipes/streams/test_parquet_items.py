@@ -47,9 +47,6 @@ def one(column: Any, **options: Any) -> Any:
     return item["c"]
 
 
-# -- items of this many rows -------------------------------------------------------------------------
-
-
 @each_library
 def test_items_have_so_many_rows_across_row_groups_but_not_across_files(library: str, tmp_path: Path) -> None:
     for name, start, stop in (("a", 0, 7), ("b", 7, 7), ("c", 7, 9)):
@@ -139,8 +136,6 @@ def test_an_item_is_pickled_without_the_rest_of_its_row_group(library: str) -> N
     assert len(pickle.dumps(item)) < 10_000
     assert ids_of(pickle.loads(pickle.dumps(item))) == list(range(10))
 
-
-# -- dicts of arrays -------------------------------------------------------------------------------
 
 DAY = datetime.date(2024, 2, 29)
 NOON = datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC)

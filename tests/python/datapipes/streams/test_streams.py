@@ -1,7 +1,4 @@
-"""A StreamWrapper delegates to its file, and closes the file together with its children.
-
-Copies of a StreamWrapper reopen the file.
-"""
+"""A StreamWrapper delegates to its file, and closes the file together with its children."""
 
 from __future__ import annotations
 
@@ -199,9 +196,6 @@ def test_one_state_of_a_shuffler_that_holds_streams_loads_twice(tmp_path):
             with stream:
                 rest.append((path, stream.read()))
         assert rest == whole[1:]
-
-
-# -- pipes over streams that yield several items per input, or read ahead -----------------------------
 
 
 @pytest.fixture

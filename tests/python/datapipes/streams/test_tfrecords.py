@@ -39,9 +39,7 @@ def feature(kind: str, values: Any) -> Any:
 
 
 def record(context: dict[str, Any], lists: dict[str, Any] | None = None) -> bytes:
-    """Returns a SequenceExample with features given as (kind, values). A SequenceExample without lists is also an
-    Example.
-    """
+    """Returns a SequenceExample, which is also an Example if it has no lists. A feature is a pair (kind, values)."""
     example = example_pb2.SequenceExample()
     for name, it in context.items():
         example.context.feature[name].CopyFrom(feature(*it))
@@ -63,7 +61,6 @@ def loaded(data: bytes, *args: Any, **options: Any) -> list[Any]:
 
 
 def plain(item: Any) -> Any:
-    """Converts arrays and tensors of an example to lists, so that examples can be compared."""
     if isinstance(item, dict):
         return {name: plain(value) for name, value in item.items()}
     if isinstance(item, list):
@@ -300,8 +297,7 @@ def test_records_in_memory_and_behind_other_bytes_are_restored() -> None:
 
 
 class OneWay:
-    """A stream without `tell` and `seek`, which returns few bytes at a time. A copy of the stream continues at the same
-    position."""
+    """A stream that cannot seek, and that returns at most 100 bytes at a time."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
