@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from going_on import loaded  # noqa: E402
-from node_sources import numbers  # noqa: E402
-from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from going_on import loaded
+from node_sources import numbers
+from torchdata.datapipes.iter import IterableWrapper as PipeOf
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     Cycler,

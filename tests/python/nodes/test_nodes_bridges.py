@@ -8,17 +8,16 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from node_streams import goes_on, run  # noqa: E402
-from process_checks import wait_for  # noqa: E402
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
-from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
-from torchdata.datapipes.iter import IterDataPipe  # noqa: E402
-from torchdata.datapipes.map import SequenceWrapper  # noqa: E402
-from torchdata.datapipes.state import load_state, save_state  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_streams import goes_on, run
+from process_checks import wait_for
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper as PipeOf
+from torchdata.datapipes.iter import IterDataPipe
+from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     IterableWrapper,

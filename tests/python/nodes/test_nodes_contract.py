@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from node_sources import same  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_sources import same
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     Cycler,

@@ -9,23 +9,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from going_on import loaded  # noqa: E402
-from node_sources import CRITERIA, Epochs, numbers, same  # noqa: E402
-from node_streams import (  # noqa: E402
-    GOING_ON,
-    STREAMS,
-    Draws,
-    Plan,
-    TakesAgain,
-    TakesOnce,
-    Uncheckpointed,
-    goes_on,
-    run,
-)
-from torchdata.datapipes.state import load_state, save_state  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from going_on import loaded
+from node_sources import CRITERIA, Epochs, numbers, same
+from node_streams import GOING_ON, STREAMS, Draws, Plan, TakesAgain, TakesOnce, Uncheckpointed, goes_on, run
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     Cycler,
@@ -43,7 +31,7 @@ from torchdata.nodes import (  # noqa: E402
     from_pipe,
     to_pipe,
 )
-from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 Kind = Callable[[int], Any]
 Wrap = Callable[[BaseNode[Any]], BaseNode[Any]]

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from node_sources import Epochs, at_odds, numbers, outcomes  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_sources import Epochs, at_odds, numbers, outcomes
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     Cycler,
@@ -23,7 +22,7 @@ from torchdata.nodes import (  # noqa: E402
     SamplerWrapper,
     Unbatcher,
 )
-from torchdata.nodes.map import MapOverBatch  # noqa: E402
+from torchdata.nodes.map import MapOverBatch
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 2), (1, 2), (4, 2), (5, 2), (5, 5), (5, 1), (3, 9)])

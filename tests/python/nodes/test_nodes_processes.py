@@ -14,15 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-import rank_forkserver  # noqa: E402
-from node_sources import numbers  # noqa: E402
-from process_checks import children, nothing_is_left, shared_mappings, wait_for  # noqa: E402, F401 - a fixture for all tests here
-from torchdata._engine.processes import shutdown  # noqa: E402
-from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
-from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper, ParallelMapper, Unbatcher  # noqa: E402
+import rank_forkserver
+from node_sources import numbers
+from process_checks import children, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - a fixture for all tests here
+from torchdata._engine.processes import shutdown
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper, ParallelMapper, Unbatcher
 
 
 def over_processes(function: Any, count: int = 20, workers: int = 2, **options: Any) -> ParallelMapper[Any]:

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from torch.utils.data import DataLoader, RandomSampler  # noqa: E402
-
-from dying import Dying  # noqa: E402
-from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, SamplerWrapper  # noqa: E402
+from dying import Dying
+from process_checks import nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, SamplerWrapper
 
 
 def draw(_item: Any) -> tuple[float, float, float]:

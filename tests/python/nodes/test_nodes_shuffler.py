@@ -10,13 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from torch.utils.data import RandomSampler, SequentialSampler
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from torch.utils.data import RandomSampler, SequentialSampler  # noqa: E402
-
-from node_sources import numbers  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_sources import numbers
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     Collator,

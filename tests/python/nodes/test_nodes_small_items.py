@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from dying import Dying  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
-from torchdata.nodes import BaseNode, IterableWrapper, Loader, ParallelMapper, _processes  # noqa: E402
+from dying import Dying
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.nodes import BaseNode, IterableWrapper, Loader, ParallelMapper, _processes
 
 MANY = 1500
 """The number of items after which the node reads many items ahead."""

@@ -9,23 +9,12 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from counted_causes import CAUSES, stats_of  # noqa: E402
-from going_on import loaded  # noqa: E402
-from torchdata._observe.stats.diagnosis import diagnose  # noqa: E402
-from torchdata._observe.stats.model import NODES, LoaderStats, PipeStats  # noqa: E402
-from torchdata._users_code import place_of  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
-    BaseNode,
-    Batcher,
-    IterableWrapper,
-    Loader,
-    Mapper,
-    ParallelMapper,
-    Prefetcher,
-    Unbatcher,
-)
+from counted_causes import CAUSES, stats_of
+from going_on import loaded
+from torchdata._observe.stats.diagnosis import diagnose
+from torchdata._observe.stats.model import NODES, LoaderStats, PipeStats
+from torchdata._users_code import place_of
+from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Loader, Mapper, ParallelMapper, Prefetcher, Unbatcher
 
 
 def decode(item: int) -> int:

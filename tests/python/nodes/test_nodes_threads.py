@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from node_sources import Epochs, numbers, outcomes  # noqa: E402
-from process_checks import wait_for  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_sources import Epochs, numbers, outcomes
+from process_checks import wait_for
+from torchdata.nodes import (
     BaseNode,
     IterableWrapper,
     Loader,
@@ -27,8 +25,8 @@ from torchdata.nodes import (  # noqa: E402
     SamplerWrapper,
     Unbatcher,
 )
-from torchdata.nodes._read_ahead import ReadSource  # noqa: E402
-from torchdata.nodes.base_node import is_repeatable  # noqa: E402
+from torchdata.nodes._read_ahead import ReadSource
+from torchdata.nodes.base_node import is_repeatable
 
 
 def threads() -> list[str]:

@@ -8,21 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import IterableDataset
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import IterableDataset  # noqa: E402
-
-from going_on import advanced, loaded  # noqa: E402
-from process_checks import children, nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.datasets import Counting  # noqa: E402
-from torchdata.stateful_dataloader import Stateful, StatefulDataLoader, _cadence, _worker  # noqa: E402
-from torchdata.stateful_dataloader._cadence import next_due  # noqa: E402
-from torchdata.stateful_dataloader.sampler import (  # noqa: E402
-    BatchSampler,
-    RandomSampler,
-    StatefulDistributedSampler,
-)
+from going_on import advanced, loaded
+from process_checks import children, nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import Counting
+from torchdata.stateful_dataloader import Stateful, StatefulDataLoader, _cadence, _worker
+from torchdata.stateful_dataloader._cadence import next_due
+from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler, StatefulDistributedSampler
 
 
 class Counted(IterableDataset[int]):

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import IterableDataset
 
-torch = pytest.importorskip("torch")
-from torch.utils.data import IterableDataset  # noqa: E402
-
-from going_on import advanced, loaded, seed_all  # noqa: E402
-from random_stateful.orders import SAMPLERS  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from going_on import advanced, loaded, seed_all
+from random_stateful.orders import SAMPLERS
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 #: The names of the samplers.
 KINDS = ["in order", "shuffle, generator", "RandomSampler", "WeightedRandomSampler"]

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import SubsetRandomSampler
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import SubsetRandomSampler  # noqa: E402
-
-from going_on import TakesOnce, epochs_of, plain, seed_all  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.datasets import Counting, IteratorAlone, Plain  # noqa: E402
-from random_stateful.orders import IteratorKnows  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
+from going_on import TakesOnce, epochs_of, plain, seed_all
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import Counting, IteratorAlone, Plain
+from random_stateful.orders import IteratorKnows
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
+from torch.utils.data import Sampler
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import Sampler  # noqa: E402
-
-from going_on import (  # noqa: E402
+from going_on import (
     WORKERS,
     Shuffled,
     TakesOnce,
@@ -31,9 +29,9 @@ from going_on import (  # noqa: E402
     saved,
     seed_all,
 )
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.datasets import Counting, Noisy, Plain, Taking  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import Counting, Noisy, Plain, Taking
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 @pytest.mark.parametrize("dataset", [Plain, Noisy])

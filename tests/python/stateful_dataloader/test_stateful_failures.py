@@ -14,19 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import Dataset, IterableDataset, Sampler  # noqa: E402
-
-import rank_forkserver  # noqa: E402
-from going_on import loaded  # noqa: E402
-from process_checks import children, nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
-from torchdata._engine.processes import shutdown  # noqa: E402
-from torchdata._observe.outside.attaching import attach  # noqa: E402
-from torchdata._users_code import place_of  # noqa: E402
-from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+import rank_forkserver
+from going_on import loaded
+from process_checks import children, nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
+from torchdata._engine.processes import shutdown
+from torchdata._observe.outside.attaching import attach
+from torchdata._users_code import place_of
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 class Failing(Dataset[int]):

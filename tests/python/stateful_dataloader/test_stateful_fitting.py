@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DistributedSampler
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import DistributedSampler  # noqa: E402
-
-import rank_forkserver  # noqa: E402
-from going_on import WORKERS, TakesOnce, epochs_of, loaded, plain, saved, seed_all  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from ranks import environment_of_ranks  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
+import rank_forkserver
+from going_on import WORKERS, TakesOnce, epochs_of, loaded, plain, saved, seed_all
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from ranks import environment_of_ranks
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 
 def state_after(loader: Any, batches: int | None) -> Any:

@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import IterableDataset
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import IterableDataset  # noqa: E402
-
-from going_on import WORKERS, TakesOnce, Walk, advanced, epochs_of, loaded, plain, saved, with_workers  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from going_on import WORKERS, TakesOnce, Walk, advanced, epochs_of, loaded, plain, saved, with_workers
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 class GoesOn(TakesOnce):

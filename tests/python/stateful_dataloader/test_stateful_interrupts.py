@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
 import torch
 
 from going_on import loaded

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from fresh_processes import FreshProcesses  # noqa: E402
-from going_on import loaded  # noqa: E402
-from library_trainers import EPOCHS, STEPS  # noqa: E402
-from needing import needs  # noqa: E402
-from process_checks import children, shared_mappings  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from fresh_processes import FreshProcesses
+from going_on import loaded
+from library_trainers import EPOCHS, STEPS
+from needing import needs
+from process_checks import children, shared_mappings
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
 

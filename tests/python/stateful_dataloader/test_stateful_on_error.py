@@ -10,19 +10,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
-
-from going_on import advanced, loaded, saved  # noqa: E402
-from pinning import pin_without_device  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata._users_code import place_of  # noqa: E402
-from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
-from torchdata.datapipes.utils import TooManySkipped  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader, errors  # noqa: E402
-from torchdata.stateful_dataloader.errors import WorkerExitedError  # noqa: E402
+from going_on import advanced, loaded, saved
+from pinning import pin_without_device
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata._users_code import place_of
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.utils import TooManySkipped
+from torchdata.stateful_dataloader import StatefulDataLoader, errors
+from torchdata.stateful_dataloader.errors import WorkerExitedError
 
 #: The indices at which a dataset of twenty samples raises. Four of the broken samples form a whole batch.
 BROKEN = 1, 4, 5, 6, 7, 13

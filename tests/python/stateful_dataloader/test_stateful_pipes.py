@@ -9,12 +9,11 @@ from itertools import cycle, islice
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from going_on import loaded  # noqa: E402
-from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader, _fitting, _reading  # noqa: E402
+from going_on import loaded
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.stateful_dataloader import StatefulDataLoader, _fitting, _reading
 
 SIZE = 30
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
 from fresh_processes import with_torch
 from random_stateful.judging import StatefulJudge
 from random_stateful.programs import SKIPPING, SKIPPING_STREAMS

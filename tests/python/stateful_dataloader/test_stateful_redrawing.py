@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import BatchSampler, RandomSampler, Sampler  # noqa: E402
-
-from going_on import advanced, epochs_of, loaded, plain, saved, seed_all  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from going_on import advanced, epochs_of, loaded, plain, saved, seed_all
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 #: Functions that create the random generator of a sampler, or return None for the global random generator.
 GENERATORS: dict[str, Callable[[], Any]] = {

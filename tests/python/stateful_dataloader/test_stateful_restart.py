@@ -11,20 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Dataset
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import Dataset  # noqa: E402
-
-from fresh_processes import with_torch  # noqa: E402
-from going_on import loaded  # noqa: E402
-from hanging import kill_only_hung  # noqa: E402
-from pinning import pin_without_device  # noqa: E402
-from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.datasets import EpochAtEnd, NoisyCounting  # noqa: E402
-from random_stateful.deaths import check  # noqa: E402
-from random_stateful.judging import StatefulJudge  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from fresh_processes import with_torch
+from going_on import loaded
+from hanging import kill_only_hung
+from pinning import pin_without_device
+from process_checks import nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import EpochAtEnd, NoisyCounting
+from random_stateful.deaths import check
+from random_stateful.judging import StatefulJudge
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 #: A dataset and a stream, which draw samples from the workers' random generators and have counters as their states.
 #: The workers' shards of the stream have different lengths.

@@ -10,17 +10,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-numpy = pytest.importorskip("numpy")
-
-from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
-from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
-
-from going_on import loaded  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from going_on import loaded
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 #: The numbers of workers with which the tests save and load states.
 NUMBERS = (0, 1, 2, 3, 5, 8)

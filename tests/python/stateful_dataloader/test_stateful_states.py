@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
+from torch.utils.data import DistributedSampler, get_worker_info
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import DistributedSampler, get_worker_info  # noqa: E402
-
-from going_on import Places, TakesOnce, advanced, loaded, saved  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.datasets import Counting  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: E402
+from going_on import Places, TakesOnce, advanced, loaded, saved
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import Counting
+from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 
 @pytest.fixture(autouse=True)

@@ -9,26 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import IterableDataset  # noqa: E402
-
-from going_on import (  # noqa: E402
-    MOMENTS,
-    WORKERS,
-    TakesOnce,
-    advanced,
-    check_goes_on,
-    epochs_of,
-    loaded,
-    plain,
-    saved,
-    with_workers,
-)
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.datasets import STREAMS, EpochAtEnd  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: E402
+from going_on import MOMENTS, WORKERS, TakesOnce, advanced, check_goes_on, epochs_of, loaded, plain, saved, with_workers
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import STREAMS, EpochAtEnd
+from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 
 @pytest.mark.parametrize(("stream", "options"), with_workers(STREAMS))

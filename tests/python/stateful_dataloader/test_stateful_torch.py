@@ -14,22 +14,13 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import (  # noqa: E402
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    get_worker_info,
-)
-
-from pinning import pin_without_device  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-from waiting import wait_for  # noqa: E402
+from pinning import pin_without_device
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader
+from waiting import wait_for
 
 #: Ignores torch's warning about more workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

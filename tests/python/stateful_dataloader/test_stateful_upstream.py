@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from going_on import loaded  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from upstream_states import loader_of, plain  # noqa: E402
+from going_on import loaded
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from upstream_states import loader_of, plain
 
 #: Ignores torch's warning about more workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
