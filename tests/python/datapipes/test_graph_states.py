@@ -41,34 +41,6 @@ def numbers(count: int) -> IterableWrapper[int]:
     return IterableWrapper(range(count))
 
 
-def resumed(build: Callable[[], Any], epoch: int, position: int) -> tuple[list[Any], list[Any], list[list[Any]]]:
-    """Returns the items of two epochs of a resumed graph, and of the same epochs in an uninterrupted run."""
-    start(5)
-    pipe = build()
-    epochs = [list(pipe) for _ in range(epoch + 2)]
-    start(5)
-    pipe = build()
-    for _ in range(epoch):
-        list(pipe)
-    iterator = iter(pipe)
-    list(islice(iterator, position))
-    saved = pickle.dumps((save_state(pipe), save_generators()))
-    start(99)
-    other = build()
-    state, generators = pickle.loads(saved)
-    load_state(other, state)
-    load_generators(generators)
-    return list(other), list(other), [epochs[epoch][position:], epochs[epoch + 1]]
-
-
-def same_at_every_position(build: Callable[[], Any], epochs: int = 2) -> None:
-    count = len(list(build()))
-    for epoch in range(epochs):
-        for position in range(count + 2):
-            *found, expected = resumed(build, epoch, position)
-            assert found == expected, f"epoch {epoch}, position {position}"
-
-
 def seeded_multiplexer(count: int = 4) -> Any:
     return SampleMultiplexer({numbers(count): 1, numbers(count).map(plus_one): 2}, seed=3)
 
@@ -121,7 +93,21 @@ def _by_index(build: Callable[[Any], Any]) -> Any:
 
 @pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
 def test_a_graph_resumes_at_every_position_and_continues_with_the_next_epoch(build: Callable[[], Any]) -> None:
-    same_at_every_position(build)
+    start(5)
+    pipe = build()
+    epochs = [list(pipe) for _ in range(3)]
+    for epoch in range(2):
+        for position in range(len(epochs[epoch]) + 2):
+            start(5)
+            pipe = build()
+            for _ in range(epoch):
+                list(pipe)
+            list(islice(pipe, position))
+            state, generators = pickle.loads(pickle.dumps((save_state(pipe), save_generators())))
+            start(99)
+            load_state(other := build(), state)
+            load_generators(generators)
+            assert [list(other), list(other)] == [epochs[epoch][position:], epochs[epoch + 1]], (epoch, position)
 
 
 @pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
@@ -297,31 +283,25 @@ def test_a_subclass_that_overrides_iter_does_not_inherit_what_its_base_says_of_i
     assert (is_one_to_one(Changed(numbers(1))), is_one_to_one(Renamed(numbers(1)))) == (False, True)
 
 
-def test_generators_of_python_and_numpy_resume_from_a_saved_state() -> None:
-    numpy = pytest.importorskip("numpy")
-    random.seed(1)
-    numpy.random.seed(1)
+def test_global_random_generators_resume_from_a_saved_state() -> None:
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+
+    def seed_all(seed: int) -> None:
+        for set_seed in (random.seed, numpy.random.seed, torch.manual_seed):
+            set_seed(seed)
+
+    def draws() -> Any:
+        of_numpy = numpy.random.standard_normal(), numpy.random.rand()
+        return random.random(), random.gauss(0, 1), *of_numpy, torch.rand(3).tolist()
+
+    seed_all(1)
     numpy.random.standard_normal()  # NumPy's generator stores a second normal number for its next call
     random.gauss(0, 1)
     state = pickle.loads(pickle.dumps(save_generators()))
-
-    def draws() -> Any:
-        return random.random(), random.gauss(0, 1), numpy.random.standard_normal(), numpy.random.rand()
-
     first = draws()
-    random.seed(2)
-    numpy.random.seed(2)
+    seed_all(2)
     load_generators(state)
     assert draws() == first
-
-
-def test_generators_of_torch_resume_from_a_saved_state() -> None:
-    torch = pytest.importorskip("torch")
-    state = save_generators()
-    first = torch.rand(3).tolist()
-    torch.manual_seed(8)
-    load_generators(state)
-    assert torch.rand(3).tolist() == first
 
 
 OTHERS = {

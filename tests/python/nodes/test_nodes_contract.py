@@ -218,10 +218,3 @@ def test_an_error_passes_through_every_node_and_the_next_call_reads_on() -> None
             assert ("two",) in found, name
             if not name.startswith(TURNING) and name not in ("header", "weighted") and name != "batcher":
                 assert {3, 4} <= set(found), name
-
-
-def test_the_first_call_of_a_node_that_is_read_by_itself_is_a_reset() -> None:
-    for use, notes in ((next, "Rn"), (BaseNode.state_dict, "Rg")):
-        recorder = Recorder()
-        use(recorder)  # type: ignore[operator]
-        assert recorder.notes == notes

@@ -56,14 +56,6 @@ def exits_at_three(number: int) -> int:
     return number
 
 
-def test_results_come_in_order_from_processes_in_each_epoch() -> None:
-    node = over_processes(square)
-    assert list(node) == [n * n for n in range(20)]
-    node.reset()
-    assert next(node) == 0
-    node.shutdown()
-
-
 def test_processes_live_on_over_epochs_and_share_the_work() -> None:
     with Loader(over_processes(with_pid)) as loader:
         pids = [{pid for _, pid in loader} for _ in range(2)]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from node_sources import Epochs, numbers, outcomes
-from process_checks import wait_for
 from torchdata.nodes import (
     BaseNode,
+    Cycler,
     IterableWrapper,
     Loader,
     Mapper,
@@ -27,6 +27,7 @@ from torchdata.nodes import (
 )
 from torchdata.nodes._read_ahead import ReadSource
 from torchdata.nodes.base_node import is_repeatable
+from waiting import check_in_forked_child, wait_for
 
 
 def threads() -> list[str]:
@@ -101,32 +102,14 @@ def test_results_out_of_order_come_as_they_are_ready() -> None:
     assert list(node) == [0]
 
 
-def test_several_threads_call_the_function_at_once_and_one_at_a_time_reads_the_source() -> None:
+def test_several_threads_call_the_function_at_once() -> None:
     meeting = threading.Barrier(3)
-    reading = threading.Lock()
-
-    class Source(BaseNode[int]):
-        def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-            super().reset(initial_state)
-            self.left = 9
-
-        def next(self) -> int:
-            assert reading.acquire(blocking=False), "two threads read the source"
-            time.sleep(0.001)
-            reading.release()
-            if self.left == 0:
-                raise StopIteration
-            self.left -= 1
-            return self.left
-
-        def get_state(self) -> dict[str, Any]:
-            return {}
 
     def meet(number: int) -> int:
         meeting.wait(120)
         return number
 
-    assert sorted(ParallelMapper(Source(), meet, 3)) == list(range(9))
+    assert list(ParallelMapper(numbers(9), meet, 3)) == list(range(9))
 
 
 def fails_at_three(number: int) -> int:
@@ -324,21 +307,14 @@ def test_a_waiting_reader_gets_an_error_when_the_node_is_shut_down() -> None:
     source = Gate(closed_at=0)
     node = Prefetcher(source, 2)
     failures: list[str] = []
-
-    def read() -> None:
-        try:
-            next(node)
-        except RuntimeError as error:
-            failures.append(str(error))
-
-    reader = threading.Thread(target=read, daemon=True)
+    reader = threading.Thread(target=lambda: failures.extend(outcomes(node)), daemon=True)
     node.reset()
     reader.start()
     assert source.arrived.wait(120)
     stopping = threading.Thread(target=node.shutdown, daemon=True)
     stopping.start()
     reader.join(120)
-    assert failures == ["Prefetcher was shut down: reset it, or make a new iterator of its Loader"]
+    assert {*failures} == {"Prefetcher was shut down: reset it, or make a new iterator of its Loader"}
     source.opened.set()
     stopping.join(120)
     assert not stopping.is_alive()
@@ -360,22 +336,11 @@ def test_a_reset_fails_and_does_not_hang_if_the_source_is_stuck(monkeypatch: pyt
 
 
 def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
-    class Cyclic(SamplerWrapper[int]):
-        def next(self) -> int:
-            try:
-                return super().next()
-            except StopIteration:
-                self.reset(None)
-                return super().next()
-
     for pause in (0.0, 0.0, 0.005):  # the pause changes how far threads read ahead, but not the result
         for frequency in (0, 1, 3):
-            loader = Loader(Prefetcher(Cyclic(Epochs(3)), 8, frequency))
+            loader = Loader(Prefetcher(Cycler(SamplerWrapper(Epochs(3))), 8, frequency))
             for epoch in range(4):
-                assert next(iter(loader)) == (
-                    3 * epoch,
-                    0,
-                )
+                assert next(iter(loader)) == (3 * epoch, 0)
                 time.sleep(pause)
             loader.shutdown()
 
@@ -400,29 +365,16 @@ def test_abandoning_an_epoch_does_not_wait_endlessly_for_a_slow_source(monkeypat
 def test_a_forked_child_gets_an_error_about_the_threads_of_its_parent_and_may_reset() -> None:
     node = Prefetcher(Gate(closed_at=-1), 2)
     assert next(node) == 0
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            told = ""
-            for _ in range(5):  # at most five calls return items from before the fork
-                try:
-                    next(node)
-                except RuntimeError as error:
-                    told = str(error)
-                    break
-            node.reset()
-            os.write(writer, f"{told} {next(node)}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader) as end:
-        told = end.read()
-    os.waitpid(child, 0)
-    assert told == (
-        f"the threads of Prefetcher run in process {os.getpid()}, and this process is a forked child of it: begin "
-        "a new iteration in the child 0"
-    )
+    said = f"the threads of Prefetcher run in process {os.getpid()}, and this process is a forked child of it: begin "
+
+    def check() -> None:
+        with pytest.raises(RuntimeError, match=said + "a new iteration in the child"):
+            for _ in range(5):  # some calls return items that were read before the fork
+                next(node)
+        node.reset()
+        assert next(node) == 0
+
+    check_in_forked_child(check)
     node.shutdown()
 
 

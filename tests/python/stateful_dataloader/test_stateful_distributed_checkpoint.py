@@ -92,7 +92,7 @@ MOMENTS: list[Any] = [None, 0, 1, 3, "end"]
 
 
 def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
-    """Counting a loader up to a moment, and returns the loader and its iterator."""
+    """Reads a loader up to a moment, and returns the loader and its iterator."""
     loader = make()
     if moment is None:
         return loader, None

@@ -63,7 +63,7 @@ def kill(loader: Any, worker: int, blow: signal.Signals = signal.SIGKILL) -> Non
 def read(
     loader: Any, deaths: dict[tuple[int, int], int], breaks: int | None = None, blow: signal.Signals = signal.SIGKILL
 ) -> list[list[Any]]:
-    """Counting three epochs, and leaves the second epoch early. Before some batches, the function kills a worker."""
+    """Reads three epochs, kills a worker before some batches, and leaves the second epoch early."""
     epochs = []
     for epoch in range(3):
         batches: list[Any] = []

@@ -227,24 +227,11 @@ def test_no_file_waits_for_the_garbage_collector_after_an_error(tmp_path, kind):
 
 
 def test_a_file_that_fails_while_it_is_read_raises_an_error_that_names_pipe_and_path():
-    class Failing(io.RawIOBase):
-        def readable(self):
-            return True
-
-        def seekable(self):
-            return True
-
-        def seek(self, *_):
-            return 0
-
-        def tell(self):
-            return 0
-
-        def readinto(self, _):
-            raise OSError(5, "Input/output error")
-
+    class Failing(io.BytesIO):
         def read(self, _=-1):
             raise OSError(5, "Input/output error")
+
+        readinto = read
 
     for load in ("load_from_tar", "load_from_zip", "load_from_rar", "decompress"):
         with pytest.raises(OSError, match="Input/output error") as failure:
@@ -378,15 +365,6 @@ def test_a_sparse_archive_is_read_in_constant_memory(tmp_path, write_sparse, loa
     assert large.stat().st_blocks * 512 < 1 << 20
     total, grown = growth(large, load, chunk, small)
     assert total == (size + 5 if chunk else 0)
-    assert grown < 16 << 10
-
-
-def test_a_sparse_member_of_three_gigabytes_is_skipped_in_constant_memory(tmp_path):
-    for name, size in (("large", 3 << 30), ("small", 1 << 20)):
-        with open(tmp_path / "holes", "wb") as file:
-            file.truncate(size)
-        subprocess.run(["tar", "-cSf", name, "holes"], cwd=tmp_path, check=True)
-    _, grown = growth(tmp_path / "large", "load_from_tar", 0, tmp_path / "small")
     assert grown < 16 << 10
 
 

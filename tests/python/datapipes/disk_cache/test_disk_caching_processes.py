@@ -196,13 +196,6 @@ def test_a_killed_writer_blocks_nobody_and_another_makes_the_file(folder, result
 
 
 def test_a_process_that_waits_for_a_killed_writer_continues_at_once(folder, results, start):
-    def hang():
-        def maker(path):
-            results.note("writing")
-            time.sleep(600)
-
-        list(cached(folder, "ab", maker))
-
     def wait():
         def maker(path):
             results.note(f"made {os.path.basename(path)}")
@@ -210,8 +203,7 @@ def test_a_process_that_waits_for_a_killed_writer_continues_at_once(folder, resu
 
         results.note("got", names(cached(folder, "ab", maker)))
 
-    writer = start(hang)
-    wait_for(lambda: results.has("writing"))
+    writer = hanging_writer(folder, results, start)
     waiter = start(wait)
     wait_for(lambda: results.has("made b"))  # the waiting process creates other files meanwhile
     assert not results.has("made a")

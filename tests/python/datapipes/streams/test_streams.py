@@ -8,7 +8,6 @@ import io
 import os
 import pickle
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -242,7 +241,7 @@ def test_every_position_is_restored_and_no_file_stays_open(name: str, folder: Pa
     gc.collect()
 
 
-@pytest.mark.parametrize("name", [name for name in BUILDS if not name.startswith("threads")])
+@pytest.mark.parametrize("name", BUILDS)
 def test_a_deleted_iterator_leaves_no_file_open(name: str, folder: Path) -> None:
     pipe, before = BUILDS[name](folder), open_files()
     for position in range(6):
@@ -251,21 +250,6 @@ def test_a_deleted_iterator_leaves_no_file_open(name: str, folder: Path) -> None
             next(items, None)
         del items
         assert open_files() == before, position
-
-
-@pytest.mark.parametrize("name", [name for name in BUILDS if name.startswith("threads")])
-def test_a_deleted_iterator_with_threads_leaves_no_file_open_once_they_have_ended(name: str, folder: Path) -> None:
-    before = open_files()
-    pipe = BUILDS[name](folder)
-    for position in range(6):
-        iterator = iter(pipe)
-        for _ in range(position):
-            next(iterator, None)
-        del iterator
-        deadline = time.monotonic() + 10
-        while open_files() != before:
-            assert time.monotonic() < deadline, position
-            time.sleep(0.002)
 
 
 @pytest.mark.parametrize("name", BUILDS)
