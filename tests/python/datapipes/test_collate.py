@@ -112,7 +112,6 @@ VALUES: dict[str, list[Any]] = {
 
 
 def looked_at(value: Any) -> Any:
-    """Converts a collated value to a form that shows the types of all members, and can be compared."""
     if hasattr(value, "requires_grad"):
         return "tensor", value.dtype, value.layout, value.requires_grad, value.detach().to_dense().tolist()
     if isinstance(value, Mapping):

@@ -13,8 +13,6 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Once:
-    """A dataset with a single iterator, so it can be read only once."""
-
     def __init__(self) -> None:
         self.items = iter(range(3))
 

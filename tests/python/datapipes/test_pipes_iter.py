@@ -244,8 +244,6 @@ def test_buffered_items_are_not_mistaken_for_sources() -> None:
 
 
 class Counted(list[Any]):
-    """A list class that counts how many members of all its lists were read."""
-
     looked_at = 0
 
     def __iter__(self) -> Iterator[Any]:

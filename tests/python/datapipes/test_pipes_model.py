@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipes_table import BAD_ARGUMENTS, ROWS, Row, seed
+from pipes_table import BAD_ARGUMENTS, ELSEWHERE, ROWS, Row, seed
 from refusals import refuses
 from resuming import with_state
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -171,11 +171,7 @@ class Noting(IterDataPipe):
 
 
 def held(row: Row, few: int, many: int) -> tuple[int, int]:
-    """Runs the pipe of a row over `many` ints, and returns how many bytes Python objects use at two moments: before the
-    source yields the int `few`, and after the last int.
-
-    The first number is 0 if the pipe never reads the int `few` from its source.
-    """
+    """Returns the bytes of Python objects before the source yields the int `few`, and after the last int."""
     sources: list[Noting] = []
 
     def source() -> Noting:
@@ -291,22 +287,6 @@ def test_a_state_of_another_pipeline_is_refused(row: Row) -> None:
 
 
 test_bad_arguments_are_named_at_construction = refuses(*BAD_ARGUMENTS)
-
-
-#: Pipes that need a server, several processes or a device, and the files that test them.
-ELSEWHERE = {
-    "AISFileLister": "test_aistore.py",
-    "AISFileLoader": "test_aistore.py",
-    "FullSync": "test_distributed.py",
-    "GDriveReader": "test_online.py",
-    "HttpReader": "test_online.py",
-    "HuggingFaceHubReader": "test_huggingface.py",
-    "LanceReader": "test_lance.py",
-    "OnlineReader": "test_online.py",
-    "PinMemory": "test_pinning.py",
-    "S3FileLister": "test_s3.py",
-    "S3FileLoader": "test_s3.py",
-}
 
 
 def test_every_public_pipe_has_a_row_or_tests_of_its_own() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import random
 import resource
 import time
@@ -92,9 +94,7 @@ def test_a_number_out_of_range_is_refused_by_an_error_that_names_its_field(
 ) -> None:
     for value in values:
         state = saved(make, 2)
-        field = state["root"]
-        for key in path[:-1]:
-            field = field[key]
+        field = functools.reduce(operator.getitem, path[:-1], state["root"])
         field[path[-1]] = value
         with Loader(make()) as loader:
             loader.load_state_dict(state)
@@ -107,9 +107,7 @@ def test_a_number_out_of_range_is_refused_by_an_error_that_names_its_field(
 def test_a_field_that_is_missing_raises_an_error_that_names_it() -> None:
     for make, path, _ in CASES:
         state = saved(make, 2)
-        field = state["root"]
-        for key in path[:-1]:
-            field = field[key]
+        field = functools.reduce(operator.getitem, path[:-1], state["root"])
         if path[-1] in ("_started", "num_yielded") or path[-1] not in field:
             continue  # states of torchdata 0.11 lack this field
         del field[path[-1]]
@@ -165,9 +163,7 @@ def test_mutated_states_load_or_raise_an_error_without_a_hang_or_much_memory() -
         state = copy.deepcopy(chance.choice(states))
         for _ in range(chance.randint(1, 2)):
             path, _ = chance.choice(list(fields_of(state)))
-            field = state
-            for key in path[:-1]:
-                field = field[key]
+            field = functools.reduce(operator.getitem, path[:-1], state)
             if chance.random() < 0.1:
                 del field[path[-1]]
             else:

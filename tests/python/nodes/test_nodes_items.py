@@ -120,8 +120,6 @@ def test_an_error_of_a_function_comes_in_place_of_its_result(workers: int, preba
 
 
 class CutOff:
-    """A function that returns its argument, but raises KeyboardInterrupt when the argument first equals `at`."""
-
     def __init__(self, at: int) -> None:
         self.at = at
 

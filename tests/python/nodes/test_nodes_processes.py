@@ -1,5 +1,4 @@
-"""ParallelMapper over processes returns results, reports errors and exits of processes, and leaves no processes
-behind."""
+"""ParallelMapper over processes returns results, reports errors and exits, and leaves no processes behind."""
 
 from __future__ import annotations
 

@@ -30,8 +30,6 @@ class Drawing:
 
 
 class DrawsOnceReady:
-    """A function that draws random numbers as soon as each of two processes has an item."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

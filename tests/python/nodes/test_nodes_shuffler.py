@@ -1,6 +1,4 @@
-"""Shuffler, Collator, Compose and parallel MapStyleWrapper, which torchdata 0.11 lacks, behave as on upstream's main
-branch.
-"""
+"""Shuffler, Collator, Compose and parallel MapStyleWrapper behave as on upstream's main branch."""
 
 from __future__ import annotations
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from dying import Dying
-from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from process_checks import ExitsAt, nothing_is_left  # noqa: F401 - a fixture for all tests here
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.nodes import BaseNode, IterableWrapper, Loader, ParallelMapper, _processes
 
@@ -138,12 +136,7 @@ def test_a_result_that_cannot_be_loaded_raises_an_error_at_its_position() -> Non
 
 
 def test_no_result_is_lost_with_a_process_that_exits(together: list[int]) -> None:
-    def dies(number: int) -> int:
-        if number == MANY:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number
-
-    node = mapper(range(2 * MANY), dies)
+    node = mapper(range(2 * MANY), ExitsAt(MANY))
     node.reset()
     assert [next(node) for _ in range(MANY)] == list(range(MANY))
     with pytest.raises(WorkerExitedError):
@@ -156,12 +149,7 @@ def test_no_result_is_lost_with_a_process_that_exits(together: list[int]) -> Non
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 def test_the_third_worker_exit_is_raised_at_its_item_among_others() -> None:
-    def dies(number: int) -> int:
-        if number == MANY + 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number
-
-    node = mapper(range(MANY + 50), dies, on_worker_exit="restart")
+    node = mapper(range(MANY + 50), ExitsAt(MANY + 5), on_worker_exit="restart")
     node.reset()
     assert [next(node) for _ in range(MANY + 5)] == list(range(MANY + 5))
     with pytest.raises(WorkerExitedError) as caught:

@@ -22,8 +22,6 @@ def decode(item: int) -> int:
 
 
 class Passing(BaseNode[int]):
-    """A user-defined node, which reads its source in the documented way."""
-
     def __init__(self, source: BaseNode[int]) -> None:
         super().__init__()
         self.source = source

@@ -276,8 +276,6 @@ def test_a_shutdown_does_not_look_like_an_end_to_a_reader_of_items_read_ahead(me
 
 
 class Acts(IterableWrapper[int]):
-    """A node that makes another thread perform an action at each reset."""
-
     def __init__(self, count: int) -> None:
         super().__init__(range(count))
         self.act: Callable[[], object] = lambda: None

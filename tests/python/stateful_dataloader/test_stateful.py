@@ -39,8 +39,6 @@ class Counted(IterableDataset[int]):
 
 
 class Packing:
-    """A collate function that packs samples. Samples that do not fill a batch are kept for the next batch."""
-
     def __init__(self) -> None:
         self.kept: list[int] = []
 

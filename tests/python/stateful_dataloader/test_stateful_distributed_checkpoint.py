@@ -30,8 +30,6 @@ def dcp() -> Any:
 
 
 class ItsOwnIterator(Plain):
-    """A dataset that has a state only after an iteration has begun."""
-
     def __iter__(self) -> ItsOwnIterator:
         self.left = self.share()
         return self
@@ -49,8 +47,6 @@ class ItsOwnIterator(Plain):
 
 
 class TellsLater(TakesOnce):
-    """A dataset with a state that is empty at first, and gets keys while the dataset is read."""
-
     def state_dict(self) -> dict[str, Any]:
         return {"place": self.place, "window": [{"last": self.place}]} if self.place else {}
 
@@ -92,7 +88,6 @@ MOMENTS: list[Any] = [None, 0, 1, 3, "end"]
 
 
 def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
-    """Reads a loader up to a moment, and returns the loader and its iterator."""
     loader = make()
     if moment is None:
         return loader, None

@@ -1,6 +1,4 @@
-"""If samples are drawn from the global random generators, loading a state or leaving an epoch early does not change the
-samples.
-"""
+"""Loading a state does not change samples that are drawn from the global random generators."""
 
 from __future__ import annotations
 
@@ -71,11 +69,6 @@ def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations
         return [StatefulDataLoader(Noisy(16, "all"), batch_size=4) for _ in range(2)]
 
     def rest_of(batches: Iterator[Any], training: Any, validation: Any) -> list[Any]:
-        """Returns the batches that the program receives in the rest of its training.
-
-        A program that restores its generators also draws from them. The program also runs a validation within the epoch
-        and after the epoch.
-        """
         drawn = [random.random(), numpy.random.rand(), torch.rand(()).item()] if is_restored else []
         rest = [drawn, plain(next(batches)), epochs_of(validation, 1), *map(plain, batches)]
         return [*rest, epochs_of(validation, 1), epochs_of(training, 1), random.random()]
@@ -99,8 +92,6 @@ def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations
 
 
 class ShuffledWhenBegun(TakesOnce):
-    """A stream that draws its order in `iter()`, before its first item is requested."""
-
     def __iter__(self) -> Iterator[Any]:
         order = self.share()
         random.shuffle(order)
@@ -122,43 +113,27 @@ def test_random_draws_continue_before_the_first_batch_in_a_program_of_another_se
     def make() -> Any:
         return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
 
-    for epoch in (0, 1):
+    for epoch, is_begun in ((0, False), (0, True), (1, True)):
         seed_all()
         loader = make()
         for _ in range(epoch):
             list(loader)
-        iterator = iter(loader)
+        batches = iter(loader) if is_begun else loader
         state = saved(loader)
-        whole = [[plain(batch) for batch in iterator], *epochs_of(loader, 2)]
+        whole = [[plain(batch) for batch in batches], *epochs_of(loader, 2)]
         for times in (1, 2):  # the state is loaded once, or loaded, saved and loaded again
             for _ in range(times):
                 seed_all(43)
-                later = loaded(make(), state)
-                rest = iter(later)
+                later = make()
+                seed_all(44)
+                later.load_state_dict(state)
+                rest = iter(later) if is_begun else later
                 state = saved(later)
+            torch.rand(0 if is_begun else 3)
             assert [[plain(batch) for batch in rest], *epochs_of(later, 2)] == whole, (epoch, times)
 
 
-@pytest.mark.parametrize("name", BEFORE_THE_FIRST)
-def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) -> None:
-    def make() -> Any:
-        return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
-
-    seed_all()
-    loader = make()
-    state = saved(loader)
-    whole = epochs_of(loader, 2)
-    seed_all(43)
-    later = make()
-    seed_all(44)
-    later.load_state_dict(state)
-    torch.rand(3)
-    assert epochs_of(later, 2) == whole
-
-
 class SavesItsGenerator(Noisy):
-    """A dataset with a `state_dict` method that returns the state of torch's global random generator."""
-
     def __init__(self) -> None:
         super().__init__(16, "torch")
 

@@ -175,7 +175,6 @@ def test_the_program_of_the_guide_resumes_where_each_rank_stopped(tmp_path: Path
     (tmp_path / "train.py").write_text(program.replace('Path(f"loader', f'Path(f"{tmp_path}/loader'))
 
     def run(*arguments: str) -> list[str]:
-        """Runs two ranks with the environment that torchrun gives them."""
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
         common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}

@@ -64,7 +64,6 @@ LIBRARIES = {
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[FreshProcesses]:
-    """Starts one server process for all libraries, because the libraries import many of the same modules."""
     modules = [module for name, needed in LIBRARIES.items() if importlib.util.find_spec(name) for module in needed]
     with FreshProcesses("library_trainers", *modules, limit=100.0) as processes:
         yield processes
@@ -72,7 +71,6 @@ def processes() -> Iterator[FreshProcesses]:
 
 @pytest.fixture(scope="module", params=LIBRARIES)
 def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
-    """Returns a function that trains with a library, in a process that has already imported this library."""
     needs(request.param, "it is what is tried here")
 
     def run(workers: int, folder: Path, **more: Any) -> Any:

@@ -37,8 +37,6 @@ def permuted(kind: str, generator: Any, count: int) -> list[int]:
 
 
 class Drawing(Sampler[Any]):
-    """A sampler that draws its order from a given random generator, or from a global random generator."""
-
     def __init__(self, kind: str, is_global: bool) -> None:
         self.kind, self.generator = kind, None if is_global else GENERATORS[kind]()
 
@@ -65,8 +63,6 @@ class EachIndex(Drawing):
 
 
 class Buckets(Drawing):
-    """A batch sampler that draws batches from a pool of indices, and keeps the remaining indices of the pool."""
-
     def __iter__(self) -> Iterator[list[int]]:
         pool: list[int] = []
         for start in range(0, 30, 6):
@@ -88,8 +84,6 @@ class Repeated:
 
 
 class KeptBlocks(Blocks):
-    """A sampler with a state, which contains its position and the remaining indices of a block."""
-
     def __init__(self, kind: str, is_global: bool) -> None:
         super().__init__(kind, is_global)
         self.start, self.left = 0, [*range(0)]
@@ -242,8 +236,6 @@ def test_a_state_keeps_the_draws_of_a_sampler_in_a_few_bytes_each() -> None:
 
 
 class Unseeded(Sampler[int]):
-    """A sampler that creates a new random generator in each epoch."""
-
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed
 

@@ -30,8 +30,6 @@ Drawn, Stream = partial(NoisyCounting, 30, "torch"), partial(EpochAtEnd, 19, "to
 
 
 class DiesAt(Dataset[int]):
-    """A dataset that exits its process each time it reads index 5, or only once if a path is given."""
-
     def __init__(self, path: Any = None) -> None:
         self.path = path
 

@@ -46,8 +46,6 @@ class Plain(IterableDataset[Any]):
 
 
 class WithState(IterableDataset[Any]):
-    """A stream with a state that contains an array and a separate random generator."""
-
     def __init__(self) -> None:
         self.counts, self.draw = numpy.zeros(3000), random.Random(5)
         self.index: int | None = None
@@ -94,7 +92,6 @@ class WithIterator(IterableDataset[Any]):
 
 
 def shuffled_pipe() -> Any:
-    """Returns a pipe of torch, which the loader shards and seeds."""
     return IterableWrapper(range(SAMPLES)).shuffle().sharding_filter()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
+import operator
 import random
 import resource
 from collections.abc import Iterator
@@ -28,8 +30,6 @@ def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stream(TakesOnce):
-    """A stream with a state and with shards of equal length."""
-
     length = 40
 
     def share(self) -> list[int]:
@@ -154,9 +154,7 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def damaged(state: Any, path: tuple[Any, ...], value: Any) -> Any:
     state = copy.deepcopy(state)
-    one = state
-    for key in path[:-1]:
-        one = one[key]
+    one = functools.reduce(operator.getitem, path[:-1], state)
     if value is ...:
         del one[path[-1]]
     else:

@@ -27,8 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Told(Dataset[Any]):
-    """A dataset with samples that contain torch's worker info and numbers from the worker's random generators."""
-
     def __len__(self) -> int:
         return 8
 
@@ -41,8 +39,6 @@ class Told(Dataset[Any]):
 
 
 class Marking(Told):
-    """A dataset that records in a tensor of the main process which samples were read."""
-
     def __init__(self, marks: Any) -> None:
         self.marks = marks
 
@@ -75,8 +71,6 @@ class Reversed(Sampler[int]):
 
 
 def both(*arguments: Any, seed: int = 3, epochs: int = 2, **options: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the epochs of torch's loader and of ours. In the first epoch, the program saves states, which must not
-    change the batches."""
     found: list[list[Any]] = []
     for cls in (DataLoader, StatefulDataLoader):
         torch.manual_seed(seed)

@@ -27,7 +27,6 @@ from torchdata.datapipes.iter import (
     IterableWrapper,
     XzFileLoader,
 )
-from torchdata.datapipes.iter.archives import archive
 from torchdata.datapipes.utils import StreamWrapper
 
 if sys.version_info >= (3, 14):
@@ -295,12 +294,6 @@ def test_nothing_is_decompressed_before_it_is_read_and_a_pipe_continues_after_an
     with bad, pytest.raises(gzip.BadGzipFile, match=r"0\.gz.* in Decompressor"):
         bad.read()
     assert good.read() == b"fine"
-
-
-@pytest.fixture
-def small_bombs(monkeypatch):
-    """Lowers the limit for decompression bombs to 1 MiB, so that small test files exceed the limit."""
-    monkeypatch.setattr(archive, "SMALLEST_BOMB", 1 << 20)
 
 
 @pytest.mark.parametrize("module", [gzip, bz2, lzma])

@@ -33,7 +33,6 @@ CONTENTS = [bytes([key]) * SIZE for key in range(MEMBERS)]
 
 
 def gone_on(build: Callable[[], Any], count: int) -> tuple[list[Any], Any]:
-    """Returns the first members, and a new pipe that resumes after them."""
     items = iter(pipe := build())
     head = [read(next(items)) for _ in range(count)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))
@@ -113,7 +112,6 @@ class ReadOnlyRecipe:
 
 
 def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
-    """Returns the path, and a stream of the file from which `start` bytes were read."""
     if kind == "memory":
         stream: Any = io.BytesIO(Path(path).read_bytes())
     elif kind == "file":
@@ -127,8 +125,6 @@ def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
 
 
 class Pairs(IterDataPipe[Any]):
-    """A source of one archive, which is opened again in each epoch."""
-
     def __init__(self, path: str, kind: str, start: int) -> None:
         self.arguments = path, kind, start
 

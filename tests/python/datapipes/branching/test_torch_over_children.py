@@ -52,7 +52,6 @@ def over_the_second(children: list[Any]) -> Any:
 
 
 def left_in_the_middle(count: int) -> Any:
-    """Returns a fork over a replayed pipe. Each epoch ends before the second child of the fork is read to its end."""
     first, second = UnstatedPairs(numbers(9).shuffle()).fork(2)
     return torchs.Concater(first.concat(second.shuffle()), numbers(2)).map(small).header(count)
 

@@ -228,7 +228,7 @@ def raises_by(item):
 
 
 class Ä(Exception):
-    """An exception with a long name of non-ASCII characters. Warnings truncate the name."""
+    pass
 
 
 Ä.__name__ = "Ä" * 40

@@ -33,7 +33,6 @@ async def awaited(item: int) -> int:
 
 
 def many(item: int) -> Any:
-    """Yields an item twice, but raises an error instead of the second time if the item is in `BROKEN`."""
     yield item
     whole(item)
     yield item + 100

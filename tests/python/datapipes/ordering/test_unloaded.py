@@ -38,7 +38,6 @@ class Recorded:
         return 10 * index
 
     def loaded(self) -> list[int]:
-        """Returns the indices that were loaded since the last call."""
         found = [*map(int, self.path.read_text().split())] if self.path.exists() else []
         self.path.unlink(missing_ok=True)
         return sorted(found)

@@ -23,8 +23,6 @@ def folder(tmp_path):
 
 
 class Elsewhere(PathHandler):
-    """A path handler that maps `else:PATH` to PATH, and lists names in reverse order."""
-
     def _get_supported_prefixes(self):
         return ["else:"]
 

@@ -279,15 +279,12 @@ def test_two_workers_share_the_objects_after_the_parent_used_s3(client, method):
     pipe = S3FileLister(["s3://first/train/"], **options).sharding_filter().load_files_by_s3(**options)
     assert [read(item) for item in pipe] == expected
     kept = next(iter(S3FileLoader(["s3://large/object"])))  # keeps a response that was not read to its end
-    workers = loader(pipe.map(name_and_content), multiprocessing_context=method)
-    try:
+    with loader(pipe.map(name_and_content), multiprocessing_context=method) as workers:
         for _ in range(2):
             found = list(workers)
             assert sorted((url, content) for url, content, _ in found) == expected
             assert len({pid for *_, pid in found} - {os.getpid()}) == 2
-            assert [read(item) for item in pipe] == expected, "the parent goes on with it"
-    finally:
-        workers.shutdown()
+            assert [read(item) for item in pipe] == expected, "the parent process can still read"
     assert kept[1].read() == LARGE
 
 

@@ -22,8 +22,6 @@ BLOB = (
 
 
 class Azure(BaseHTTPRequestHandler):
-    """A server that answers listings and range requests for the container `first`, like Azure Blob Storage."""
-
     def do_GET(self):
         url = urlsplit(self.path)
         name, prefix = unquote(url.path).removeprefix("/first/"), parse_qs(url.query).get("prefix", [""])[0]
@@ -87,10 +85,7 @@ def test_objects_of_another_provider_are_listed_and_read_here_and_in_workers_and
         return pipe.load_files_by_s3(**options)
 
     assert check_restore(build, sockets=False) == expected
-    workers = loader(build().map(read))
-    try:
+    with loader(build().map(read)) as workers:
         assert sorted(workers) == expected
-    finally:
-        workers.shutdown()
     with pytest.raises(FileNotFoundError, match=rf"{scheme}://first/missing.*no such object"):
         list(S3FileLoader([f"{scheme}://first/missing"], **options))

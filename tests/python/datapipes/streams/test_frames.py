@@ -26,7 +26,6 @@ NAMES = ["number", "letter", "share"]
 
 
 def rows_of(frame: Any) -> list[tuple[Any, ...]]:
-    """Returns the rows of a data frame of any library, with None for missing values."""
     if isinstance(frame, pyarrow.Table):
         return [tuple(row.values()) for row in frame.to_pylist()]
     if isinstance(frame, polars.DataFrame):
@@ -46,7 +45,6 @@ def table(start: int, stop: int) -> pyarrow.Table:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """Returns a folder with three files: five rows in groups of two, no rows, and three rows in one group."""
     for name, rows in (("a", table(0, 5)), ("b", table(5, 5)), ("c", table(5, 8))):
         pyarrow.parquet.write_table(rows, tmp_path / f"{name}.parquet", row_group_size=2 if name == "a" else 10)
     return str(tmp_path)
@@ -215,8 +213,6 @@ def test_missing_files_and_items_that_are_not_files_are_named(tmp_path: Path) ->
 
 
 class OneWay(io.RawIOBase):
-    """A stream that cannot seek backward, like a network stream."""
-
     def readable(self) -> bool:
         return True
 

@@ -95,8 +95,6 @@ def test_any_files_yield_all_rows_in_order_and_are_restored_anywhere(
 def test_a_restored_pipe_reads_no_row_group_before_the_one_at_which_it_resumes(
     size: int | None, taken: int, first: int, tmp_path: Path
 ) -> None:
-    """Before the pipe resumes, the test overwrites the earlier row groups, so reading one of these groups would
-    fail."""
     path = tmp_path / "file.parquet"
     table = pyarrow.table({"id": range(50)})
     pyarrow.parquet.write_table(table, path, row_group_size=10, use_dictionary=False, compression="zstd")

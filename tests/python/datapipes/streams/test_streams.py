@@ -209,7 +209,6 @@ def files_of(folder: Path) -> Any:
 
 
 def lines(pair: tuple[str, Any]) -> Iterator[bytes]:
-    """Yields the lines of a stream lazily, so that the stream is only partly read while lines are yielded."""
     for line in pair[1]:
         yield bytes(line)
     pair[1].close()

@@ -38,8 +38,6 @@ def _leaves_no_thread() -> Iterator[None]:
 
 
 class Counting(IterDataPipe[int]):
-    """A pipe that yields numbers from 0, counts the requested items, and raises KeyError at item `fail_at`."""
-
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0
 
@@ -55,8 +53,6 @@ class Counting(IterDataPipe[int]):
 
 
 class Gated(IterDataPipe[int]):
-    """A pipe that yields 0, and then waits at a gate before each further item."""
-
     def __init__(self) -> None:
         self.gate, self.waits = threading.Event(), threading.Event()
 

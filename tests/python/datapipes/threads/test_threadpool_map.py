@@ -34,8 +34,6 @@ def _leaves_no_thread() -> Iterator[None]:
 
 
 class Watched(IterDataPipe[Any]):
-    """A pipe that yields numbers from 0, counts the requested items, and records the requesting threads."""
-
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0
         self.readers: set[str] = set()
@@ -59,8 +57,6 @@ class Watched(IterDataPipe[Any]):
 
 
 class Gate:
-    """A function that waits at some items until a gate opens."""
-
     def __init__(self, *closed_for: Any) -> None:
         self.closed_for, self.entered, self.opened = closed_for, threading.Event(), threading.Event()
 
