@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import gzip
 import hashlib
 import io
@@ -148,17 +149,10 @@ def said(error: BaseException) -> str:
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
-def _descriptors(process: str) -> list[str]:
-    try:
-        return [f"/proc/{process}/fd/{name}" for name in os.listdir(f"/proc/{process}/fd")]
-    except (FileNotFoundError, PermissionError, ProcessLookupError):  # the process has ended
-        return []
-
-
 def open_below(folder: str) -> list[str]:
     found = []
     children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    for link in itertools.chain.from_iterable(map(_descriptors, ["self", *children])):
+    for link in itertools.chain.from_iterable(glob.glob(f"/proc/{process}/fd/*") for process in ["self", *children]):
         with suppress(FileNotFoundError, ProcessLookupError):  # the file was closed, or the process has ended
             if (target := os.readlink(link)).startswith(folder):
                 found.append(target)

@@ -87,7 +87,6 @@ class Kind(IntEnum):
     SMALL = 1
 
 
-#: Values that the tests collate in batches of two.
 VALUES: dict[str, list[Any]] = {
     "numbers": [1, -1, 1.5, True, 1j, Kind.SMALL, 2**70, None],
     "text": ["a", b"a", Name("a"), bytearray(b"a"), memoryview(b"a")],

@@ -83,8 +83,6 @@ def test_no_pipe_is_missing_from_random_graphs() -> None:
     ends += [Loader(number, ("workers",)).pipe() for number in range(30)]
     found = {type(pipe).__name__ for end in ends for pipe in walk(end)}
     assert {f"row {row.name}" for row in ROWS} - {"row cycle_for_ever"} <= {*OVER_ONE, *THREADED}
-    # Maps names of classes to functional forms. Some classes return a pipe of another class when they are called, so
-    # their rows are named after the form.
     for base, module in ((IterDataPipe, iter_pipes), (MapDataPipe, map_pipes)):
         forms = {getattr(form, "__wrapped__", form).__name__: name for name, form in base.functions.items()}
         classes = {name: value for name in module.__all__ if isinstance(value := getattr(module, name), type)}

@@ -81,8 +81,6 @@ def some(item: Any) -> bool:
     return item != 1
 
 
-#: Nodes that request states from their source without a request from the user, because they read ahead or read
-#: repeatedly.
 ASKING: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "prefetch": lambda node: Prefetcher(node, 2),
     "prefetch, every third": lambda node: Prefetcher(node, 2, snapshot_frequency=3),
@@ -106,7 +104,6 @@ STEPS: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "weighted": lambda node: MultiNodeWeightedSampler({"a": node}, {"a": 1.0}, rank=0, world_size=1),
     **ASKING,
 }
-#: Nodes that iterate over their source repeatedly within one epoch.
 TURNING = ("cycler", "in turn CYCLE")
 
 
@@ -114,7 +111,6 @@ def epochs_over(loader: Loader[Any], most: int | None = None) -> list[Any]:
     return list(itertools.islice(loader, most))
 
 
-#: Each node is tested over, and below, about a fifth of all nodes.
 PAIRS = [
     (inner, outer)
     for first, inner in enumerate(STEPS)

@@ -17,7 +17,7 @@ import torch
 
 import rank_forkserver
 from node_sources import numbers
-from process_checks import children, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - a fixture for all tests here
+from process_checks import ExitsAt, children, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - a fixture for all tests here
 from torchdata._engine.processes import shutdown
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper, ParallelMapper, Unbatcher
@@ -46,12 +46,6 @@ def fails_at_three(number: int) -> int:
 def dies_at_three(number: int) -> int:
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-
-def exits_at_three(number: int) -> int:
-    if number == 3:
-        os._exit(7)
     return number
 
 
@@ -123,7 +117,7 @@ def test_a_function_that_cannot_be_pickled_raises_an_error_that_tells_the_remedy
 
 @pytest.mark.parametrize(
     ("function", "how", "code"),
-    [(dies_at_three, "was killed by SIGKILL", -signal.SIGKILL), (exits_at_three, "exited with code 7", 7)],
+    [(dies_at_three, "was killed by SIGKILL", -signal.SIGKILL), (ExitsAt(3), "exited with code 7", 7)],
 )
 def test_an_error_names_a_process_that_exits_and_a_reset_starts_new_ones(function: Any, how: str, code: int) -> None:
     node = over_processes(function, 8, workers=1)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from node_sources import Epochs, numbers, outcomes
+from process_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.nodes import (
     BaseNode,
     Cycler,
@@ -28,17 +29,6 @@ from torchdata.nodes import (
 from torchdata.nodes._read_ahead import ReadSource
 from torchdata.nodes.base_node import is_repeatable
 from waiting import check_in_forked_child, wait_for
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchdata-")]
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    yield
-    gc.collect()
-    wait_for(lambda: not threads())
 
 
 class Gate(BaseNode[int]):

@@ -13,7 +13,6 @@ from going_on import TakesOnce, advanced, loaded, seed_all
 from random_stateful.orders import SAMPLERS
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-#: The names of the samplers.
 KINDS = ["in order", "shuffle, generator", "RandomSampler", "WeightedRandomSampler"]
 KINDS += ["user's, Python's generator", "user's, stateful"]
 
@@ -45,23 +44,6 @@ def test_the_rest_of_the_epoch_and_the_next_one_are_those_of_the_run_without_a_s
         assert [item for batch in rest for item in batch] == first[4 * given :]
         assert all(len(batch) == size for batch in rest[:-1])
         assert flat(run) == second
-
-
-def test_sizes_may_change_again_and_again() -> None:
-    for kind in KINDS:
-        seed_all(1)
-        first = flat(loader(4, kind))
-        seed_all(1)
-        seen: list[int] = []
-        state = None
-        for size in (4, 7, 3, 5):
-            run = loader(size, kind)
-            if state is not None:
-                run.load_state_dict(state)
-            epoch = iter(run)
-            seen += flat(next(epoch) for _ in range(2))
-            state = run.state_dict()
-        assert seen == first[: len(seen)], kind
 
 
 class Long(TakesOnce):

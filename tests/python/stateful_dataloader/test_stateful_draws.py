@@ -44,8 +44,6 @@ def test_the_draws_of_an_abandoned_epoch_do_not_depend_on_time(dataset: Any, mon
     assert found == [found[0]] * len(found)
 
 
-#: A map-style dataset, a stream with a state and a stream without a state, which draw their samples from the global
-#: random generators.
 NOISY = [Noisy, Taking, Plain]
 
 

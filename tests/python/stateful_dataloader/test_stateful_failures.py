@@ -280,7 +280,6 @@ def test_only_persistent_workers_outlive_an_epoch() -> None:
         assert (first == second) == persistent
 
 
-#: The ways in which a program exits.
 ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
 #: A program that forks a child for each way to exit. Each child, and at last the program, creates a loader. Each child

@@ -21,7 +21,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
 
-#: Ignores warnings that the training libraries themselves emit.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -17,7 +17,6 @@ from going_on import advanced, epochs_of, loaded, plain, saved, seed_all
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-#: Functions that create the random generator of a sampler, or return None for the global random generator.
 GENERATORS: dict[str, Callable[[], Any]] = {
     "torch's": lambda: torch.Generator().manual_seed(3),
     "Python's": lambda: random.Random(3),

@@ -24,8 +24,6 @@ from random_stateful.deaths import check
 from random_stateful.judging import StatefulJudge
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-#: A dataset and a stream, which draw samples from the workers' random generators and have counters as their states.
-#: The workers' shards of the stream have different lengths.
 Drawn, Stream = partial(NoisyCounting, 30, "torch"), partial(EpochAtEnd, 19, "torch")
 
 

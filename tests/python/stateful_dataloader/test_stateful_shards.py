@@ -20,7 +20,6 @@ from going_on import loaded
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-#: The numbers of workers with which the tests save and load states.
 NUMBERS = (0, 1, 2, 3, 5, 8)
 SAMPLES, SIZE = 17, 2
 

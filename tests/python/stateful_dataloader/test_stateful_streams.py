@@ -132,18 +132,6 @@ def test_abandoned_epochs_do_not_make_states_grow() -> None:
     assert epochs_of(later, 1) == [[plain(batch) for batch in iterator]]
 
 
-def test_a_changed_dataset_state_applies_to_the_current_epoch() -> None:
-    loader = StatefulDataLoader(TakesOnce(), batch_size=None)
-    for _ in itertools.islice(loader, 2):
-        pass
-    iterator = iter(loader)
-    state = loader.state_dict()
-    assert state["dataset_state"] == {"place": 2}
-    state["dataset_state"] = {"place": 5}
-    assert list(loaded(StatefulDataLoader(TakesOnce(), batch_size=None), state)) == [5, 6, 7, 8]
-    assert next(iterator) == 0
-
-
 def test_a_worker_that_is_slow_to_begin_loses_none_of_its_items() -> None:
     class Slow(TakesOnce):
         pause = 0.01

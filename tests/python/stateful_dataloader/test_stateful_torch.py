@@ -15,14 +15,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, get_worker_info
 
 from pinning import pin_without_device
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader
 from waiting import wait_for
 
-#: Ignores torch's warning about more workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
@@ -59,17 +58,6 @@ class Streamed(IterableDataset[int]):
         return self.length
 
 
-class Reversed(Sampler[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.length - 1, -1, -1))
-
-
 def both(*arguments: Any, seed: int = 3, epochs: int = 2, **options: Any) -> tuple[list[Any], list[Any]]:
     found: list[list[Any]] = []
     for cls in (DataLoader, StatefulDataLoader):
@@ -99,7 +87,7 @@ def test_the_order_of_a_seed_is_torch_s(workers: int, seed: int) -> None:
         {"batch_size": 3, "shuffle": True},
         {"batch_size": 4, "shuffle": True, "drop_last": True, "generator": torch.Generator().manual_seed(seed)},
         {"batch_size": None, "shuffle": True},
-        {"batch_size": 2, "sampler": Reversed(11)},
+        {"batch_size": 2, "sampler": range(10, -1, -1)},
         {"sampler": RandomSampler(range(11), replacement=True, num_samples=40)},
         {"batch_sampler": [[1, 2], [3], [4, 5, 6]]},
         {"batch_size": 2, "sampler": torch.utils.data.WeightedRandomSampler([0.1, 0.5, 0.4], 7)},
@@ -342,8 +330,6 @@ class Own(BaseContext):
 
 @pytest.mark.parametrize(
     ("kind", "exits", "workers"),
-    # With the process class `Spawned`, the test uses one worker and one epoch, because each spawned process imports
-    # torch.
     [(ForkProcess, "error", 2), (Spawned, "restart", 1)],
 )
 def test_a_multiprocessing_context_of_the_program_starts_workers(kind: Any, exits: Any, workers: int) -> None:

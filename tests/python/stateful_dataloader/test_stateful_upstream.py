@@ -12,7 +12,6 @@ from going_on import loaded
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from upstream_states import loader_of, plain
 
-#: Ignores torch's warning about more workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 SAVED = Path(__file__).parents[1] / "data/upstream_states.pt"

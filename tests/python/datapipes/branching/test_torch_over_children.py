@@ -1,6 +1,4 @@
-"""Loaders resume torch's pipes over children of `fork` or `demux` by replaying items, because these pipes have no
-state.
-"""
+"""Loaders resume torch's pipes over children of `fork` or `demux` by replaying items."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
 
-#: The items at which pipes must raise.
 BAD = {3, 4, 11}
 
 

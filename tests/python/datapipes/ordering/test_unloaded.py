@@ -86,7 +86,6 @@ class Squares(MapDataPipe):
         return len(self.source)
 
 
-#: Pipelines over a dataset in which the sharding filter receives indices instead of items.
 BY_INDEX: dict[str, Callable[[Any], Any]] = {
     "by index": lambda s: SequenceWrapper(s).to_iter_datapipe(),
     "some indices": lambda s: SequenceWrapper(s).to_iter_datapipe(indices=[5, 3, 8, 1, 0]),

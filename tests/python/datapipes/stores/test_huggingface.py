@@ -98,12 +98,8 @@ def test_damaged_rows_raise_an_error_and_the_pipe_can_continue(folder):
 
 
 def test_two_workers_share_the_rows(folder):
-    dl = loader(HuggingFaceHubReader(str(folder)).sharding_filter(MULTIPROCESSING))
-    try:
-        for _ in range(2):
-            assert list(dl) == ROWS
-    finally:
-        dl.shutdown()
+    with loader(HuggingFaceHubReader(str(folder)).sharding_filter(MULTIPROCESSING)) as workers:
+        assert [list(workers), list(workers)] == [ROWS] * 2
 
 
 def test_a_worker_of_torch_yields_all_rows(folder, monkeypatch):

@@ -269,8 +269,6 @@ def name_and_content(pair):
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_two_workers_share_the_objects_after_the_parent_used_s3(client, method):
     expected = [(f"s3://first/{key}", content) for key, content in sorted(FOLDER.items())]
-    # The test passes its options as arguments, because a fork server has the environment variables of the test that
-    # started the server.
     options = {
         "endpoint_url": client.meta.endpoint_url,
         "config": {"access_key_id": "test", "secret_access_key": "test"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import random
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from one_rank import Alone
+from process_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from random_graphs.check import start
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept, unpinned
 from resuming import with_state
@@ -24,17 +24,6 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
 from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
 from waiting import wait_for
-
-
-def prefetching_threads() -> int:
-    return sum(thread.name == "torchdata-prefetch" for thread in threading.enumerate())
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_thread() -> Iterator[None]:
-    yield
-    gc.collect()
-    wait_for(lambda: prefetching_threads() == 0)
 
 
 class Counting(IterDataPipe[int]):
@@ -82,7 +71,7 @@ def test_a_second_iterator_ends_the_first_ones_thread() -> None:
     next(first)
     second = iter(pipe)
     assert next(second) == 0
-    assert prefetching_threads() == 1
+    assert len(threads()) == 1
     with pytest.raises(RuntimeError, match="invalidated"):
         next(first)
 
@@ -95,7 +84,7 @@ def test_shutdown_ends_thread_and_iterator_and_may_be_called_twice() -> None:
     next(iterator)
     pipe.shutdown()
     pipe.shutdown()
-    assert prefetching_threads() == 0
+    assert not threads()
     assert list(iterator) == []
 
 
@@ -170,7 +159,7 @@ def test_a_buffered_error_is_part_of_the_state_whatever_its_constructor_takes(er
     pipe = IterableWrapper(range(5)).map(fails).prefetch(10)
     iterator = iter(pipe)
     assert next(iterator) == 0
-    wait_for(lambda: prefetching_threads() == 0)
+    wait_for(lambda: not threads())
     restored = with_state(IterableWrapper(range(5)).map(fails).prefetch(10), save_state(pipe))
     got = iter(restored)
     assert [next(got), next(got)] == [1, 2]
@@ -241,7 +230,7 @@ def test_loading_the_beginning_stops_a_thread_that_would_draw_random_numbers() -
     load_generators(beginning[1])
     found = random.getstate()
     time.sleep(0.1)
-    assert (random.getstate(), prefetching_threads()) == (found, 0)
+    assert (random.getstate(), len(threads())) == (found, 0)
 
 
 def read_ahead(pipe: Any, size: int = 2) -> Any:
@@ -253,7 +242,6 @@ def stopped(pipe: Any) -> bytes:
         return pickle.dumps((save_state(pipe), save_generators()))
 
 
-#: Pipelines in which one thread runs random functions over a replayed pipe.
 DRAWN_IN_THREAD: dict[str, Callable[[Any], Any]] = {
     "at the end": read_ahead,
     "far ahead": lambda pipe: read_ahead(pipe, 50).map(abs),
@@ -363,7 +351,6 @@ def test_searching_a_graph_finds_its_sources_ended(kind: str, look: Callable[[An
     assert list(map(int, pipe)) == list(range(100))
 
 
-#: States that a test has saved while an iteration of the graph was beginning.
 STATES: list[Any] = []
 
 
