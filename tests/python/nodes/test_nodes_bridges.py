@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import threading
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 
 from node_streams import goes_on, run
 from pipes_table.core import Doubling
-from process_checks import wait_for
+from thread_checks import threads
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper as PipeOf
 from torchdata.datapipes.iter import IterDataPipe
@@ -30,6 +29,7 @@ from torchdata.nodes import (
     from_pipe,
     to_pipe,
 )
+from waiting import wait_for
 
 
 def goes_on_exactly(make: Any) -> list[list[Any]]:
@@ -146,7 +146,7 @@ def test_a_shutdown_ends_both_a_pipe_over_nodes_and_a_node_over_a_pipe() -> None
     loader = Loader(from_pipe(to_pipe(Prefetcher(IterableWrapper(range(99)), 2)).map(tenfold).prefetch(3)))
     assert next(iter(loader)) == 0
     loader.shutdown()
-    wait_for(lambda: not [one for one in threading.enumerate() if one.name.startswith("torchdata-")])
+    wait_for(lambda: not threads())
 
 
 @pytest.mark.parametrize("wrong", [[1, 2], SequenceWrapper([1])])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from node_sources import Epochs, numbers, outcomes
-from process_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
+from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.nodes import (
     BaseNode,
     Cycler,

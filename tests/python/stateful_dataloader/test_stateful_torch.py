@@ -296,16 +296,10 @@ def test_workers_that_are_far_ahead_block_no_other_worker() -> None:
 def test_a_pipe_is_read_as_torch_reads_it() -> None:
     from torchdata.datapipes.iter import IterableWrapper
 
-    def pipe() -> Any:
-        return IterableWrapper(range(12)).shuffle().sharding_filter()
-
-    theirs, ours = [], []
-    for found, cls in ((theirs, DataLoader), (ours, StatefulDataLoader)):
-        for workers in (0, 2):
-            torch.manual_seed(5)
-            loader = cls(pipe(), batch_size=3, num_workers=workers, shuffle=True)
-            found.append([[batch.tolist() for batch in loader] for _ in range(2)])
-    assert ours == theirs
+    for workers in (0, 2):
+        pipe = IterableWrapper(range(12)).shuffle().sharding_filter()
+        theirs, ours = both(pipe, batch_size=3, num_workers=workers, shuffle=True)
+        assert ours == theirs
 
 
 class Spawned(SpawnProcess):

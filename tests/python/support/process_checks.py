@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import threading
 import time
 
 import pytest
@@ -61,19 +60,6 @@ def nothing_is_left():
 def children_are_killed_soon(monkeypatch):
     """Limits how long a shutdown waits for hanging children before it kills them."""
     monkeypatch.setattr(shutdown, "ASKED", 0.2)
-
-
-def threads(prefix="torchdata-"):
-    """Returns the names of this process's threads that begin with a prefix."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    """Checks that the package's threads end with each test of a file that imports this fixture."""
-    yield
-    gc.collect()
-    wait_for(lambda: not threads())
 
 
 @pytest.fixture(autouse=True)

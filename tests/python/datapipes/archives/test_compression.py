@@ -192,12 +192,8 @@ def test_a_suffix_that_tells_nothing_raises_an_error_that_names_the_path(folder,
 
 @pytest.mark.parametrize("file_type", ["gzip", "GZIP", Decompressor.types.GZIP])
 def test_the_type_can_be_given(folder, file_type):
-    [(_, stream)] = opened(folder, "a.txt.gz").map(renamed).decompress(file_type)
+    [(_, stream)] = opened(folder, "a.txt.gz").map(lambda pair: ("unnamed", pair[1])).decompress(file_type)
     assert stream.read() == b"alpha\n"
-
-
-def renamed(pair):
-    return "unnamed", pair[1]
 
 
 def decompressed(data, file_type):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import signal
 import stat
 import warnings
 from pathlib import Path
@@ -20,20 +19,6 @@ from torchdata.datapipes.iter.disk_cache.record import Record
 from torchdata.datapipes.iter.streams.atomic_files import create_anew, digest_of_file, temporary_name
 
 __all__ = ["no_lock_is_left"]
-
-
-@pytest.fixture(autouse=True)
-def nothing_hangs():
-    """Fails a test after 30 seconds, because opening a named pipe waits forever if no other process opens the pipe."""
-
-    def ring(*_):
-        raise AssertionError("it hangs")
-
-    previous = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(30)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, previous)
 
 
 def unpacking(folder, files, **options):

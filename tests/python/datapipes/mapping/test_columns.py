@@ -151,8 +151,7 @@ def test_an_error_names_an_invalid_range(name: str) -> None:
 
 
 class Counting(IterDataPipe[Any]):
-    def __init__(self) -> None:
-        self.begun = 0
+    begun = 0
 
     def __iter__(self) -> Any:
         self.begun += 1

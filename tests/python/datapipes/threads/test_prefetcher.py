@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from one_rank import Alone
-from process_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from random_graphs.check import start
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept, unpinned
 from resuming import with_state
+from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher

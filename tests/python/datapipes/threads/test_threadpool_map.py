@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from process_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from resuming import with_state
+from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, ThreadPoolMapper
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
