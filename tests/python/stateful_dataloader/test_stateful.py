@@ -106,17 +106,6 @@ def test_a_state_before_the_first_loop_starts_nothing_and_changes_no_order() -> 
     assert torch.equal(torch.get_rng_state(), after), "the program's generator moves on as by torch's loader"
 
 
-def test_a_state_does_not_change_while_the_loop_continues() -> None:
-    for workers in (0, 2):
-        loader = StatefulDataLoader(Counted(12), batch_size=2, num_workers=workers)
-        iterator = advanced(loader, 2)
-        state = loader.state_dict()
-        wanted = repr(state)
-        rest = [batch[:, 0].tolist() for batch in iterator]
-        assert repr(state) == wanted
-        assert [batch[:, 0].tolist() for batch in loaded(loader, state)] == rest
-
-
 @pytest.mark.parametrize("every", [1, 10])
 def test_a_worker_sends_its_state_after_each_nth_batch_however_often_the_main_process_is_asked(
     every: int, monkeypatch: pytest.MonkeyPatch

@@ -238,19 +238,6 @@ def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error(monkey
     assert time.monotonic() - began >= 0.5
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("iterable", [False, True])
-def test_abandoning_a_loop_does_no_harm(persistent: bool, iterable: bool) -> None:
-    options = {"num_workers": 2, "batch_size": 2, "persistent_workers": persistent}
-    loader = StatefulDataLoader(FailingStream(lambda: None) if iterable else range(12), **options)
-    wanted = [batch.tolist() for batch in loader]
-    for _ in range(3):
-        for batch in loader:
-            assert batch.tolist() == wanted[0]
-            break
-    assert [batch.tolist() for batch in loader] == wanted
-
-
 def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # prevents the worker from being killed
     loader = StatefulDataLoader(

@@ -37,10 +37,6 @@ def folder(tmp_path_factory):
     for kind, flag in FLAGS.items():
         for number in range(2):
             subprocess.run(["tar", "--sort=name", f"-c{flag}f", f"{number}.{kind}", "tree"], cwd=root, check=True)
-    for style in ("v7", "ustar", "pax"):
-        subprocess.run(
-            ["tar", f"--format={style}", "-cf", f"style.{style}", "tree/a.txt", "tree/large.bin"], cwd=root, check=True
-        )
     for number in range(2):
         if shutil.which("zip"):
             subprocess.run(["zip", "-qr", f"{number}.zip", "tree"], cwd=root, check=True)
@@ -81,12 +77,6 @@ def test_every_regular_file_comes_out_under_the_path_of_its_archive_and_is_resto
 @pytest.mark.parametrize(("kind", "mode"), [("tar", "r|*"), ("tar.gz", "r:*"), ("zip", "")])
 def test_a_shuffle_buffer_of_members_is_restored_at_every_position(folder, kind, mode):
     check_restore(lambda: loader(folder, kind, mode).shuffle(buffer_size=5).set_seed(7), seeded=True)
-
-
-@pytest.mark.parametrize("style", ["v7", "ustar", "pax"])
-def test_every_format_of_tar_is_read(folder, style):
-    found = [read(item)[1] for item in loader(folder, style)]
-    assert found == [CONTENT["tree/a.txt"], CONTENT["tree/large.bin"]]
 
 
 def test_members_seek_tell_and_read_lines_like_files(folder):

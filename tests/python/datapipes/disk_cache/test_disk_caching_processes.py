@@ -400,22 +400,6 @@ def test_a_forked_child_does_not_keep_the_locks_of_its_exited_parent(folder, res
         wait_for(lambda: is_gone(child))
 
 
-def test_a_lock_excludes_others_until_it_is_released(folder, start):
-    path = str(folder / "a")
-
-    def try_to_lock(expected):
-        os._exit(0 if is_free(path) == expected else 1)
-
-    lock = locks.acquire(path)
-    assert locks.acquire(path) is None
-    assert is_free(folder / "b")
-    assert finished(start(try_to_lock, False)) == 0
-    lock.release()
-    lock.release()
-    assert finished(start(try_to_lock, True)) == 0
-    assert os.listdir(folder) == []
-
-
 def test_a_lock_of_a_file_that_was_removed_while_it_was_opened_is_not_trusted(folder, start, monkeypatch):
     path = str(folder / "a")
     held, opened = locks.acquire(path), locks._opened

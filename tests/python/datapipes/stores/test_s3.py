@@ -23,6 +23,7 @@ from stream_checks import check_restore, open_files, read
 from torchdata.datapipes.iter import S3FileLister, S3FileLoader
 from torchdata.datapipes.iter.stores.s3_object import PART_SIZE, S3Recipe
 from torchdata.datapipes.state import load_state, save_state
+from waiting import check_in_forked_child
 
 
 @pytest.fixture(scope="module")
@@ -290,22 +291,16 @@ def test_a_forked_child_of_a_forked_child_reads_and_so_does_a_stream_that_it_inh
     [(_, inherited)] = S3FileLoader(["s3://large/object"])
     expected = listed("s3://first/train/")
 
+    def lists():
+        assert listed("s3://first/train/") == expected
+
     def works():
-        return listed("s3://first/train/") == expected and inherited.read(10) == LARGE[:10]
+        lists()
+        assert inherited.read(10) == LARGE[:10]
 
-    def forked(function):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                code = 0 if function() else 2
-            finally:
-                os._exit(code)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-    assert forked(lambda: works() and forked(lambda: listed("s3://first/train/") == expected))
-    assert forked(lambda: forked(works)), "also where the child between used nothing"
-    assert works()
+    check_in_forked_child(lambda: (works(), check_in_forked_child(lists)))
+    check_in_forked_child(lambda: check_in_forked_child(works))
+    works()
 
 
 def test_a_forked_child_can_exit_as_python_does():
