@@ -92,14 +92,20 @@ def test_results_out_of_order_come_as_they_are_ready() -> None:
     assert list(node) == [0]
 
 
-def test_several_threads_call_the_function_at_once() -> None:
-    meeting = threading.Barrier(3)
+def test_several_threads_call_the_function_at_once_and_one_at_a_time_reads_the_source() -> None:
+    meeting, reading = threading.Barrier(3), threading.Lock()
+
+    def read(number: int) -> int:
+        assert reading.acquire(blocking=False), "two threads read the source"
+        time.sleep(0.001)
+        reading.release()
+        return number
 
     def meet(number: int) -> int:
         meeting.wait(120)
         return number
 
-    assert list(ParallelMapper(numbers(9), meet, 3)) == list(range(9))
+    assert list(ParallelMapper(Mapper(numbers(9), read), meet, 3)) == list(range(9))
 
 
 def fails_at_three(number: int) -> int:

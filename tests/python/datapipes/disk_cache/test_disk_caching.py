@@ -166,14 +166,10 @@ def test_items_that_the_section_drops_yield_nothing_and_block_no_process(tmp_pat
     assert names(cached(tmp_path, "abcd")) == ["a", "b", "c", "d"]
 
 
-@pytest.fixture
-def small_limits(monkeypatch):
-    for name in ("_AHEAD", "_LOCKED"):
-        monkeypatch.setattr(section, name, 2)
-
-
 @pytest.mark.parametrize("between", ["in batches", "shuffled", "read ahead", "filtered"])
-def test_sections_that_read_far_ahead_lose_nothing(tmp_path, small_limits, between):
+def test_sections_that_read_far_ahead_lose_nothing(tmp_path, monkeypatch, between):
+    monkeypatch.setattr(section, "_AHEAD", 2)
+    monkeypatch.setattr(section, "_LOCKED", 2)
     wanted = [str(i) for i in range(40)]
     far = {
         "in batches": lambda pipe: pipe.batch(16).unbatch(),
