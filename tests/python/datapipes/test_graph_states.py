@@ -15,10 +15,9 @@ import pytest
 from pipes_table import seed
 from pipes_table.core import Doubling, plus_one
 from random_graphs.check import start
-from random_graphs.users import ByHand, Declared, OneToOne, UnstatedRandom, UnstatedTwice, drawn, is_odd
+from random_graphs.users import ByHand, Declared, OneToOne, Unstated, UnstatedRandom, UnstatedTwice, drawn, is_odd
 from resuming import with_state
 from torchdata._plain_pickles import from_plain, to_plain
-from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter import IterableWrapper, Mapper, SampleMultiplexer
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import (
@@ -231,10 +230,7 @@ def test_items_that_cannot_be_pickled_are_an_error_that_names_pipe_and_attribute
         save_state(pipe)
 
 
-class MakesPipes(IterDataPipe):
-    def __init__(self, source_datapipe: Any) -> None:
-        self.source_datapipe = source_datapipe
-
+class MakesPipes(Unstated):
     def __iter__(self) -> Iterator[int]:
         self.own = Mapper(self.source_datapipe, plus_one)
         yield from self.own

@@ -39,10 +39,8 @@ def goes_on_exactly(make: Any) -> list[list[Any]]:
 
 
 def test_the_functional_form_is_the_same() -> None:
-    def order(node: BaseNode[int]) -> list[int]:
-        return list(node)
-
-    assert order(PipeOf(range(9)).shuffle().to_node(seed=4)) == order(from_pipe(PipeOf(range(9)).shuffle(), 4))
+    node, other = PipeOf(range(9)).shuffle().to_node(seed=4), from_pipe(PipeOf(range(9)).shuffle(), 4)
+    assert list(node) == list(other)
     assert list(PipeOf(range(3)).to_node()) == [0, 1, 2]
 
 

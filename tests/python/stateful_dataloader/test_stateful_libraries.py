@@ -22,10 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings(f"ignore::{name}Warning") for name in ("Deprecation", "Future", "User", "Resource")
 ]
 
 

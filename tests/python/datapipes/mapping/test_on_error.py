@@ -8,10 +8,10 @@ import json
 import pytest
 
 from archive_bytes import tar_of
-from random_graphs.users import InMain
+from random_graphs.users import InMain, Passing
 from refusals import refuses
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import TooManySkipped
 
@@ -115,10 +115,7 @@ def test_a_resumed_run_counts_on_up_to_the_limit():
         list(mapped)
 
 
-class Own(IterDataPipe):
-    def __init__(self, source):
-        self.source = source
-
+class Own(Passing):
     def __iter__(self):
         for item in self.source:
             yield int(item)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from random_graphs.users import Passing
 from refusals import refuses
 from resuming import with_state
 from torchdata.datapipes.datapipe import token_of
@@ -54,13 +55,10 @@ SOURCES: dict[str, Callable[[], IterDataPipe]] = {
 }
 
 
-class Whole(IterDataPipe):
+class Whole(Passing):
     """A pipe that hides its source from a filter, so that the filter reads every item."""
 
     one_to_one = True
-
-    def __init__(self, source: IterDataPipe) -> None:
-        self.source = source
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.source)

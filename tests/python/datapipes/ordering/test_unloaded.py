@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from process_checks import loader
+from random_graphs.users import Passing
 from resuming import with_state
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.graph import traverse_dps
 from torchdata.dataloader2.graph.settings import apply_sharding
-from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe, Mapper, Shuffler
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, Mapper, Shuffler
 from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
 from torchdata.datapipes.state import save_state
 
@@ -54,16 +55,6 @@ def plus_one(item: int) -> int:
 
 def is_even(item: int) -> bool:
     return item % 20 == 0
-
-
-class Whole(IterDataPipe):
-    """A pipe that hides its source from a filter, so that the filter reads items instead of indices."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
 
 
 class MyShuffler(Shuffler):
@@ -118,7 +109,7 @@ BY_ITEM: dict[str, Callable[[Any], Any]] = {
 )
 def test_each_item_is_loaded_once_by_all_workers_and_is_unchanged(kind: str, workers: int, recorded: Recorded) -> None:
     orders = []
-    for hide in (Whole, lambda pipe: pipe):
+    for hide in (Passing, lambda pipe: pipe):
         with loader(hide(BY_INDEX[kind](recorded)).sharding_filter(), workers) as loading:
             loading.seed(4)
             recorded.loaded()
@@ -127,7 +118,7 @@ def test_each_item_is_loaded_once_by_all_workers_and_is_unchanged(kind: str, wor
                 epochs.append(list(loading))
                 loaded = recorded.loaded()
                 whole = sorted(set(loaded))
-                assert loaded == (sorted(whole * workers) if hide is Whole else whole)
+                assert loaded == (sorted(whole * workers) if hide is Passing else whole)
             orders.append(epochs)
     assert orders[0] == orders[1]
 
@@ -135,7 +126,7 @@ def test_each_item_is_loaded_once_by_all_workers_and_is_unchanged(kind: str, wor
 @pytest.mark.parametrize("build", BY_ITEM.values(), ids=BY_ITEM)
 def test_shares_are_unchanged_if_a_pipe_inspects_items(build: Callable[[Any], Any], recorded: Recorded) -> None:
     orders = []
-    for hide in (Whole, lambda pipe: pipe):
+    for hide in (Passing, lambda pipe: pipe):
         with loader(hide(build(recorded)).sharding_filter(), 2) as loading:
             loading.seed(4)
             orders.append([list(loading), list(loading)])
@@ -159,7 +150,7 @@ def filtered_twice(source: Any) -> Any:
     "build", [lambda s: s.sharding_filter(), filtered_twice], ids=["one filter", "one for each group"]
 )
 def test_ranks_and_their_workers_load_their_shares(build: Callable[[Any], Any], recorded: Recorded) -> None:
-    for hide in (Whole, lambda pipe: pipe):
+    for hide in (Passing, lambda pipe: pipe):
         shares = []
         for rank in range(2):
             for worker in range(3):
@@ -170,7 +161,7 @@ def test_ranks_and_their_workers_load_their_shares(build: Callable[[Any], Any], 
                     shuffler.set_seed(rank)
                 shares.append(list(pipe))
         loaded = recorded.loaded()
-        if hide is Whole:
+        if hide is Passing:
             expected = shares
     assert shares == expected
     assert loaded == [*range(COUNT)]
