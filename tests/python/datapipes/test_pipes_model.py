@@ -290,8 +290,6 @@ test_bad_arguments_are_named_at_construction = refuses(*BAD_ARGUMENTS)
 
 
 def test_every_public_pipe_has_a_row_or_tests_of_its_own() -> None:
-    # Maps names of classes to functional forms. Some classes return a pipe of another class when they are called, so
-    # their rows are named after the form.
     forms = {getattr(form, "__wrapped__", form).__name__: name for name, form in IterDataPipe.functions.items()}
     built_pipes = {type(pipe).__name__ for row in ROWS for pipe in walk(built(row))}
     named = {row.name for row in ROWS}

@@ -31,7 +31,7 @@ def dcp() -> Any:
 
 class ItsOwnIterator(Plain):
     def __iter__(self) -> ItsOwnIterator:
-        self.left = self.share()
+        self.left = [*self.shard()]
         return self
 
     def __next__(self) -> int:
