@@ -68,26 +68,25 @@ def test_an_error_names_what_cannot_be_collated(batch: Any, error: type[Exceptio
 
 
 class Items(list[Any]):
-    """A user-defined list class."""
+    pass
 
 
 class Pair(tuple[Any, ...]):
-    """A user-defined tuple class."""
+    pass
 
 
 class Table(dict[str, Any]):
-    """A user-defined dict class."""
+    pass
 
 
 class Name(str):
-    """A user-defined str class."""
+    pass
 
 
 class Kind(IntEnum):
     SMALL = 1
 
 
-#: Values that the tests collate in batches of two.
 VALUES: dict[str, list[Any]] = {
     "numbers": [1, -1, 1.5, True, 1j, Kind.SMALL, 2**70, None],
     "text": ["a", b"a", Name("a"), bytearray(b"a"), memoryview(b"a")],
@@ -112,7 +111,6 @@ VALUES: dict[str, list[Any]] = {
 
 
 def looked_at(value: Any) -> Any:
-    """Converts a collated value to a form that shows the types of all members, and can be compared."""
     if hasattr(value, "requires_grad"):
         return "tensor", value.dtype, value.layout, value.requires_grad, value.detach().to_dense().tolist()
     if isinstance(value, Mapping):

@@ -18,9 +18,7 @@ class MirrorIterDataPipe(IterDataPipe):
 
 
 def drawn(pipe: Any, **options: Any) -> tuple[dict[str, str | None], set[tuple[str, str]]]:
-    """Parses a drawing of a graph in which every pipe has a different label. Returns the color of each label, and the
-    arrows between labels.
-    """
+    """Parses a drawing, and returns the color of each label and the arrows between labels."""
     graph = to_graph(pipe, **options)
     nodes, labels = {}, {}
     for match in re.finditer(r"^\t\"(.+?)\" \[label=(\w+)(?: fillcolor=(\w+))?\]$", graph.source, re.M):

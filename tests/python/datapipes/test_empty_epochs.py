@@ -13,8 +13,6 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Once:
-    """A dataset with a single iterator, so it can be read only once."""
-
     def __init__(self) -> None:
         self.items = iter(range(3))
 
@@ -35,7 +33,6 @@ def nothing() -> Iterator[int]:
 
 
 def told(read: Callable[[], Any]) -> list[str]:
-    """Returns the warnings about empty iterables that a function causes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         read()

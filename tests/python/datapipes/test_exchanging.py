@@ -1,5 +1,4 @@
-"""If one process runs several shards, each shard has separate global random generators, and a separate torch worker
-info."""
+"""If one process runs several shards, each shard has separate global random generators."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def _generators_are_put_back() -> Any:
 
 @pytest.fixture(params=["memory", "public functions"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The way in which generators are copied: as memory, or by public functions if the layout of the memory is
-    unknown."""
+    """Returns how generators are copied: as memory, or by public functions if the layout of memory is unknown."""
     monkeypatch.setattr(exchanging, "_known", None)
     if request.param != "memory":
         monkeypatch.setattr(exchanging, "_is_copied", lambda *_: False)
@@ -46,9 +44,7 @@ def seed(number: int) -> None:
 
 
 def draw(times: int = 1) -> list[float]:
-    """Draws normal and uniform numbers. Normal numbers are created in pairs, so a generator also stores the second
-    number of a pair.
-    """
+    """Draws uniform numbers, and normal numbers, of which a generator creates a pair and stores the second one."""
     drawn: list[float] = []
     for _ in range(times):
         drawn += [random.gauss(0.0, 1.0), random.random(), float(numpy.random.standard_normal()), numpy.random.random()]

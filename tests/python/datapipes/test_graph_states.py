@@ -15,10 +15,9 @@ import pytest
 from pipes_table import seed
 from pipes_table.core import Doubling, plus_one
 from random_graphs.check import start
-from random_graphs.users import ByHand, Declared, OneToOne, UnstatedRandom, UnstatedTwice, drawn, is_odd
+from random_graphs.users import ByHand, Declared, OneToOne, Unstated, UnstatedRandom, UnstatedTwice, drawn, is_odd
 from resuming import with_state
 from torchdata._plain_pickles import from_plain, to_plain
-from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter import IterableWrapper, Mapper, SampleMultiplexer
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import (
@@ -39,34 +38,6 @@ pytestmark = [
 
 def numbers(count: int) -> IterableWrapper[int]:
     return IterableWrapper(range(count))
-
-
-def resumed(build: Callable[[], Any], epoch: int, position: int) -> tuple[list[Any], list[Any], list[list[Any]]]:
-    """Returns the items of two epochs of a resumed graph, and of the same epochs in an uninterrupted run."""
-    start(5)
-    pipe = build()
-    epochs = [list(pipe) for _ in range(epoch + 2)]
-    start(5)
-    pipe = build()
-    for _ in range(epoch):
-        list(pipe)
-    iterator = iter(pipe)
-    list(islice(iterator, position))
-    saved = pickle.dumps((save_state(pipe), save_generators()))
-    start(99)
-    other = build()
-    state, generators = pickle.loads(saved)
-    load_state(other, state)
-    load_generators(generators)
-    return list(other), list(other), [epochs[epoch][position:], epochs[epoch + 1]]
-
-
-def same_at_every_position(build: Callable[[], Any], epochs: int = 2) -> None:
-    count = len(list(build()))
-    for epoch in range(epochs):
-        for position in range(count + 2):
-            *found, expected = resumed(build, epoch, position)
-            assert found == expected, f"epoch {epoch}, position {position}"
 
 
 def seeded_multiplexer(count: int = 4) -> Any:
@@ -121,7 +92,21 @@ def _by_index(build: Callable[[Any], Any]) -> Any:
 
 @pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
 def test_a_graph_resumes_at_every_position_and_continues_with_the_next_epoch(build: Callable[[], Any]) -> None:
-    same_at_every_position(build)
+    start(5)
+    pipe = build()
+    epochs = [list(pipe) for _ in range(3)]
+    for epoch in range(2):
+        for position in range(len(epochs[epoch]) + 2):
+            start(5)
+            pipe = build()
+            for _ in range(epoch):
+                list(pipe)
+            list(islice(pipe, position))
+            state, generators = pickle.loads(pickle.dumps((save_state(pipe), save_generators())))
+            start(99)
+            load_state(other := build(), state)
+            load_generators(generators)
+            assert [list(other), list(other)] == [epochs[epoch][position:], epochs[epoch + 1]], (epoch, position)
 
 
 @pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
@@ -245,20 +230,13 @@ def test_items_that_cannot_be_pickled_are_an_error_that_names_pipe_and_attribute
         save_state(pipe)
 
 
-class MakesPipes(IterDataPipe):
-    """A pipe that creates and stores a new pipe in each iteration."""
-
-    def __init__(self, source_datapipe: Any) -> None:
-        self.source_datapipe = source_datapipe
-
+class MakesPipes(Unstated):
     def __iter__(self) -> Iterator[int]:
         self.own = Mapper(self.source_datapipe, plus_one)
         yield from self.own
 
 
 class MakesOnePipe(MakesPipes):
-    """A pipe that creates a new pipe in its first iteration."""
-
     own: Any = None
 
     def __iter__(self) -> Iterator[int]:
@@ -301,31 +279,25 @@ def test_a_subclass_that_overrides_iter_does_not_inherit_what_its_base_says_of_i
     assert (is_one_to_one(Changed(numbers(1))), is_one_to_one(Renamed(numbers(1)))) == (False, True)
 
 
-def test_generators_of_python_and_numpy_resume_from_a_saved_state() -> None:
-    numpy = pytest.importorskip("numpy")
-    random.seed(1)
-    numpy.random.seed(1)
+def test_global_random_generators_resume_from_a_saved_state() -> None:
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+
+    def seed_all(seed: int) -> None:
+        for set_seed in (random.seed, numpy.random.seed, torch.manual_seed):
+            set_seed(seed)
+
+    def draws() -> Any:
+        of_numpy = numpy.random.standard_normal(), numpy.random.rand()
+        return random.random(), random.gauss(0, 1), *of_numpy, torch.rand(3).tolist()
+
+    seed_all(1)
     numpy.random.standard_normal()  # NumPy's generator stores a second normal number for its next call
     random.gauss(0, 1)
     state = pickle.loads(pickle.dumps(save_generators()))
-
-    def draws() -> Any:
-        return random.random(), random.gauss(0, 1), numpy.random.standard_normal(), numpy.random.rand()
-
     first = draws()
-    random.seed(2)
-    numpy.random.seed(2)
+    seed_all(2)
     load_generators(state)
     assert draws() == first
-
-
-def test_generators_of_torch_resume_from_a_saved_state() -> None:
-    torch = pytest.importorskip("torch")
-    state = save_generators()
-    first = torch.rand(3).tolist()
-    torch.manual_seed(8)
-    load_generators(state)
-    assert torch.rand(3).tolist() == first
 
 
 OTHERS = {
@@ -376,19 +348,12 @@ def test_a_graph_that_a_loader_has_changed_counts_as_the_same_pipeline() -> None
     load_state(build(1), save_state(pipe))
 
 
-# -- pipes without a state, which are replayed -------------------------------------------------------
-
-
 class Overriding(Mapper[int]):
-    """A user-defined subclass that overrides `__iter__`, so the state of its base class does not describe it."""
-
     def __iter__(self) -> Any:
         yield from enumerate(self.datapipe)
 
 
 class Tagging(Mapper[Any]):
-    """A user-defined subclass that calls the `__iter__` of its base class."""
-
     def __iter__(self) -> Any:
         yield from super().__iter__()
 

@@ -248,8 +248,6 @@ def test_every_public_map_pipe_is_covered_here():
 
 
 class Endless:
-    """A dataset that has a length, but accepts any index."""
-
     def __len__(self):
         return 4
 
@@ -258,8 +256,6 @@ class Endless:
 
 
 class Unsized:
-    """A dataset without a length, which raises an IndexError at its end."""
-
     def __getitem__(self, index):
         return "abc"[index]
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipes_table import BAD_ARGUMENTS, ROWS, Row, seed
+from pipes_table import BAD_ARGUMENTS, ELSEWHERE, ROWS, Row, seed
 from refusals import refuses
 from resuming import with_state
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -67,7 +67,7 @@ def modelled(row: Row, items: list[int] | None = None, **params: Any) -> list[An
 
 
 def positions(pipe: Any) -> Iterator[tuple[list[Any], bytes]]:
-    """Yields the items so far and the pickled state: before the first item, after each item, and after the end."""
+    """Yields the items so far and the pickled state, at each position."""
     head: list[Any] = []
     iterator = iter(pipe)
     yield head, cloudpickle.dumps(save_state(pipe))
@@ -152,10 +152,7 @@ def test_copies_start_over_and_leave_the_original_alone(row: Row) -> None:
 
 
 class Noting(IterDataPipe):
-    """A pipe that yields ints, and records how much memory Python objects use before some of these ints.
-
-    The pipe runs the garbage collector before each measurement, so that Python also releases its lists of free tuples.
-    """
+    """A pipe that yields ints, and records how much memory Python objects use before some of these ints."""
 
     def __init__(self, count: int, before: list[int]) -> None:
         self.count = count
@@ -174,11 +171,7 @@ class Noting(IterDataPipe):
 
 
 def held(row: Row, few: int, many: int) -> tuple[int, int]:
-    """Runs the pipe of a row over `many` ints, and returns how many bytes Python objects use at two moments: before the
-    source yields the int `few`, and after the last int.
-
-    The first number is 0 if the pipe never reads the int `few` from its source.
-    """
+    """Returns the bytes of Python objects before the source yields the int `few`, and after the last int."""
     sources: list[Noting] = []
 
     def source() -> Noting:
@@ -200,7 +193,7 @@ def held(row: Row, few: int, many: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.grows], ids=lambda row: row.name)
 def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
-    held(row, 20, 50)  # creates the objects that a pipe of this class creates only once
+    held(row, 20, 50)
     gc.freeze()  # the garbage collector then skips objects of other tests
     growth = []
     for few, more in ((250, 500), (1000, 2000), (8000, 3000)):  # some pipes reach their final memory only later
@@ -212,7 +205,6 @@ def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
 
 
 def in_turn(*shares: list[Any]) -> list[Any]:
-    """Takes one item of each shard in turn, skips shards that have ended, and returns all items."""
     nothing = object()
     return [item for turn in itertools.zip_longest(*shares, fillvalue=nothing) for item in turn if item is not nothing]
 
@@ -222,7 +214,6 @@ def named(name: str, item: Any) -> tuple[str, Any]:
 
 
 IN_WORKERS = [row for row in ROWS if not row.not_in_workers]
-#: The number of rows of the table that one loader runs.
 AT_ONCE = 12
 
 
@@ -298,25 +289,7 @@ def test_a_state_of_another_pipeline_is_refused(row: Row) -> None:
 test_bad_arguments_are_named_at_construction = refuses(*BAD_ARGUMENTS)
 
 
-#: Pipes that need a server, several processes or a device, and the files that test them.
-ELSEWHERE = {
-    "AISFileLister": "test_aistore.py",
-    "AISFileLoader": "test_aistore.py",
-    "FullSync": "test_distributed.py",
-    "GDriveReader": "test_online.py",
-    "HttpReader": "test_online.py",
-    "HuggingFaceHubReader": "test_huggingface.py",
-    "LanceReader": "test_lance.py",
-    "OnlineReader": "test_online.py",
-    "PinMemory": "test_pinning.py",
-    "S3FileLister": "test_s3.py",
-    "S3FileLoader": "test_s3.py",
-}
-
-
 def test_every_public_pipe_has_a_row_or_tests_of_its_own() -> None:
-    # Maps names of classes to functional forms. Some classes return a pipe of another class when they are called, so
-    # their rows are named after the form.
     forms = {getattr(form, "__wrapped__", form).__name__: name for name, form in IterDataPipe.functions.items()}
     built_pipes = {type(pipe).__name__ for row in ROWS for pipe in walk(built(row))}
     named = {row.name for row in ROWS}

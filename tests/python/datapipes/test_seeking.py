@@ -31,10 +31,7 @@ counter = Counter()
 
 
 class Counted(io.BytesIO):
-    """A file in memory that counts the bytes read.
-
-    Copies of the file use the same counter, because a state contains copies of the streams that were not read yet.
-    """
+    """A file in memory that counts the bytes read, together with its copies."""
 
     def read(self, size: int | None = -1) -> bytes:
         found = super().read(size)

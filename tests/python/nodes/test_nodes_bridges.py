@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pickle
 import random
-import threading
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from node_streams import goes_on, run  # noqa: E402
-from process_checks import wait_for  # noqa: E402
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
-from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
-from torchdata.datapipes.iter import IterDataPipe  # noqa: E402
-from torchdata.datapipes.map import SequenceWrapper  # noqa: E402
-from torchdata.datapipes.state import load_state, save_state  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_streams import goes_on, run
+from pipes_table.core import Doubling
+from thread_checks import threads
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper as PipeOf
+from torchdata.datapipes.iter import IterDataPipe
+from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     IterableWrapper,
@@ -30,6 +29,7 @@ from torchdata.nodes import (  # noqa: E402
     from_pipe,
     to_pipe,
 )
+from waiting import wait_for
 
 
 def goes_on_exactly(make: Any) -> list[list[Any]]:
@@ -39,10 +39,8 @@ def goes_on_exactly(make: Any) -> list[list[Any]]:
 
 
 def test_the_functional_form_is_the_same() -> None:
-    def order(node: BaseNode[int]) -> list[int]:
-        return list(node)
-
-    assert order(PipeOf(range(9)).shuffle().to_node(seed=4)) == order(from_pipe(PipeOf(range(9)).shuffle(), 4))
+    node, other = PipeOf(range(9)).shuffle().to_node(seed=4), from_pipe(PipeOf(range(9)).shuffle(), 4)
+    assert list(node) == list(other)
     assert list(PipeOf(range(3)).to_node()) == [0, 1, 2]
 
 
@@ -77,16 +75,8 @@ def test_an_epoch_that_reads_a_shuffle_several_times_is_resumed_without_a_seed(p
 
 
 def test_a_pipe_without_a_state_of_its_own_is_replayed() -> None:
-    class Doubler(IterDataPipe[int]):
-        def __init__(self, source_datapipe: Any) -> None:
-            self.source_datapipe = source_datapipe
-
-        def __iter__(self) -> Any:
-            for item in self.source_datapipe:
-                yield item
-                yield item
-
-    assert goes_on_exactly(lambda: Batcher(from_pipe(Doubler(PipeOf(range(4)))), 2))[0] == [[n, n] for n in range(4)]
+    first, *_ = goes_on_exactly(lambda: Batcher(from_pipe(Doubling(PipeOf(range(4)))), 2))
+    assert first == [[0, 2], [4, 6]]
 
 
 def test_nodes_in_pipes_in_nodes_go_on_exactly() -> None:
@@ -154,7 +144,7 @@ def test_a_shutdown_ends_both_a_pipe_over_nodes_and_a_node_over_a_pipe() -> None
     loader = Loader(from_pipe(to_pipe(Prefetcher(IterableWrapper(range(99)), 2)).map(tenfold).prefetch(3)))
     assert next(iter(loader)) == 0
     loader.shutdown()
-    wait_for(lambda: not [one for one in threading.enumerate() if one.name.startswith("torchdata-")])
+    wait_for(lambda: not threads())
 
 
 @pytest.mark.parametrize("wrong", [[1, 2], SequenceWrapper([1])])

@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from node_sources import same  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_sources import same
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     Cycler,
@@ -83,8 +81,6 @@ def some(item: Any) -> bool:
     return item != 1
 
 
-#: Nodes that request states from their source without a request from the user, because they read ahead or read
-#: repeatedly.
 ASKING: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "prefetch": lambda node: Prefetcher(node, 2),
     "prefetch, every third": lambda node: Prefetcher(node, 2, snapshot_frequency=3),
@@ -108,7 +104,6 @@ STEPS: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "weighted": lambda node: MultiNodeWeightedSampler({"a": node}, {"a": 1.0}, rank=0, world_size=1),
     **ASKING,
 }
-#: Nodes that iterate over their source repeatedly within one epoch.
 TURNING = ("cycler", "in turn CYCLE")
 
 
@@ -116,7 +111,6 @@ def epochs_over(loader: Loader[Any], most: int | None = None) -> list[Any]:
     return list(itertools.islice(loader, most))
 
 
-#: Each node is tested over, and below, about a fifth of all nodes.
 PAIRS = [
     (inner, outer)
     for first, inner in enumerate(STEPS)
@@ -220,10 +214,3 @@ def test_an_error_passes_through_every_node_and_the_next_call_reads_on() -> None
             assert ("two",) in found, name
             if not name.startswith(TURNING) and name not in ("header", "weighted") and name != "batcher":
                 assert {3, 4} <= set(found), name
-
-
-def test_the_first_call_of_a_node_that_is_read_by_itself_is_a_reset() -> None:
-    for use, notes in ((next, "Rn"), (BaseNode.state_dict, "Rg")):
-        recorder = Recorder()
-        use(recorder)  # type: ignore[operator]
-        assert recorder.notes == notes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import random
 import resource
 import time
@@ -10,13 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from node_sources import Epochs, numbers, same  # noqa: E402
-from node_streams import TakesOnce  # noqa: E402
-from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_sources import Epochs, numbers, same
+from node_streams import TakesOnce
+from torchdata.datapipes.iter import IterableWrapper as PipeOf
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     Cycler,
@@ -44,8 +45,6 @@ def without_end() -> Iterator[int]:
 
 
 class Endless:
-    """An endless iterable of numbers, which starts at 0 in each epoch."""
-
     def __iter__(self) -> Iterator[int]:
         return without_end()
 
@@ -95,9 +94,7 @@ def test_a_number_out_of_range_is_refused_by_an_error_that_names_its_field(
 ) -> None:
     for value in values:
         state = saved(make, 2)
-        field = state["root"]
-        for key in path[:-1]:
-            field = field[key]
+        field = functools.reduce(operator.getitem, path[:-1], state["root"])
         field[path[-1]] = value
         with Loader(make()) as loader:
             loader.load_state_dict(state)
@@ -110,9 +107,7 @@ def test_a_number_out_of_range_is_refused_by_an_error_that_names_its_field(
 def test_a_field_that_is_missing_raises_an_error_that_names_it() -> None:
     for make, path, _ in CASES:
         state = saved(make, 2)
-        field = state["root"]
-        for key in path[:-1]:
-            field = field[key]
+        field = functools.reduce(operator.getitem, path[:-1], state["root"])
         if path[-1] in ("_started", "num_yielded") or path[-1] not in field:
             continue  # states of torchdata 0.11 lack this field
         del field[path[-1]]
@@ -136,8 +131,6 @@ def test_a_whole_checkpoint_is_refused_with_the_part_to_load() -> None:
         loader.load_state_dict({"model": {}, "data": loader.state_dict(), "step": 3})
 
 
-# -- random damage ------------------------------------------------------------------------------------
-
 GRAPHS: list[Callable[[], BaseNode[Any]]] = [
     lambda: Prefetcher(Batcher(Mapper(numbers(20), same), 3, drop_last=False), 2),
     lambda: ParallelMapper(SamplerWrapper(Epochs(12)), same, 2, prebatch=2),
@@ -152,8 +145,7 @@ VALUES = [-1, 0, 1, 2, 7, 10**9, 2**63 - 1, -(10**9), 1.5, "x", None, True, [], 
 
 
 def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields the path and the value of every field of a state, except for fields inside the state of a user's iterable
-    or of a pipe's graph."""
+    """Yields the path and the value of every field of a state, except for states of users' iterables and of pipes."""
     if isinstance(state, dict) and not state.keys() & {"place", "pipes"}:
         for key, value in state.items():
             if not isinstance(value, dict) or "place" not in value:
@@ -171,9 +163,7 @@ def test_mutated_states_load_or_raise_an_error_without_a_hang_or_much_memory() -
         state = copy.deepcopy(chance.choice(states))
         for _ in range(chance.randint(1, 2)):
             path, _ = chance.choice(list(fields_of(state)))
-            field = state
-            for key in path[:-1]:
-                field = field[key]
+            field = functools.reduce(operator.getitem, path[:-1], state)
             if chance.random() < 0.1:
                 del field[path[-1]]
             else:

@@ -9,23 +9,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from going_on import loaded  # noqa: E402
-from node_sources import CRITERIA, Epochs, numbers, same  # noqa: E402
-from node_streams import (  # noqa: E402
-    GOING_ON,
-    STREAMS,
-    Draws,
-    Plan,
-    TakesAgain,
-    TakesOnce,
-    Uncheckpointed,
-    goes_on,
-    run,
-)
-from torchdata.datapipes.state import load_state, save_state  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from going_on import loaded
+from node_sources import CRITERIA, Epochs, numbers, same
+from node_streams import GOING_ON, STREAMS, Draws, Plan, TakesAgain, TakesOnce, Uncheckpointed, goes_on, run
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     Cycler,
@@ -43,16 +31,14 @@ from torchdata.nodes import (  # noqa: E402
     from_pipe,
     to_pipe,
 )
-from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 Kind = Callable[[int], Any]
 Wrap = Callable[[BaseNode[Any]], BaseNode[Any]]
 
 
 def mixed(kind: Kind, criterion: str, weighted: bool, wrap: Wrap = same) -> BaseNode[Any]:
-    """Returns a node over two streams and a list. Each source is read through `wrap`, and the node yields at most 14
-    items.
-    """
+    """Returns a node that yields at most 14 items of two streams and a list. `wrap` wraps each source."""
     sources = {"a": IterableWrapper(kind(4)), "b": IterableWrapper(kind(3)), "c": numbers(2)}
     nodes = {name: wrap(node) for name, node in sources.items()}
     weights = {"a": 1.0, "b": 0.5, "c": 1.0}
@@ -115,9 +101,6 @@ def test_mixtures_have_as_many_items_with_threads_as_without(name: str, criterio
             assert lengths(lambda kind=kind, w=weighted: mixed(kind, criterion, w, READ_AHEAD[name])) == alone
 
 
-# -- nodes without states -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [*READ_AHEAD, "unbatcher", "mixture", "looked ahead"])
 def test_a_node_without_states_works_until_one_is_asked_for(name: str) -> None:
     if name == "unbatcher":
@@ -147,9 +130,6 @@ def test_an_iterable_whose_state_raises_can_be_read() -> None:
     assert [list(loader), list(loader)] == [[0, 1, 2], [0, 1, 2]]
     with pytest.raises(OSError, match="no state today"):
         loader.state_dict()
-
-
-# -- samplers and epochs ------------------------------------------------------------------------------
 
 
 def distributed() -> StatefulDistributedSampler:

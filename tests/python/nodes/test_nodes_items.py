@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from node_sources import Epochs, at_odds, numbers, outcomes  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_sources import Epochs, at_odds, numbers, outcomes
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     Cycler,
@@ -23,9 +22,7 @@ from torchdata.nodes import (  # noqa: E402
     SamplerWrapper,
     Unbatcher,
 )
-from torchdata.nodes.map import MapOverBatch  # noqa: E402
-
-# -- batches ------------------------------------------------------------------------------------------
+from torchdata.nodes.map import MapOverBatch
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 2), (1, 2), (4, 2), (5, 2), (5, 5), (5, 1), (3, 9)])
@@ -67,9 +64,6 @@ def test_a_state_within_a_batch_reads_it_again_and_one_between_two_does_not() ->
         node.reset(state)
         assert list(node) == list(range(item + 1, 4))
         assert read == ([0, 2] if item == 0 else [2] if item < 3 else [])
-
-
-# -- filters, heads, cycles ---------------------------------------------------------------------------
 
 
 def test_a_filter_counts_what_it_drops() -> None:
@@ -118,9 +112,6 @@ def test_an_ended_cycle_stays_ended_even_if_another_pass_would_yield_items() -> 
     node.shutdown()
 
 
-# -- functions ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("prebatch", [None, 1, 2, 4])
 def test_an_error_of_a_function_comes_in_place_of_its_result(workers: int, prebatch: int | None) -> None:
@@ -129,8 +120,6 @@ def test_an_error_of_a_function_comes_in_place_of_its_result(workers: int, preba
 
 
 class CutOff:
-    """A function that returns its argument, but raises KeyboardInterrupt when the argument first equals `at`."""
-
     def __init__(self, at: int) -> None:
         self.at = at
 

@@ -1,7 +1,4 @@
-"""The length of a node or loader is exact or unknown.
-
-The length is the number of items of a whole epoch, even in the middle of an epoch.
-"""
+"""The length of a node or loader is unknown, or is the exact number of items of a whole epoch."""
 
 from __future__ import annotations
 
@@ -10,12 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from node_sources import CRITERIA, numbers, same  # noqa: E402
-from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_sources import CRITERIA, numbers, same
+from torchdata.datapipes.iter import IterableWrapper as PipeOf
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     Cycler,

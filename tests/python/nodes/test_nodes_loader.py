@@ -5,22 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from going_on import loaded  # noqa: E402
-from node_sources import Epochs, Places, numbers  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
-    IterableWrapper,
-    Loader,
-    MapStyleWrapper,
-    Prefetcher,
-    SamplerWrapper,
-    Stateful,
-)
-from torchdata.nodes.loader import LoaderIterator  # noqa: E402
-
-# -- Loader -------------------------------------------------------------------------------------------
+from going_on import loaded
+from node_sources import Epochs, Places, numbers
+from torchdata.nodes import IterableWrapper, Loader, MapStyleWrapper, Prefetcher, SamplerWrapper, Stateful
+from torchdata.nodes.loader import LoaderIterator
 
 
 def test_a_state_is_asked_for_before_within_and_after_a_loop() -> None:
@@ -104,9 +94,6 @@ def test_a_loader_is_a_context_that_ends_threads_and_can_be_used_again() -> None
     assert list(loader) == [1, 2, 3, 4]
     loader.shutdown()
     loader.shutdown()
-
-
-# -- the beginning of an epoch ------------------------------------------------------------------------
 
 
 def test_a_stateful_iterable_is_restored_by_its_own_state() -> None:

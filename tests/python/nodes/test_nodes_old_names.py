@@ -9,18 +9,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from going_on import loaded  # noqa: E402
-from node_sources import numbers  # noqa: E402
-from torchdata.nodes import Header, Loader, MultiNodeWeightedSampler, StopCriteria  # noqa: E402
-from torchdata.nodes.constants import QUEUE_TIMEOUT  # noqa: E402
-from torchdata.nodes.exception_wrapper import StartupExceptionWrapper  # noqa: E402
-from torchdata.nodes.samplers.multi_node_weighted_sampler import _WeightedSampler  # noqa: E402
-from torchdata.nodes.samplers.utils import _get_rank_seed  # noqa: E402
-from torchdata.nodes.snapshot_store import MonotonicIndex, QueueSnapshotStore  # noqa: E402
-from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
+from going_on import loaded
+from node_sources import numbers
+from torchdata.nodes import Header, Loader, MultiNodeWeightedSampler, StopCriteria
+from torchdata.nodes.constants import QUEUE_TIMEOUT
+from torchdata.nodes.exception_wrapper import StartupExceptionWrapper
+from torchdata.nodes.samplers.multi_node_weighted_sampler import _WeightedSampler
+from torchdata.nodes.samplers.utils import _get_rank_seed
+from torchdata.nodes.snapshot_store import MonotonicIndex, QueueSnapshotStore
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 WEIGHTS = {"a": 1.0, "b": 3.0}
 
@@ -146,9 +145,6 @@ def test_after_an_error_of_a_source_the_next_call_has_the_same_choice_even_in_a_
     assert sampler.state_dict()["chosen"] == "a"
     assert next(sampler) == 1
     assert "chosen" not in sampler.state_dict()
-
-
-# -- snapshot stores and counters, which users' nodes import -----------------------------------------
 
 
 def ended() -> threading.Thread:

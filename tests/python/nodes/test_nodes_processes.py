@@ -1,5 +1,4 @@
-"""ParallelMapper over processes returns results, reports errors and exits of processes, and leaves no processes
-behind."""
+"""ParallelMapper over processes returns results, reports errors and exits, and leaves no processes behind."""
 
 from __future__ import annotations
 
@@ -14,15 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-import rank_forkserver  # noqa: E402
-from node_sources import numbers  # noqa: E402
-from process_checks import children, nothing_is_left, shared_mappings, wait_for  # noqa: E402, F401 - a fixture for all tests here
-from torchdata._engine.processes import shutdown  # noqa: E402
-from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
-from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper, ParallelMapper, Unbatcher  # noqa: E402
+import rank_forkserver
+from node_sources import numbers
+from process_checks import ExitsAt, children, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - a fixture for all tests here
+from torchdata._engine.processes import shutdown
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper, ParallelMapper, Unbatcher
 
 
 def over_processes(function: Any, count: int = 20, workers: int = 2, **options: Any) -> ParallelMapper[Any]:
@@ -49,20 +47,6 @@ def dies_at_three(number: int) -> int:
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return number
-
-
-def exits_at_three(number: int) -> int:
-    if number == 3:
-        os._exit(7)
-    return number
-
-
-def test_results_come_in_order_from_processes_in_each_epoch() -> None:
-    node = over_processes(square)
-    assert list(node) == [n * n for n in range(20)]
-    node.reset()
-    assert next(node) == 0
-    node.shutdown()
 
 
 def test_processes_live_on_over_epochs_and_share_the_work() -> None:
@@ -133,7 +117,7 @@ def test_a_function_that_cannot_be_pickled_raises_an_error_that_tells_the_remedy
 
 @pytest.mark.parametrize(
     ("function", "how", "code"),
-    [(dies_at_three, "was killed by SIGKILL", -signal.SIGKILL), (exits_at_three, "exited with code 7", 7)],
+    [(dies_at_three, "was killed by SIGKILL", -signal.SIGKILL), (ExitsAt(3), "exited with code 7", 7)],
 )
 def test_an_error_names_a_process_that_exits_and_a_reset_starts_new_ones(function: Any, how: str, code: int) -> None:
     node = over_processes(function, 8, workers=1)

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("torch", reason="nodes need PyTorch")
-
 from fresh_processes import with_torch
 from random_nodes.judging import NodesJudge
 

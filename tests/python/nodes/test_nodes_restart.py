@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from dying import Dying  # noqa: E402
-from hanging import ClockOfHangs, Hanging  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, _processes  # noqa: E402
+from dying import Dying
+from hanging import ClockOfHangs, Hanging
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, _processes
 
 
 def mapper(function: Any, count: int = 20, workers: int = 2, **options: Any) -> ParallelMapper[Any]:

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from torch.utils.data import DataLoader, RandomSampler  # noqa: E402
-
-from dying import Dying  # noqa: E402
-from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, SamplerWrapper  # noqa: E402
+from dying import Dying
+from process_checks import nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, SamplerWrapper
 
 
 def draw(_item: Any) -> tuple[float, float, float]:
@@ -32,11 +30,6 @@ class Drawing:
 
 
 class DrawsOnceReady:
-    """A function that draws random numbers.
-
-    Before drawing, each of two processes waits until the other process has an item, too.
-    """
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -73,7 +66,6 @@ def test_processes_of_two_mappers_in_one_graph_draw_different_numbers() -> None:
 
 
 def test_the_main_process_draws_the_same_numbers_as_without_processes() -> None:
-    """An order that is drawn from the global random generator is the same with threads and with processes."""
     orders = []
     for method in ("thread", "process"):
         torch.manual_seed(3)

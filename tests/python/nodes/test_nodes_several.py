@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from torchdata.nodes import (  # noqa: E402
+from torchdata.nodes import (
     BaseNode,
     Header,
     IterableWrapper,

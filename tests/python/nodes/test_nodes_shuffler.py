@@ -1,6 +1,4 @@
-"""Shuffler, Collator, Compose and parallel MapStyleWrapper, which torchdata 0.11 lacks, behave as on upstream's main
-branch.
-"""
+"""Shuffler, Collator, Compose and parallel MapStyleWrapper behave as on upstream's main branch."""
 
 from __future__ import annotations
 
@@ -10,13 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from torch.utils.data import RandomSampler, SequentialSampler
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from torch.utils.data import RandomSampler, SequentialSampler  # noqa: E402
-
-from node_sources import numbers  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_sources import numbers
+from torchdata.nodes import (
     BaseNode,
     Batcher,
     Collator,

@@ -1,26 +1,19 @@
-"""ParallelMapper with processes sends many small items in one message.
-
-The results are the same as with one item in each message.
-"""
+"""ParallelMapper with processes sends many small items in one message."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
-import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from dying import Dying  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
-from torchdata.nodes import BaseNode, IterableWrapper, Loader, ParallelMapper, _processes  # noqa: E402
+from dying import Dying
+from process_checks import ExitsAt, nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.nodes import BaseNode, IterableWrapper, Loader, ParallelMapper, _processes
 
 MANY = 1500
 """The number of items after which the node reads many items ahead."""
@@ -33,9 +26,7 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns a list, to which each message appends the number of its items. The clock is stopped, so that each call
-    seems to take no time.
-    """
+    """Stops the clock, and returns a list to which each message appends the number of its items."""
     counts: list[int] = []
     send = _processes.MapWorker._send
 
@@ -125,8 +116,6 @@ def refuses(number: int) -> Any:
 
 
 class Unloadable:
-    """An object that can be pickled, but raises an error when it is unpickled."""
-
     def __init__(self, number: int) -> None:
         self.number = number
 
@@ -147,12 +136,7 @@ def test_a_result_that_cannot_be_loaded_raises_an_error_at_its_position() -> Non
 
 
 def test_no_result_is_lost_with_a_process_that_exits(together: list[int]) -> None:
-    def dies(number: int) -> int:
-        if number == MANY:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number
-
-    node = mapper(range(2 * MANY), dies)
+    node = mapper(range(2 * MANY), ExitsAt(MANY))
     node.reset()
     assert [next(node) for _ in range(MANY)] == list(range(MANY))
     with pytest.raises(WorkerExitedError):
@@ -165,12 +149,7 @@ def test_no_result_is_lost_with_a_process_that_exits(together: list[int]) -> Non
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 def test_the_third_worker_exit_is_raised_at_its_item_among_others() -> None:
-    def dies(number: int) -> int:
-        if number == MANY + 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number
-
-    node = mapper(range(MANY + 50), dies, on_worker_exit="restart")
+    node = mapper(range(MANY + 50), ExitsAt(MANY + 5), on_worker_exit="restart")
     node.reset()
     assert [next(node) for _ in range(MANY + 5)] == list(range(MANY + 5))
     with pytest.raises(WorkerExitedError) as caught:
@@ -194,7 +173,6 @@ def test_read_ahead_is_bounded_by_the_size_of_items_and_by_its_argument(options:
 
 
 def results_of(iterator: Any, count: int = 10 * MANY) -> list[Any]:
-    """Returns the next `count` results or errors, or fewer if the epoch ends."""
     found: list[Any] = []
     while len(found) < count:
         try:
@@ -211,7 +189,6 @@ def results_of(iterator: Any, count: int = 10 * MANY) -> list[Any]:
 def test_a_run_resumes_among_many_items_as_if_never_stopped(
     in_order: bool, deaths: dict[int, int], tmp_path: Path
 ) -> None:
-    """Some items are large, the function fails at some items, and at some items processes exit."""
     dying = Dying(tmp_path, deaths)
 
     def call(item: Any) -> int:

@@ -9,23 +9,12 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from counted_causes import CAUSES, stats_of  # noqa: E402
-from going_on import loaded  # noqa: E402
-from torchdata._observe.stats.diagnosis import diagnose  # noqa: E402
-from torchdata._observe.stats.model import NODES, LoaderStats, PipeStats  # noqa: E402
-from torchdata._users_code import place_of  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
-    BaseNode,
-    Batcher,
-    IterableWrapper,
-    Loader,
-    Mapper,
-    ParallelMapper,
-    Prefetcher,
-    Unbatcher,
-)
+from counted_causes import CAUSES, stats_of
+from going_on import loaded
+from torchdata._observe.stats.diagnosis import diagnose
+from torchdata._observe.stats.model import NODES, LoaderStats, PipeStats
+from torchdata._users_code import place_of
+from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Loader, Mapper, ParallelMapper, Prefetcher, Unbatcher
 
 
 def decode(item: int) -> int:
@@ -33,8 +22,6 @@ def decode(item: int) -> int:
 
 
 class Passing(BaseNode[int]):
-    """A user-defined node, which reads its source in the documented way."""
-
     def __init__(self, source: BaseNode[int]) -> None:
         super().__init__()
         self.source = source
@@ -116,10 +103,6 @@ def test_counts_remain_after_a_shutdown_and_begin_anew() -> None:
 
 
 def test_a_node_with_workers_is_blamed_unless_its_source_is_as_slow() -> None:
-    """The test constructs the statistics of a loader in which a thread of `ParallelMapper` reads a source.
-
-    The times in this test are seconds per item.
-    """
     example = stats_of(CAUSES["no workers"], "StatefulDataLoader")
 
     def stats(source: float, waiting: float) -> LoaderStats:

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="nodes need PyTorch")
-
-from node_sources import Epochs, numbers, outcomes  # noqa: E402
-from process_checks import wait_for  # noqa: E402
-from torchdata.nodes import (  # noqa: E402
+from node_sources import Epochs, numbers, outcomes
+from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
+from torchdata.nodes import (
     BaseNode,
+    Cycler,
     IterableWrapper,
     Loader,
     Mapper,
@@ -27,19 +26,9 @@ from torchdata.nodes import (  # noqa: E402
     SamplerWrapper,
     Unbatcher,
 )
-from torchdata.nodes._read_ahead import ReadSource  # noqa: E402
-from torchdata.nodes.base_node import is_repeatable  # noqa: E402
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchdata-")]
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    yield
-    gc.collect()
-    wait_for(lambda: not threads())
+from torchdata.nodes._read_ahead import ReadSource
+from torchdata.nodes.base_node import is_repeatable
+from waiting import check_in_forked_child, wait_for
 
 
 class Gate(BaseNode[int]):
@@ -104,34 +93,19 @@ def test_results_out_of_order_come_as_they_are_ready() -> None:
 
 
 def test_several_threads_call_the_function_at_once_and_one_at_a_time_reads_the_source() -> None:
-    meeting = threading.Barrier(3)
-    reading = threading.Lock()
+    meeting, reading = threading.Barrier(3), threading.Lock()
 
-    class Source(BaseNode[int]):
-        def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-            super().reset(initial_state)
-            self.left = 9
-
-        def next(self) -> int:
-            assert reading.acquire(blocking=False), "two threads read the source"
-            time.sleep(0.001)
-            reading.release()
-            if self.left == 0:
-                raise StopIteration
-            self.left -= 1
-            return self.left
-
-        def get_state(self) -> dict[str, Any]:
-            return {}
+    def read(number: int) -> int:
+        assert reading.acquire(blocking=False), "two threads read the source"
+        time.sleep(0.001)
+        reading.release()
+        return number
 
     def meet(number: int) -> int:
         meeting.wait(120)
         return number
 
-    assert sorted(ParallelMapper(Source(), meet, 3)) == list(range(9))
-
-
-# -- errors -------------------------------------------------------------------------------------------
+    assert list(ParallelMapper(Mapper(numbers(9), read), meet, 3)) == list(range(9))
 
 
 def fails_at_three(number: int) -> int:
@@ -199,9 +173,6 @@ def test_a_handled_error_leaves_no_reference_cycle_that_keeps_threads_alive() ->
             gc.enable()
 
 
-# -- states -------------------------------------------------------------------------------------------
-
-
 @each_kind
 def test_a_state_does_not_wait_for_what_is_under_way(kind: Callable[[BaseNode[Any]], BaseNode[Any]]) -> None:
     source = Gate(closed_at=4)
@@ -260,9 +231,6 @@ def test_nodes_over_a_source_out_of_order_neither_lose_nor_double_items() -> Non
         node.shutdown()
 
 
-# -- ending threads -----------------------------------------------------------------------------------
-
-
 @each_kind
 def test_a_reset_in_the_middle_starts_again_and_leaves_one_set_of_threads(
     kind: Callable[[BaseNode[Any]], BaseNode[Any]],
@@ -304,8 +272,6 @@ def test_a_shutdown_does_not_look_like_an_end_to_a_reader_of_items_read_ahead(me
 
 
 class Acts(IterableWrapper[int]):
-    """A node that makes another thread perform an action at each reset."""
-
     def __init__(self, count: int) -> None:
         super().__init__(range(count))
         self.act: Callable[[], object] = lambda: None
@@ -335,21 +301,14 @@ def test_a_waiting_reader_gets_an_error_when_the_node_is_shut_down() -> None:
     source = Gate(closed_at=0)
     node = Prefetcher(source, 2)
     failures: list[str] = []
-
-    def read() -> None:
-        try:
-            next(node)
-        except RuntimeError as error:
-            failures.append(str(error))
-
-    reader = threading.Thread(target=read, daemon=True)
+    reader = threading.Thread(target=lambda: failures.extend(outcomes(node)), daemon=True)
     node.reset()
     reader.start()
     assert source.arrived.wait(120)
     stopping = threading.Thread(target=node.shutdown, daemon=True)
     stopping.start()
     reader.join(120)
-    assert failures == ["Prefetcher was shut down: reset it, or make a new iterator of its Loader"]
+    assert {*failures} == {"Prefetcher was shut down: reset it, or make a new iterator of its Loader"}
     source.opened.set()
     stopping.join(120)
     assert not stopping.is_alive()
@@ -371,24 +330,11 @@ def test_a_reset_fails_and_does_not_hang_if_the_source_is_stuck(monkeypatch: pyt
 
 
 def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
-    class Cyclic(SamplerWrapper[int]):
-        """A node that resets its source when an epoch ends, to begin the next epoch."""
-
-        def next(self) -> int:
-            try:
-                return super().next()
-            except StopIteration:
-                self.reset(None)
-                return super().next()
-
     for pause in (0.0, 0.0, 0.005):  # the pause changes how far threads read ahead, but not the result
         for frequency in (0, 1, 3):
-            loader = Loader(Prefetcher(Cyclic(Epochs(3)), 8, frequency))
+            loader = Loader(Prefetcher(Cycler(SamplerWrapper(Epochs(3))), 8, frequency))
             for epoch in range(4):
-                assert next(iter(loader)) == (
-                    3 * epoch,
-                    0,
-                )  # one item and eight more that were read ahead are three epochs
+                assert next(iter(loader)) == (3 * epoch, 0)
                 time.sleep(pause)
             loader.shutdown()
 
@@ -413,29 +359,16 @@ def test_abandoning_an_epoch_does_not_wait_endlessly_for_a_slow_source(monkeypat
 def test_a_forked_child_gets_an_error_about_the_threads_of_its_parent_and_may_reset() -> None:
     node = Prefetcher(Gate(closed_at=-1), 2)
     assert next(node) == 0
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            told = ""
-            for _ in range(5):  # at most five calls return items from before the fork
-                try:
-                    next(node)
-                except RuntimeError as error:
-                    told = str(error)
-                    break
-            node.reset()
-            os.write(writer, f"{told} {next(node)}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader) as end:
-        told = end.read()
-    os.waitpid(child, 0)
-    assert told == (
-        f"the threads of Prefetcher run in process {os.getpid()}, and this process is a forked child of it: begin "
-        "a new iteration in the child 0"
-    )
+    said = f"the threads of Prefetcher run in process {os.getpid()}, and this process is a forked child of it: begin "
+
+    def check() -> None:
+        with pytest.raises(RuntimeError, match=said + "a new iteration in the child"):
+            for _ in range(5):  # some calls return items that were read before the fork
+                next(node)
+        node.reset()
+        assert next(node) == 0
+
+    check_in_forked_child(check)
     node.shutdown()
 
 
@@ -443,8 +376,6 @@ def test_a_node_may_get_attributes_while_its_sources_are_looked_for() -> None:
     node = Mapper(IterableWrapper(range(3)), str)
 
     class Growing(dict[str, Any]):
-        """An object that gets a new attribute while its attributes are inspected, as if a thread changed the object."""
-
         def values(self) -> Any:
             vars(node)["more"] = None
             return super().values()

@@ -1,6 +1,4 @@
-"""Without PyTorch, importing `torchdata.nodes` or `torchdata.stateful_dataloader` raises an error that names
-the remedy. All other packages work, and import neither these packages nor torch or Ray.
-"""
+"""Without PyTorch, only `torchdata.nodes` and `torchdata.stateful_dataloader` cannot be imported."""
 
 from __future__ import annotations
 

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import IterableDataset
 
-torch = pytest.importorskip("torch")
-from torch.utils.data import IterableDataset  # noqa: E402
+from going_on import TakesOnce, advanced, loaded, seed_all
+from random_stateful.orders import SAMPLERS
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from going_on import advanced, loaded, seed_all  # noqa: E402
-from random_stateful.orders import SAMPLERS  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-
-#: The names of the samplers.
 KINDS = ["in order", "shuffle, generator", "RandomSampler", "WeightedRandomSampler"]
 KINDS += ["user's, Python's generator", "user's, stateful"]
 
@@ -48,45 +46,16 @@ def test_the_rest_of_the_epoch_and_the_next_one_are_those_of_the_run_without_a_s
         assert flat(run) == second
 
 
-def test_sizes_may_change_again_and_again() -> None:
-    for kind in KINDS:
-        seed_all(1)
-        first = flat(loader(4, kind))
-        seed_all(1)
-        seen: list[int] = []
-        state = None
-        for size in (4, 7, 3, 5):
-            run = loader(size, kind)
-            if state is not None:
-                run.load_state_dict(state)
-            epoch = iter(run)
-            seen += flat(next(epoch) for _ in range(2))
-            state = run.state_dict()
-        assert seen == first[: len(seen)], kind
-
-
-class Placed(IterableDataset):
-    def __init__(self) -> None:
-        self.place = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.place < 50:
-            self.place += 1
-            yield self.place - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
+class Long(TakesOnce):
+    length = 50
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_with_a_state_resumes_after_the_last_sample(workers: int) -> None:
-    run = StatefulDataLoader(Placed(), batch_size=4, num_workers=workers)
+    run = StatefulDataLoader(Long(), batch_size=4, num_workers=workers)
     epoch = iter(run)
     assert flat(next(epoch) for _ in range(3)) == list(range(12))
-    run = loaded(StatefulDataLoader(Placed(), batch_size=5, num_workers=workers), run.state_dict())
+    run = loaded(StatefulDataLoader(Long(), batch_size=5, num_workers=workers), run.state_dict())
     assert [batch.tolist() for batch in run][:2] == [[12, 13, 14, 15, 16], [17, 18, 19, 20, 21]]
 
 

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import SubsetRandomSampler
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import SubsetRandomSampler  # noqa: E402
-
-from going_on import TakesOnce, epochs_of, plain, seed_all  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.datasets import Counting, IteratorAlone, Plain  # noqa: E402
-from random_stateful.orders import IteratorKnows  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
+from going_on import TakesOnce, epochs_of, plain, seed_all
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import Counting, IteratorAlone, Plain
+from random_stateful.orders import IteratorKnows
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
@@ -32,10 +30,8 @@ def dcp() -> Any:
 
 
 class ItsOwnIterator(Plain):
-    """A dataset that has a state only after an iteration has begun."""
-
     def __iter__(self) -> ItsOwnIterator:
-        self.left = self.share()
+        self.left = [*self.shard()]
         return self
 
     def __next__(self) -> int:
@@ -51,8 +47,6 @@ class ItsOwnIterator(Plain):
 
 
 class TellsLater(TakesOnce):
-    """A dataset with a state that is empty at first, and gets keys while the dataset is read."""
-
     def state_dict(self) -> dict[str, Any]:
         return {"place": self.place, "window": [{"last": self.place}]} if self.place else {}
 
@@ -94,7 +88,6 @@ MOMENTS: list[Any] = [None, 0, 1, 3, "end"]
 
 
 def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
-    """Counting a loader up to a moment, and returns the loader and its iterator."""
     loader = make()
     if moment is None:
         return loader, None

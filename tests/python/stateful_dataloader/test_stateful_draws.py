@@ -1,6 +1,4 @@
-"""If samples are drawn from the global random generators, loading a state or leaving an epoch early does not change the
-samples.
-"""
+"""Loading a state does not change samples that are drawn from the global random generators."""
 
 from __future__ import annotations
 
@@ -13,12 +11,10 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
+from torch.utils.data import Sampler
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import Sampler  # noqa: E402
-
-from going_on import (  # noqa: E402
+from going_on import (
     WORKERS,
     Shuffled,
     TakesOnce,
@@ -31,9 +27,9 @@ from going_on import (  # noqa: E402
     saved,
     seed_all,
 )
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.datasets import Counting, Noisy, Plain, Taking  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import Counting, Noisy, Plain, Taking
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 @pytest.mark.parametrize("dataset", [Plain, Noisy])
@@ -48,8 +44,6 @@ def test_the_draws_of_an_abandoned_epoch_do_not_depend_on_time(dataset: Any, mon
     assert found == [found[0]] * len(found)
 
 
-#: A map-style dataset, a stream with a state and a stream without a state, which draw their samples from the global
-#: random generators.
 NOISY = [Noisy, Taking, Plain]
 
 
@@ -68,18 +62,11 @@ def test_random_draws_continue(dataset: Any, options: dict[str, Any], draws: str
 @pytest.mark.parametrize("is_restored", [False, True])
 @pytest.mark.parametrize("validations", [0, 1])
 def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations: int) -> None:
-    """If two loaders are saved and resume, neither of the loaders repeats random draws."""
-
     def loaders() -> Any:
         seed_all()
         return [StatefulDataLoader(Noisy(16, "all"), batch_size=4) for _ in range(2)]
 
     def rest_of(batches: Iterator[Any], training: Any, validation: Any) -> list[Any]:
-        """Returns the batches that the program receives in the rest of its training.
-
-        A program that restores its generators also draws from them. The program also runs a validation within the epoch
-        and after the epoch.
-        """
         drawn = [random.random(), numpy.random.rand(), torch.rand(()).item()] if is_restored else []
         rest = [drawn, plain(next(batches)), epochs_of(validation, 1), *map(plain, batches)]
         return [*rest, epochs_of(validation, 1), epochs_of(training, 1), random.random()]
@@ -103,8 +90,6 @@ def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations
 
 
 class ShuffledWhenBegun(TakesOnce):
-    """A stream that draws its order in `iter()`, before its first item is requested."""
-
     def __iter__(self) -> Iterator[Any]:
         order = self.share()
         random.shuffle(order)
@@ -126,45 +111,27 @@ def test_random_draws_continue_before_the_first_batch_in_a_program_of_another_se
     def make() -> Any:
         return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
 
-    for epoch in (0, 1):
+    for epoch, is_begun in ((0, False), (0, True), (1, True)):
         seed_all()
         loader = make()
         for _ in range(epoch):
             list(loader)
-        iterator = iter(loader)
+        batches = iter(loader) if is_begun else loader
         state = saved(loader)
-        whole = [[plain(batch) for batch in iterator], *epochs_of(loader, 2)]
+        whole = [[plain(batch) for batch in batches], *epochs_of(loader, 2)]
         for times in (1, 2):  # the state is loaded once, or loaded, saved and loaded again
             for _ in range(times):
                 seed_all(43)
-                later = loaded(make(), state)
-                rest = iter(later)
+                later = make()
+                seed_all(44)
+                later.load_state_dict(state)
+                rest = iter(later) if is_begun else later
                 state = saved(later)
+            torch.rand(0 if is_begun else 3)
             assert [[plain(batch) for batch in rest], *epochs_of(later, 2)] == whole, (epoch, times)
 
 
-@pytest.mark.parametrize("name", BEFORE_THE_FIRST)
-def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) -> None:
-    """The program that resumes has another seed, and also draws random numbers before and after it loads the state."""
-
-    def make() -> Any:
-        return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
-
-    seed_all()
-    loader = make()
-    state = saved(loader)
-    whole = epochs_of(loader, 2)
-    seed_all(43)
-    later = make()
-    seed_all(44)
-    later.load_state_dict(state)
-    torch.rand(3)
-    assert epochs_of(later, 2) == whole
-
-
 class SavesItsGenerator(Noisy):
-    """A dataset with a `state_dict` method that returns the state of torch's global random generator."""
-
     def __init__(self) -> None:
         super().__init__(16, "torch")
 
@@ -194,10 +161,6 @@ def test_a_generator_in_the_state_of_an_unstarted_dataset_does_not_reach_the_wor
 
 @pytest.mark.parametrize("dataset", [Noisy, Taking])
 def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
-    """Workers report their states rarely, but the loader's state must contain their random generators before the first
-    report.
-    """
-
     def make() -> Any:
         return StatefulDataLoader(
             dataset(12, "all"), batch_size=3, num_workers=2, persistent_workers=True, snapshot_every_n_steps=14
@@ -233,7 +196,6 @@ class ShortEpochs(Sampler[int]):
 def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
     left_after: int | None, dataset: Any, on_worker_exit: Any
 ) -> None:
-    """Persistent workers keep their random generators and datasets after an epoch, even if the epoch was left early."""
     counts = (16, 1, 0, 7)
 
     def make() -> Any:
@@ -274,7 +236,6 @@ def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
 
 
 def test_a_stream_that_ends_after_its_epoch_was_abandoned_continues_its_random_draws() -> None:
-    """A worker that starts late still reads the samples of the epoch that the program has already left."""
     is_left = multiprocessing.get_context("fork").Event()
 
     def make(init: Any = None) -> Any:

@@ -14,19 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import Dataset, IterableDataset, Sampler  # noqa: E402
-
-import rank_forkserver  # noqa: E402
-from going_on import loaded  # noqa: E402
-from process_checks import children, nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
-from torchdata._engine.processes import shutdown  # noqa: E402
-from torchdata._observe.outside.attaching import attach  # noqa: E402
-from torchdata._users_code import place_of  # noqa: E402
-from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+import rank_forkserver
+from going_on import loaded
+from process_checks import children, nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
+from torchdata._engine.processes import shutdown
+from torchdata._observe.outside.attaching import attach
+from torchdata._users_code import place_of
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 class Failing(Dataset[int]):
@@ -241,21 +238,7 @@ def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error(monkey
     assert time.monotonic() - began >= 0.5
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("iterable", [False, True])
-def test_abandoning_a_loop_does_no_harm(persistent: bool, iterable: bool) -> None:
-    options = {"num_workers": 2, "batch_size": 2, "persistent_workers": persistent}
-    loader = StatefulDataLoader(FailingStream(lambda: None) if iterable else range(12), **options)
-    wanted = [batch.tolist() for batch in loader]
-    for _ in range(3):
-        for batch in loader:
-            assert batch.tolist() == wanted[0]
-            break
-    assert [batch.tolist() for batch in loader] == wanted
-
-
 def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker is waiting for space in shared memory when the loader is deleted."""
     monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # prevents the worker from being killed
     loader = StatefulDataLoader(
         range(100_000), batch_size=1000, num_workers=1, collate_fn=lambda batch: [[1] * 60_000], prefetch_factor=50
@@ -284,7 +267,6 @@ def test_only_persistent_workers_outlive_an_epoch() -> None:
         assert (first == second) == persistent
 
 
-#: The ways in which a program exits.
 ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
 #: A program that forks a child for each way to exit. Each child, and at last the program, creates a loader. Each child

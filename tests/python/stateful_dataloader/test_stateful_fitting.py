@@ -9,26 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DistributedSampler
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import DistributedSampler  # noqa: E402
-
-import rank_forkserver  # noqa: E402
-from going_on import WORKERS, TakesOnce, epochs_of, loaded, plain, saved, seed_all  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from ranks import environment_of_ranks  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
+import rank_forkserver
+from going_on import WORKERS, TakesOnce, epochs_of, loaded, plain, saved, seed_all
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from ranks import environment_of_ranks
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 
 def state_after(loader: Any, batches: int | None) -> Any:
     for _ in itertools.islice(loader, batches):
         pass
     return saved(loader)
-
-
-# -- loading a state while an iterator exists --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
@@ -91,9 +85,6 @@ def test_a_state_that_another_loop_has_loaded_does_not_change_older_iterators() 
     loader.load_state_dict(state)
     assert len(list(loader)) == 4
     assert len(list(first)) == 6
-
-
-# -- another loader ----------------------------------------------------------------------------------------
 
 
 def ranks(count: int, rank: int, length: int = 40, sampler: Any = DistributedSampler) -> Any:
@@ -184,7 +175,6 @@ def test_the_program_of_the_guide_resumes_where_each_rank_stopped(tmp_path: Path
     (tmp_path / "train.py").write_text(program.replace('Path(f"loader', f'Path(f"{tmp_path}/loader'))
 
     def run(*arguments: str) -> list[str]:
-        """Runs two ranks with the environment that torchrun gives them."""
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
         common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}

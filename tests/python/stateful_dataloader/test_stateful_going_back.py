@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import IterableDataset
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import IterableDataset  # noqa: E402
-
-from going_on import WORKERS, TakesOnce, Walk, advanced, epochs_of, loaded, plain, saved, with_workers  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from going_on import WORKERS, TakesOnce, Walk, advanced, epochs_of, loaded, plain, saved, with_workers
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 class GoesOn(TakesOnce):
@@ -86,8 +84,6 @@ def test_loading_the_start_forgets_a_state_that_the_stream_has_not_loaded_yet(
 
 
 class Counting(Walk):
-    """An iterator that increases the epoch number of its dataset at its end."""
-
     def __init__(self, dataset: CountsAtTheEnd) -> None:
         super().__init__([*range(7)])
         self.dataset, self.has_counted = dataset, False
@@ -170,8 +166,6 @@ def test_an_object_that_keeps_and_changes_the_state_it_is_given_changes_no_other
 
 
 class Streamed(IterableDataset[int]):
-    """A stream with a random order, and with a `state_dict` that requires arguments."""
-
     def __init__(self, seed: int | None, length: int = 40) -> None:
         self.seed, self.length = seed, length
 
@@ -204,8 +198,6 @@ def test_a_stream_without_a_state_that_does_not_repeat_itself_is_refused(epoch: 
 
 
 class Noisy(IterableDataset[float]):
-    """A stream with noise from Python's global random generator."""
-
     def __iter__(self) -> Iterator[float]:
         for number in range(20):
             yield number + random.random()

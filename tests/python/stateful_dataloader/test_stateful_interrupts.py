@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
 import torch
 
 from going_on import loaded
@@ -31,8 +28,6 @@ pytestmark = [
 
 
 class Broken(Indexed):
-    """A dataset in which some samples cannot be read, including a few whole batches."""
-
     broken = frozenset(index for index in range(12_000) if index % 7 == 0 or index // 8 % 5 == 0)
 
 
@@ -49,10 +44,7 @@ def loaders() -> dict[str, Callable[[], Any]]:
 
 
 def taken(loader: Any, seed: int) -> tuple[list[Any], int]:
-    """Reads an epoch while Ctrl-C is pressed repeatedly.
-
-    Returns the batches, and how often Ctrl-C has interrupted the loop.
-    """
+    """Reads an epoch while Ctrl-C is pressed. Returns the batches, and the number of interruptions."""
 
     def look(got: list[Any]) -> None:
         assert loader.state_dict()["_snapshot"]["_snapshot_step"] == len(got)
@@ -119,8 +111,6 @@ def test_without_workers_a_batch_interrupted_by_ctrl_c_comes_next_in_this_loop_a
 
 
 class Ticking:
-    """A function that is called for each sample, and that calls another function in one of its calls."""
-
     def __init__(self, at: int, does: Callable[[], object]) -> None:
         self.at, self.does = at, does
 
@@ -131,8 +121,6 @@ class Ticking:
 
 
 class Generated(torch.utils.data.IterableDataset[int]):
-    """A stream with a state, and with a generator function as `__iter__`."""
-
     def __init__(self, tick: Ticking) -> None:
         self.tick, self.place, self.start = tick, 0, 0
 
@@ -211,8 +199,6 @@ def test_ctrl_c_within_a_sample_of_a_stream_loses_nothing_here_and_from_a_state(
 
 
 class Noticed(Indexed):
-    """A dataset that counts its reads, and calls a function during one of its reads."""
-
     broken = frozenset({5, 9, 10})
 
     def __init__(self, tick: Ticking) -> None:

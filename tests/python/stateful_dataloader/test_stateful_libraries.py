@@ -12,23 +12,17 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from fresh_processes import FreshProcesses  # noqa: E402
-from going_on import loaded  # noqa: E402
-from library_trainers import EPOCHS, STEPS  # noqa: E402
-from needing import needs  # noqa: E402
-from process_checks import children, shared_mappings  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from fresh_processes import FreshProcesses
+from going_on import loaded
+from library_trainers import EPOCHS, STEPS
+from needing import needs
+from process_checks import children, shared_mappings
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
 
-#: Ignores warnings that the training libraries themselves emit.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings(f"ignore::{name}Warning") for name in ("Deprecation", "Future", "User", "Resource")
 ]
 
 
@@ -42,10 +36,7 @@ def no_worker_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns a function that creates the metadata of an installed distribution named `torchdata`.
-
-    The metadata are needed because Accelerate checks whether a distribution named `torchdata` is installed.
-    """
+    """Returns a function that creates metadata of a distribution named `torchdata`, which Accelerate requires."""
     import zipfile
 
     import name_wheel
@@ -69,7 +60,6 @@ LIBRARIES = {
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[FreshProcesses]:
-    """Starts one server process for all libraries, because the libraries import many of the same modules."""
     modules = [module for name, needed in LIBRARIES.items() if importlib.util.find_spec(name) for module in needed]
     with FreshProcesses("library_trainers", *modules, limit=100.0) as processes:
         yield processes
@@ -77,7 +67,6 @@ def processes() -> Iterator[FreshProcesses]:
 
 @pytest.fixture(scope="module", params=LIBRARIES)
 def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
-    """Returns a function that trains with a library, in a process that has already imported this library."""
     needs(request.param, "it is what is tried here")
 
     def run(workers: int, folder: Path, **more: Any) -> Any:
@@ -89,7 +78,7 @@ def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(train: Any, names: Any) -> Any:
-    """Returns a function that trains without an interruption, and returns the result. Each result is cached."""
+    """Returns a function that trains without an interruption, and caches the results."""
     return functools.cache(lambda workers: train(workers, names()))
 
 
@@ -97,7 +86,6 @@ def whole(train: Any, names: Any) -> Any:
 def test_a_library_s_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stopped(
     train: Any, whole: Any, names: Any, workers: int, stop: int
 ) -> None:
-    """After the stop, each run reads three complete epochs."""
     folder = names()
     before = train(workers, folder, stop=stop)
     behind = train(workers, folder, resumes=True)

@@ -1,7 +1,4 @@
-"""With `on_error`, a StatefulDataLoader skips samples at which the dataset raises.
-
-The state contains the number of skipped samples.
-"""
+"""With `on_error`, a StatefulDataLoader skips samples at which the dataset raises, and counts them in its state."""
 
 from __future__ import annotations
 
@@ -13,19 +10,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
-
-from going_on import advanced, loaded, saved  # noqa: E402
-from pinning import pin_without_device  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata._users_code import place_of  # noqa: E402
-from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
-from torchdata.datapipes.utils import TooManySkipped  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader, errors  # noqa: E402
-from torchdata.stateful_dataloader.errors import WorkerExitedError  # noqa: E402
+from going_on import advanced, loaded, saved
+from pinning import pin_without_device
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from refusals import refuses
+from torchdata._users_code import place_of
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.utils import TooManySkipped
+from torchdata.stateful_dataloader import StatefulDataLoader, errors
+from torchdata.stateful_dataloader.errors import WorkerExitedError
 
 #: The indices at which a dataset of twenty samples raises. Four of the broken samples form a whole batch.
 BROKEN = 1, 4, 5, 6, 7, 13
@@ -119,8 +115,6 @@ TOLD = "on_error has skipped 6 of the 20 samples of this epoch:\n  4 x ValueErro
 
 
 def told_of(dataset: type) -> str:
-    """Returns the warning that is expected at the end of an epoch. The warning names the user's code that raised, with
-    file and line."""
     return TOLD.format(place_in(dataset))
 
 
@@ -326,24 +320,15 @@ def test_counts_that_are_damaged_are_refused(counts: Any) -> None:
         loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "words"),
-    [
-        ({"on_error": "pass"}, ValueError, "on_error must be 'raise' or 'skip', but got 'pass'"),
-        ({"error_limit": "3"}, TypeError, "error_limit must be a number"),
-        ({"error_limit": 1.5}, ValueError, "error_limit must be a number of items, or a float from 0 to 1"),
-        ({"on_error": "raise", "error_limit": 3}, ValueError, "are for on_error='skip'"),
-        ({"on_error": "raise", "error_log": "log"}, ValueError, "are for on_error='skip'"),
-        ({"dataset": Stream()}, ValueError, "the __iter__ of Stream raises: it is a generator, and a generator that"),
-        ({"dataset": IterableWrapper([1])}, ValueError, r"it is made of pipes.*end them in .on_error"),
-    ],
+test_impossible_arguments_are_refused = refuses(
+    (lambda: loader_of(on_error="pass"), ValueError, "on_error must be 'raise' or 'skip', but got 'pass'"),
+    (lambda: loader_of(error_limit="3"), TypeError, "error_limit must be a number"),
+    (lambda: loader_of(error_limit=1.5), ValueError, "error_limit must be a number of items, or a float from 0 to 1"),
+    (lambda: loader_of(on_error="raise", error_limit=3), ValueError, "are for on_error='skip'"),
+    (lambda: loader_of(on_error="raise", error_log="log"), ValueError, "are for on_error='skip'"),
+    (lambda: loader_of(Stream()), ValueError, "the __iter__ of Stream raises: it is a generator, and a generator that"),
+    (lambda: loader_of(IterableWrapper([1])), ValueError, r"it is made of pipes.*end them in .on_error"),
 )
-def test_impossible_arguments_are_refused(options: Any, kind: Any, words: str) -> None:
-    with pytest.raises(kind, match=words):
-        loader_of(**options)
-
-
-# -- iterable datasets -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dataset", [Steps, Placed])

@@ -11,29 +11,14 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
+from torch.utils.data import Dataset, DistributedSampler
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import (  # noqa: E402
-    Dataset,
-    DistributedSampler,
-)
-
-from going_on import (  # noqa: E402
-    WORKERS,
-    Places,
-    advanced,
-    check_goes_on,
-    epochs_of,
-    loaded,
-    plain,
-    saved,
-    seed_all,
-)
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.orders import SAMPLERS  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
+from going_on import WORKERS, Places, advanced, check_goes_on, epochs_of, loaded, plain, saved, seed_all
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful.orders import SAMPLERS
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 #: The samplers that need no call of `set_epoch`, and whose epochs do not depend on a count that no state contains.
 NAMES = [name for name in SAMPLERS if not name.endswith(("set_epoch", "counts epochs"))]
@@ -88,12 +73,6 @@ def test_a_program_may_seed_each_epoch(workers: int) -> None:
 def test_orders_resume_if_a_trainer_sets_the_generators_after_the_load(
     own: bool, draws_between: int, workers: int
 ) -> None:
-    """The test simulates a trainer that saves the global random generators together with the loader's state.
-
-    If the loader has a separate random generator, the trainer may draw numbers between saving the loader and saving the
-    global random generators.
-    """
-
     def make() -> Any:
         generator = torch.Generator().manual_seed(5) if own else None
         return StatefulDataLoader(range(8), batch_size=4, shuffle=True, num_workers=workers, generator=generator)

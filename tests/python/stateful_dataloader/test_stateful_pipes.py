@@ -9,12 +9,11 @@ from itertools import cycle, islice
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from going_on import loaded  # noqa: E402
-from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader, _fitting, _reading  # noqa: E402
+from going_on import loaded
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.stateful_dataloader import StatefulDataLoader, _fitting, _reading
 
 SIZE = 30
 
@@ -43,10 +42,7 @@ def loader_of(name: str, workers: int = 0, context: str = "fork", **settings: An
 
 
 def state_after(loader: Any, epochs: int, items: int) -> tuple[Any, list[Any]]:
-    """Reads `epochs` epochs and some items of the next epoch.
-
-    Returns the state, the remaining items of this epoch, and the items of one more epoch.
-    """
+    """Returns the state after some items, the rest of their epoch, and the next epoch."""
     torch.manual_seed(3)
     for _ in range(epochs):
         list(islice(loader, 2))

@@ -6,13 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
 from fresh_processes import with_torch
 from random_stateful.judging import StatefulJudge
 from random_stateful.programs import SKIPPING, SKIPPING_STREAMS
 
-#: Seeds of random programs that once revealed a bug.
 REVEALING = [2, 13, 15, 17, 18, 20, 28, 48, 51, 66, 74, 75, 95, 128, 138, 158, 287, 424, 2659, 3368, 970232]
 
 

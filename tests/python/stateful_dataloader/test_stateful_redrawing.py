@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+from going_on import advanced, epochs_of, loaded, plain, saved, seed_all
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from torch.utils.data import BatchSampler, RandomSampler, Sampler  # noqa: E402
-
-from going_on import advanced, epochs_of, loaded, plain, saved, seed_all  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-
-#: Functions that create the random generator of a sampler, or return None for the global random generator.
 GENERATORS: dict[str, Callable[[], Any]] = {
     "torch's": lambda: torch.Generator().manual_seed(3),
     "Python's": lambda: random.Random(3),
@@ -39,8 +36,6 @@ def permuted(kind: str, generator: Any, count: int) -> list[int]:
 
 
 class Drawing(Sampler[Any]):
-    """A sampler that draws its order from a given random generator, or from a global random generator."""
-
     def __init__(self, kind: str, is_global: bool) -> None:
         self.kind, self.generator = kind, None if is_global else GENERATORS[kind]()
 
@@ -67,8 +62,6 @@ class EachIndex(Drawing):
 
 
 class Buckets(Drawing):
-    """A batch sampler that draws batches from a pool of indices, and keeps the remaining indices of the pool."""
-
     def __iter__(self) -> Iterator[list[int]]:
         pool: list[int] = []
         for start in range(0, 30, 6):
@@ -90,8 +83,6 @@ class Repeated:
 
 
 class KeptBlocks(Blocks):
-    """A sampler with a state, which contains its position and the remaining indices of a block."""
-
     def __init__(self, kind: str, is_global: bool) -> None:
         super().__init__(kind, is_global)
         self.start, self.left = 0, [*range(0)]
@@ -112,9 +103,7 @@ class KeptBlocks(Blocks):
 
 
 class Augmented:
-    """A dataset that draws its samples from the global random generators. Without workers, the main process's random
-    generators are used.
-    """
+    """A dataset that draws its samples from the global random generators."""
 
     def __len__(self) -> int:
         return 30
@@ -142,10 +131,6 @@ SAMPLERS: dict[str, Callable[[str, bool], dict[str, Any]]] = {
 
 
 def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
-    """Runs a program, and returns its batches.
-
-    If `draws` is true, the program draws from the global random generators after each batch.
-    """
     found = []
     for batch in itertools.islice(batches, count):
         found.append(plain(batch))
@@ -157,9 +142,7 @@ def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
 
 
 def check_each_position(make: Callable[[], Any], positions: Any, draws: bool) -> None:
-    """Stops a program at each position, and resumes. The resumed program also stops after two batches, and resumes a
-    second time.
-    """
+    """Stops a program at each position, resumes, stops after two more batches, and resumes again."""
     seed_all()
     whole = read(iter(make()), 13, draws)
     for position in positions:
@@ -180,7 +163,6 @@ def check_each_position(make: Callable[[], Any], positions: Any, draws: bool) ->
 @pytest.mark.parametrize("kind", GENERATORS)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_that_draws_later_gives_the_same_order_from_each_position(name: str, kind: str) -> None:
-    """Half of the samplers draw from a global generator, from which the program draws, too."""
     is_global = ([*SAMPLERS].index(name) + [*GENERATORS].index(kind)) % 2 == 1
     draws = is_global and name != "with a state"
 
@@ -253,8 +235,6 @@ def test_a_state_keeps_the_draws_of_a_sampler_in_a_few_bytes_each() -> None:
 
 
 class Unseeded(Sampler[int]):
-    """A sampler that creates a new random generator in each epoch."""
-
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed
 

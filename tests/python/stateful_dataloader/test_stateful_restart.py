@@ -11,29 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Dataset
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+from fresh_processes import with_torch
+from going_on import loaded
+from hanging import kill_only_hung
+from pinning import pin_without_device
+from process_checks import nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import EpochAtEnd, NoisyCounting
+from random_stateful.deaths import check
+from random_stateful.judging import StatefulJudge
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from torch.utils.data import Dataset  # noqa: E402
-
-from fresh_processes import with_torch  # noqa: E402
-from going_on import loaded  # noqa: E402
-from hanging import kill_only_hung  # noqa: E402
-from pinning import pin_without_device  # noqa: E402
-from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.datasets import EpochAtEnd, NoisyCounting  # noqa: E402
-from random_stateful.deaths import check  # noqa: E402
-from random_stateful.judging import StatefulJudge  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-
-#: A dataset and a stream, which draw samples from the workers' random generators and have counters as their states.
-#: The workers' shards of the stream have different lengths.
 Drawn, Stream = partial(NoisyCounting, 30, "torch"), partial(EpochAtEnd, 19, "torch")
 
 
 class DiesAt(Dataset[int]):
-    """A dataset that exits its process each time it reads index 5, or only once if a path is given."""
-
     def __init__(self, path: Any = None) -> None:
         self.path = path
 
@@ -65,7 +59,7 @@ def kill(loader: Any, worker: int, blow: signal.Signals = signal.SIGKILL) -> Non
 def read(
     loader: Any, deaths: dict[tuple[int, int], int], breaks: int | None = None, blow: signal.Signals = signal.SIGKILL
 ) -> list[list[Any]]:
-    """Counting three epochs, and leaves the second epoch early. Before some batches, the function kills a worker."""
+    """Reads three epochs, kills a worker before some batches, and leaves the second epoch early."""
     epochs = []
     for epoch in range(3):
         batches: list[Any] = []
@@ -91,7 +85,6 @@ def test_worker_exits_do_not_change_the_items(dataset: Any, persistent: bool) ->
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 def test_worker_exits_do_not_change_the_items_of_spawned_workers() -> None:
-    """With spawn, the test uses only one worker and one exit, because each spawned process imports torch."""
     one = {"num_workers": 1, "persistent_workers": True}
     expected = read(loader_of(Drawn(), "error", **one), {}, breaks=3)
     loader = loader_of(Drawn(), multiprocessing_context="spawn", **one)
@@ -141,7 +134,6 @@ def test_out_of_order_each_sample_comes_once(persistent: bool) -> None:
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 def test_workers_are_replaced_with_a_pinning_thread_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
-    """The test replaces the function that copies to pinned memory, so that the test needs no GPU."""
     pin_without_device(monkeypatch)
     expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
     deaths = {(0, 2): 1, (1, 0): 0, (1, 2): 1, (2, 4): 0}

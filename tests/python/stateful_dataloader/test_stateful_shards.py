@@ -10,19 +10,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-numpy = pytest.importorskip("numpy")
+from going_on import loaded
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
-from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
-
-from going_on import loaded  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-
-#: The numbers of workers with which the tests save and load states.
 NUMBERS = (0, 1, 2, 3, 5, 8)
 SAMPLES, SIZE = 17, 2
 
@@ -48,8 +45,6 @@ class Plain(IterableDataset[Any]):
 
 
 class WithState(IterableDataset[Any]):
-    """A stream with a state that contains an array and a separate random generator."""
-
     def __init__(self) -> None:
         self.counts, self.draw = numpy.zeros(3000), random.Random(5)
         self.index: int | None = None
@@ -96,7 +91,6 @@ class WithIterator(IterableDataset[Any]):
 
 
 def shuffled_pipe() -> Any:
-    """Returns a pipe of torch, which the loader shards and seeds."""
     return IterableWrapper(range(SAMPLES)).shuffle().sharding_filter()
 
 

@@ -1,12 +1,12 @@
-"""A StatefulDataLoader's state has the keys of torchdata 0.11, and describes the delivered batches. Damaged states are
-refused.
-"""
+"""A StatefulDataLoader's state has the keys of torchdata 0.11, and damaged states are refused."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
+import operator
 import random
 import resource
 from collections.abc import Iterator
@@ -14,15 +14,13 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
+from torch.utils.data import DistributedSampler, get_worker_info
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import DistributedSampler, get_worker_info  # noqa: E402
-
-from going_on import Places, TakesOnce, advanced, loaded, saved  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.datasets import Counting  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: E402
+from going_on import Places, TakesOnce, advanced, loaded, saved
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import Counting
+from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +30,6 @@ def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stream(TakesOnce):
-    """A stream with a state and with shards of equal length."""
-
     length = 40
 
     def share(self) -> list[int]:
@@ -45,9 +41,6 @@ def state_after(batches: int, dataset: Any, **options: Any) -> Any:
     loader = StatefulDataLoader(dataset, batch_size=2, **options)
     advanced(loader, batches)
     return loader.state_dict()
-
-
-# -- the layout --------------------------------------------------------------------------------------------
 
 
 def test_with_workers_a_state_has_torchdata_s_keys_for_the_delivered_batches() -> None:
@@ -124,10 +117,7 @@ MAKERS: list[Any] = [
 
 
 def of_json(state: dict[str, Any]) -> dict[str, Any]:
-    """Converts a state to JSON and back, and returns the result.
-
-    JSON has no tuples, so the function converts one member back to a tuple.
-    """
+    """Returns a state after a conversion to JSON and back, in which one member becomes a tuple again."""
     state = json.loads(json.dumps(state))
     return {**state, "_torchdata_rs": tuple(state["_torchdata_rs"])}
 
@@ -154,9 +144,6 @@ def test_states_are_json_equal_small_and_the_same_in_another_run(number: int, op
         assert len(json.dumps(state)) < 1000
 
 
-# -- damage ------------------------------------------------------------------------------------------------
-
-
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
@@ -167,9 +154,7 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def damaged(state: Any, path: tuple[Any, ...], value: Any) -> Any:
     state = copy.deepcopy(state)
-    one = state
-    for key in path[:-1]:
-        one = one[key]
+    one = functools.reduce(operator.getitem, path[:-1], state)
     if value is ...:
         del one[path[-1]]
     else:

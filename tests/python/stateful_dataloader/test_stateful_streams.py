@@ -9,26 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
-
-from torch.utils.data import IterableDataset  # noqa: E402
-
-from going_on import (  # noqa: E402
-    MOMENTS,
-    WORKERS,
-    TakesOnce,
-    advanced,
-    check_goes_on,
-    epochs_of,
-    loaded,
-    plain,
-    saved,
-    with_workers,
-)
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.datasets import STREAMS, EpochAtEnd  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: E402
+from going_on import MOMENTS, WORKERS, TakesOnce, advanced, check_goes_on, epochs_of, loaded, plain, saved, with_workers
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import STREAMS, EpochAtEnd
+from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 
 @pytest.mark.parametrize(("stream", "options"), with_workers(STREAMS))
@@ -144,18 +130,6 @@ def test_abandoned_epochs_do_not_make_states_grow() -> None:
     iterator = iter(loader)
     later = loaded(StatefulDataLoader(TakesOnce(), batch_size=2), loader.state_dict())
     assert epochs_of(later, 1) == [[plain(batch) for batch in iterator]]
-
-
-def test_a_changed_dataset_state_applies_to_the_current_epoch() -> None:
-    loader = StatefulDataLoader(TakesOnce(), batch_size=None)
-    for _ in itertools.islice(loader, 2):
-        pass
-    iterator = iter(loader)
-    state = loader.state_dict()
-    assert state["dataset_state"] == {"place": 2}
-    state["dataset_state"] = {"place": 5}
-    assert list(loaded(StatefulDataLoader(TakesOnce(), batch_size=None), state)) == [5, 6, 7, 8]
-    assert next(iterator) == 0
 
 
 def test_a_worker_that_is_slow_to_begin_loses_none_of_its_items() -> None:

@@ -14,30 +14,18 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, get_worker_info
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+from pinning import pin_without_device
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader
+from waiting import wait_for
 
-from torch.utils.data import (  # noqa: E402
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    get_worker_info,
-)
-
-from pinning import pin_without_device  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-from waiting import wait_for  # noqa: E402
-
-#: Ignores torch's warning about more workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Told(Dataset[Any]):
-    """A dataset with samples that contain torch's worker info and numbers from the worker's random generators."""
-
     def __len__(self) -> int:
         return 8
 
@@ -50,8 +38,6 @@ class Told(Dataset[Any]):
 
 
 class Marking(Told):
-    """A dataset that records in a tensor of the main process which samples were read."""
-
     def __init__(self, marks: Any) -> None:
         self.marks = marks
 
@@ -72,20 +58,7 @@ class Streamed(IterableDataset[int]):
         return self.length
 
 
-class Reversed(Sampler[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.length - 1, -1, -1))
-
-
 def both(*arguments: Any, seed: int = 3, epochs: int = 2, **options: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the epochs of torch's loader and of ours. In the first epoch, the program saves states, which must not
-    change the batches."""
     found: list[list[Any]] = []
     for cls in (DataLoader, StatefulDataLoader):
         torch.manual_seed(seed)
@@ -114,7 +87,7 @@ def test_the_order_of_a_seed_is_torch_s(workers: int, seed: int) -> None:
         {"batch_size": 3, "shuffle": True},
         {"batch_size": 4, "shuffle": True, "drop_last": True, "generator": torch.Generator().manual_seed(seed)},
         {"batch_size": None, "shuffle": True},
-        {"batch_size": 2, "sampler": Reversed(11)},
+        {"batch_size": 2, "sampler": range(10, -1, -1)},
         {"sampler": RandomSampler(range(11), replacement=True, num_samples=40)},
         {"batch_sampler": [[1, 2], [3], [4, 5, 6]]},
         {"batch_size": 2, "sampler": torch.utils.data.WeightedRandomSampler([0.1, 0.5, 0.4], 7)},
@@ -139,10 +112,6 @@ def test_workers_are_seeded_and_have_worker_info_as_torch_s(persistent: bool) ->
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_start_methods_give_the_same(method: str) -> None:
-    """The test uses only one worker, because each worker imports torch.
-
-    The tensor in which the dataset records its reads is in shared memory.
-    """
     marks = torch.zeros(8, dtype=torch.int64).share_memory_()
     theirs, _ = both(Told(), batch_size=2, num_workers=1, epochs=1)
     torch.manual_seed(3)
@@ -237,7 +206,6 @@ def test_pinning_without_an_accelerator_warns_and_yields_batches() -> None:
 
 @pytest.mark.parametrize("iterable", [False, True])
 def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, iterable: bool) -> None:
-    """The test replaces the function that copies to pinned memory, so that the test needs no GPU."""
     pin_without_device(monkeypatch, lambda batch: batch + 100)
     for persistent in (False, True):
         loader = StatefulDataLoader(
@@ -264,10 +232,7 @@ def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, ite
 
 
 def test_a_pinning_thread_leaves_an_epoch_before_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test pauses the first epoch's thread after its last batch.
-
-    The thread continues when the thread of the next epoch requests its first batch.
-    """
+    """The first epoch's thread waits after its last batch until the next epoch's thread requests a batch."""
     from torchdata.stateful_dataloader import _pool
 
     pin_without_device(monkeypatch)
@@ -312,7 +277,6 @@ def test_out_of_order_a_slow_batch_delays_no_other_worker() -> None:
 
 
 def test_indices_of_any_size_reach_the_workers() -> None:
-    """The test sends many requests, each larger than the ring of requests."""
     indices = [[*range(100_000)], [7], [*range(50_000)]] * 4
     loader = StatefulDataLoader(
         range(100_000), batch_sampler=indices, num_workers=1, collate_fn=len, prefetch_factor=12
@@ -321,8 +285,6 @@ def test_indices_of_any_size_reach_the_workers() -> None:
 
 
 def test_workers_that_are_far_ahead_block_no_other_worker() -> None:
-    """The main process sends more requests than fit into the ring, while the worker's ring of results is full."""
-
     def wide(_: Any) -> Any:
         return [[1] * 40_000]
 
@@ -334,16 +296,10 @@ def test_workers_that_are_far_ahead_block_no_other_worker() -> None:
 def test_a_pipe_is_read_as_torch_reads_it() -> None:
     from torchdata.datapipes.iter import IterableWrapper
 
-    def pipe() -> Any:
-        return IterableWrapper(range(12)).shuffle().sharding_filter()
-
-    theirs, ours = [], []
-    for found, cls in ((theirs, DataLoader), (ours, StatefulDataLoader)):
-        for workers in (0, 2):
-            torch.manual_seed(5)
-            loader = cls(pipe(), batch_size=3, num_workers=workers, shuffle=True)
-            found.append([[batch.tolist() for batch in loader] for _ in range(2)])
-    assert ours == theirs
+    for workers in (0, 2):
+        pipe = IterableWrapper(range(12)).shuffle().sharding_filter()
+        theirs, ours = both(pipe, batch_size=3, num_workers=workers, shuffle=True)
+        assert ours == theirs
 
 
 class Spawned(SpawnProcess):
@@ -368,8 +324,6 @@ class Own(BaseContext):
 
 @pytest.mark.parametrize(
     ("kind", "exits", "workers"),
-    # With the process class `Spawned`, the test uses one worker and one epoch, because each spawned process imports
-    # torch.
     [(ForkProcess, "error", 2), (Spawned, "restart", 1)],
 )
 def test_a_multiprocessing_context_of_the_program_starts_workers(kind: Any, exits: Any, workers: int) -> None:

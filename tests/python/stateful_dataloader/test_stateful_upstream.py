@@ -1,4 +1,4 @@
-"""StatefulDataLoader loads states that torchdata 0.11 has saved. `upstream_states.py` has generated these states."""
+"""StatefulDataLoader loads states that torchdata 0.11 has saved with `upstream_states.py`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+from going_on import loaded
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from upstream_states import loader_of, plain
 
-from going_on import loaded  # noqa: E402
-from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from upstream_states import loader_of, plain  # noqa: E402
-
-#: Ignores torch's warning about more workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 SAVED = Path(__file__).parents[1] / "data/upstream_states.pt"
@@ -25,10 +23,7 @@ def saved() -> list[dict[str, Any]]:
 
 
 def cases(saved: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
-    """Returns the test cases that loaders with `workers` workers have saved.
-
-    For loaders with workers, returns only half of the saved states, to save time.
-    """
+    """Returns the test cases that loaders with `workers` workers have saved, or half of them with workers."""
     found = [one for one in saved if one["case"][2] == workers]
     return [one for number, one in enumerate(found) if not workers or (number + number // 4) % 2 == 0]
 

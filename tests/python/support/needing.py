@@ -1,11 +1,27 @@
 """Skips tests if the processes that they start need a missing package. The package is not imported in this process."""
 
-import importlib.util
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 
 def needs(package: str, reason: str) -> None:
     """Skips the test, or the whole file that calls this function, unless the package is installed."""
-    if importlib.util.find_spec(package) is None:
+    if find_spec(package) is None:
         pytest.skip(f"{package} is not installed: {reason}", allow_module_level=True)
+
+
+class _SkippedModule(pytest.Module):
+    def collect(self) -> Any:
+        pytest.skip("these tests need PyTorch", allow_module_level=True)
+
+
+def skips_without_torch(module_path: Path, parent: Any) -> pytest.Module | None:
+    """Skips a module of tests if PyTorch is not installed. A folder's `conftest.py` imports this hook of pytest."""
+    if find_spec("torch") is None and "without_torch" not in module_path.name:
+        return _SkippedModule.from_parent(parent, path=module_path)
+    return None

@@ -1,4 +1,4 @@
-"""Tests pipes that join by key, in addition to the tests of all pipes in `pipes_table`."""
+"""Pipes that join by key close unused streams, warn if a buffer is full, and name missing keys."""
 
 from __future__ import annotations
 
@@ -86,7 +86,6 @@ def paths(tmp_path: Path) -> list[str]:
 
 
 def joined_files(paths: list[str]) -> Any:
-    """Returns each path with its file. A reference pipe opens the files in a different order."""
     reference = FileOpener(IterableWrapper([paths[i] for i in (2, 0, 4, 1, 3)]), mode="rb")
     return IterableWrapper(paths).zip_with_iter(reference, itself, itemgetter(0), merge_fn=lambda _, pair: pair)
 

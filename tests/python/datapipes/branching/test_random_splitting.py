@@ -1,6 +1,4 @@
-"""`random_split` assigns items to children according to a seed. A program may read only one of the children, and ignore
-the other children.
-"""
+"""`random_split` assigns items to children according to a seed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Loaders resume torch's pipes over children of `fork` or `demux` by replaying items, because these pipes have no
-state.
-"""
+"""Loaders resume torch's pipes over children of `fork` or `demux` by replaying items."""
 
 from __future__ import annotations
 
@@ -52,7 +50,6 @@ def over_the_second(children: list[Any]) -> Any:
 
 
 def left_in_the_middle(count: int) -> Any:
-    """Returns a fork over a replayed pipe. Each epoch ends before the second child of the fork is read to its end."""
     first, second = UnstatedPairs(numbers(9).shuffle()).fork(2)
     return torchs.Concater(first.concat(second.shuffle()), numbers(2)).map(small).header(count)
 
@@ -95,7 +92,7 @@ def test_seeds_that_are_set_after_a_load_apply_to_passes_that_start_again(
     seeded = numbers(1).concat(build())
     seed(seeded, 1)
     list(islice(iter(seeded), count + 1))
-    iterator = iter(seeded)  # the new iteration has not begun to read the fork
+    iterator = iter(seeded)
     state = save_state(seeded)
     seed(seeded, 2)
     rest = list(iterator)

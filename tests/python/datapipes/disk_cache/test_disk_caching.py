@@ -1,7 +1,4 @@
-"""The on-disk cache stores items, checks files, handles bad input, and deletes unfinished files.
-
-All tests use one process.
-"""
+"""Within one process, the on-disk cache stores items, checks files, and deletes unfinished files."""
 
 from __future__ import annotations
 
@@ -169,15 +166,10 @@ def test_items_that_the_section_drops_yield_nothing_and_block_no_process(tmp_pat
     assert names(cached(tmp_path, "abcd")) == ["a", "b", "c", "d"]
 
 
-@pytest.fixture
-def small_limits(monkeypatch):
-    """Lowers both limits of a cached section, so that a few items exceed the limits."""
-    for name in ("_AHEAD", "_LOCKED"):
-        monkeypatch.setattr(section, name, 2)
-
-
 @pytest.mark.parametrize("between", ["in batches", "shuffled", "read ahead", "filtered"])
-def test_sections_that_read_far_ahead_lose_nothing(tmp_path, small_limits, between):
+def test_sections_that_read_far_ahead_lose_nothing(tmp_path, monkeypatch, between):
+    monkeypatch.setattr(section, "_AHEAD", 2)
+    monkeypatch.setattr(section, "_LOCKED", 2)
     wanted = [str(i) for i in range(40)]
     far = {
         "in batches": lambda pipe: pipe.batch(16).unbatch(),
@@ -250,16 +242,13 @@ def test_items_that_are_no_pairs_or_have_no_path_are_named(tmp_path):
         list(IterableWrapper(["a"]).on_disk_cache(lambda name: []).map(Maker()).end_caching())
 
 
-# Checks -----------------------------------------------------------------------------------------------------------
-
-
 def sums(folder, kind="sha256", **contents):
     return {str(folder / name): hashlib.new(kind, text.encode()).hexdigest() for name, text in contents.items()}
 
 
 @pytest.mark.parametrize("kind", ["sha256", "md5"])
 def test_a_file_with_another_checksum_is_recreated(tmp_path, kind):
-    hashes = sums(tmp_path, kind, t="grün")  # text is hashed as it is in the file
+    hashes = sums(tmp_path, kind, t="grün")
     text = cached(tmp_path, "t", lambda path: (path, ["gr", "ün"]), mode="t", hash_dict=hashes, hash_type=kind)
     assert names(text) == ["t"]
     (tmp_path / "t").unlink()
@@ -295,9 +284,6 @@ def test_a_file_that_the_users_check_refuses_is_recreated(tmp_path):
     (tmp_path / "b").write_text("good")
     list(cached(tmp_path, "ab", extra_check_fn=os.path.getsize))
     assert content(tmp_path) == {**made("a"), "b": "good"}
-
-
-# Failures -------------------------------------------------------------------------------------------------------
 
 
 def test_a_source_or_a_pipe_that_raises_leaves_nothing_and_the_next_epoch_continues(tmp_path):

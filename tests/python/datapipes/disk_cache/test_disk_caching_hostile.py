@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import signal
 import stat
 import warnings
 from pathlib import Path
@@ -22,25 +21,8 @@ from torchdata.datapipes.iter.streams.atomic_files import create_anew, digest_of
 __all__ = ["no_lock_is_left"]
 
 
-@pytest.fixture(autouse=True)
-def nothing_hangs():
-    """Fails a test after 30 seconds, because opening a named pipe waits forever if no other process opens the pipe."""
-
-    def ring(*_):
-        raise AssertionError("it hangs")
-
-    previous = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(30)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, previous)
-
-
 def unpacking(folder, files, **options):
-    """Returns a cached section, and a list that records the calls of its function.
-
-    The section converts the item `pack` to several files. `files` maps the paths of these files to their contents.
-    """
+    """Returns a cached section that converts the item `pack` to several files, and the calls of its function."""
     calls = []
 
     def unpack(path):
@@ -49,9 +31,6 @@ def unpacking(folder, files, **options):
 
     item = os.path.join(folder, "pack")
     return IterableWrapper([item]).on_disk_cache(**options).flatmap(unpack).end_caching(), calls
-
-
-# --------------------------------------------------------------------------------------------------------------- names
 
 
 def test_a_newline_in_the_name_of_a_member_names_no_other_file(tmp_path):
@@ -118,9 +97,6 @@ def test_a_key_with_parent_folders_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="climbs by"):
         list(pipe)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-# --------------------------------------------------------------------------------------------------------------- lists
 
 
 @pytest.mark.parametrize("way", ["absolute", "climbing", "link to a file", "link to a folder", "folder", "pipe"])
@@ -211,9 +187,6 @@ def test_folders_that_are_reached_by_links_and_relative_paths_are_the_same_folde
     assert calls == []
 
 
-# -------------------------------------------------------------------------------------------------------------- damage
-
-
 @pytest.mark.parametrize("how", ["hash_dict", "extra_check_fn"])
 @pytest.mark.parametrize("folder_item", [False, True])
 def test_damaged_members_are_recreated_like_single_files(tmp_path, how, folder_item):
@@ -237,11 +210,8 @@ def test_damaged_members_are_recreated_like_single_files(tmp_path, how, folder_i
     if how == "hash_dict":
         assert list(pipe) == [*paths]
     else:
-        with pytest.raises(KeyError):  # the cache calls the user's function, which raises this error
+        with pytest.raises(KeyError):
             list(pipe)
-
-
-# ------------------------------------------------------------------------------------ malicious files in the folder
 
 
 def test_a_link_under_a_predictable_name_does_not_truncate_a_file(tmp_path):

@@ -29,10 +29,7 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def start():
-    """Returns a function that runs its argument in a forked process.
-
-    After the test, the fixture kills processes that are still running.
-    """
+    """Returns a function that runs its argument in a forked process, which is killed after the test."""
     processes = []
 
     def run(function, *args):
@@ -199,13 +196,6 @@ def test_a_killed_writer_blocks_nobody_and_another_makes_the_file(folder, result
 
 
 def test_a_process_that_waits_for_a_killed_writer_continues_at_once(folder, results, start):
-    def hang():
-        def maker(path):
-            results.note("writing")
-            time.sleep(600)
-
-        list(cached(folder, "ab", maker))
-
     def wait():
         def maker(path):
             results.note(f"made {os.path.basename(path)}")
@@ -213,8 +203,7 @@ def test_a_process_that_waits_for_a_killed_writer_continues_at_once(folder, resu
 
         results.note("got", names(cached(folder, "ab", maker)))
 
-    writer = start(hang)
-    wait_for(lambda: results.has("writing"))
+    writer = hanging_writer(folder, results, start)
     waiter = start(wait)
     wait_for(lambda: results.has("made b"))  # the waiting process creates other files meanwhile
     assert not results.has("made a")
@@ -226,8 +215,6 @@ def test_a_process_that_waits_for_a_killed_writer_continues_at_once(folder, resu
 
 
 def hanging_writer(folder, results, start):
-    """Starts a process that begins to create the cached file "a", and then hangs."""
-
     def hang():
         def maker(path):
             results.note("writing")
@@ -294,8 +281,6 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_a_cache_that_the_next_lo
 
 
 def resting_after_one(folder, results, build):
-    """Reads the first path of a pipeline, waits until the test allows the pipeline to continue, and reads the remaining
-    paths."""
     paths = iter(build())
     results.note("first", names([next(paths)]))
     wait_for(lambda: results.has("go on"))
@@ -413,25 +398,6 @@ def test_a_forked_child_does_not_keep_the_locks_of_its_exited_parent(folder, res
     finally:
         os.kill(child, signal.SIGKILL)
         wait_for(lambda: is_gone(child))
-
-
-# Locks ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_lock_excludes_others_until_it_is_released(folder, start):
-    path = str(folder / "a")
-
-    def try_to_lock(expected):
-        os._exit(0 if is_free(path) == expected else 1)
-
-    lock = locks.acquire(path)
-    assert locks.acquire(path) is None
-    assert is_free(folder / "b")
-    assert finished(start(try_to_lock, False)) == 0
-    lock.release()
-    lock.release()
-    assert finished(start(try_to_lock, True)) == 0
-    assert os.listdir(folder) == []
 
 
 def test_a_lock_of_a_file_that_was_removed_while_it_was_opened_is_not_trusted(folder, start, monkeypatch):

@@ -11,19 +11,17 @@ from pathlib import Path
 import pytest
 
 from cache_checks import Maker, archives, cached, content, is_free, made, names, no_lock_is_left, unsharded
+from random_graphs.users import Passing
 from resuming import with_state
 from stream_checks import open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import CacheTimeout
 from torchdata.dataloader2.graph import list_dps, traverse_dps
-from torchdata.datapipes.iter import EndOnDiskCacheHolder, IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import EndOnDiskCacheHolder, IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks
 from torchdata.datapipes.state import save_state
 
 __all__ = ["no_lock_is_left"]
-
-
-# Several caches in one process -------------------------------------------------------------------------------
 
 
 def test_a_branch_does_not_wait_for_the_buffered_items_of_another_branch_in_its_thread(tmp_path):
@@ -71,29 +69,16 @@ def test_threads_that_need_the_same_files_create_each_once(tmp_path):
     assert sorted(maker.made) == sorted(wanted)
 
 
-# State ------------------------------------------------------------------------------------------------------------
-
-
-class Plain(IterDataPipe):
-    """A user-defined pipe without a state. To resume, a loader replays the items of the pipe."""
-
-    def __init__(self, source):
-        self.source = source
-
-    def __iter__(self):
-        yield from self.source
-
-
 BETWEEN = {
     "alone": lambda pipe: pipe,
     "in batches": lambda pipe: pipe.batch(3).unbatch(),
     "shuffled": lambda pipe: pipe.shuffle(buffer_size=3).set_seed(1),
     "read ahead": lambda pipe: pipe.prefetch(2),
-    "without state": Plain,
+    "without state": Passing,
 }
 
 
-@pytest.mark.parametrize(("between", "there"), [*((between, "bc") for between in BETWEEN.values()), (Plain, "")])
+@pytest.mark.parametrize(("between", "there"), [*((between, "bc") for between in BETWEEN.values()), (Passing, "")])
 def test_a_cold_cache_is_restored_at_every_position(tmp_path, between, there):
     def build(folder):
         folder.mkdir(exist_ok=True)
@@ -166,9 +151,6 @@ def test_a_file_that_vanished_after_a_state_was_saved_is_recreated(tmp_path):
     (tmp_path / "b").unlink()
     assert names(with_state(cached(tmp_path, "abc"), state)) == ["b", "c"]
     assert content(tmp_path) == made("a", "b", "c")
-
-
-# With a loader ----------------------------------------------------------------------------------------------------
 
 
 @unsharded

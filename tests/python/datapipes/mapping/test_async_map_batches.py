@@ -21,8 +21,6 @@ from torchdata.datapipes.state import save_state
 
 
 class Watch:
-    """A coroutine function that records its event loops and threads, and how many of its calls run concurrently."""
-
     def __init__(self) -> None:
         self.loops: list[asyncio.AbstractEventLoop] = []
         self.threads: set[int] = set()

@@ -30,24 +30,19 @@ def with_warnings(pipe: Any) -> tuple[list[Any], list[str]]:
     ("pipe", "expected"),
     [
         (over((1, 2, 3)).drop([0, 2]), [(2,)]),
-        (over([1, 2, 3]).drop(1), [[1, 3]]),
         (over({"a": 1, "b": 2}).drop(["a"]), [{"b": 2}]),
-        (over((1, 2)).drop([]), [(1, 2)]),
         (over(Point(1, 2)).drop(0), [(2,)]),
         (over((1,), (1, 2), [1, 2, 3]).drop(0), [(), (2,), [2, 3]]),
         (over({(0, 1): 5, 1: 3}).drop((0, 1)), [{1: 3}]),
-        (over((0, 1, 2, 3)).slice(1), [(1, 2, 3)]),
         (over([0, 1, 2, 3]).slice(-2), [[2, 3]]),
         (over([0, 1, 2, 3]).slice(None, None, 2), [[0, 2]]),
         (over([0, 1, 2, 3]).slice([3, 1, 1]), [[1, 3]]),
         (over((0, 1), (0, 1, 2)).slice([]), [(), ()]),
         (over({"a": 1, "b": 2}).slice("a"), [{"a": 1}]),
-        (over({"a": 1, "b": 2}).slice(["b", "a"]), [{"a": 1, "b": 2}]),
         (over((0, (1, 2), [3, (4,)])).flatten(), [(0, 1, 2, 3, (4,))]),
         (over([0, (1, 2), [3]]).flatten([]), [[0, 1, 2, 3]]),
         (over(((0,), (1, 2), [3])).flatten([2, 0]), [(0, (1, 2), 3)]),
         (over(((0,), (1, 2))).flatten(0), [(0, (1, 2))]),
-        (over(((0,), (1, 2))).flatten([0]), [(0, (1, 2))]),
         (over("ab").flatten(), [["a", "b"]]),
         (over({"a": 1, "b": {"c": 2, "d": {"e": 3}}}).flatten(), [{"a": 1, "c": 2, "d": {"e": 3}}]),
         (over({"a": {"x": 1}, "b": {"c": 2}}).flatten("b"), [{"a": {"x": 1}, "c": 2}]),
@@ -64,23 +59,19 @@ def test_columns_of_tuples_lists_and_dicts_are_chosen_without_a_warning(pipe: An
     ("pipe", "expected", "message"),
     [
         (over((1, 2)).drop(5), (1, 2), "not present"),
-        (over((1, 2)).drop(-1), (1, 2), "not present"),
         (over({"a": 1}).drop(["a", "b"]), {}, "not present"),
         (over("ab").drop(0), "ab", "not a tuple, list or dict"),
         (over([0, 1]).slice([0, 9]), [0], "not present"),
-        (over([0, 1]).slice([-1]), [], "not present"),
-        (over({"a": 1}).slice(["a", "z"]), {"a": 1}, "not present"),
         (over({"a": 1}).slice("c"), {"a": 1}, "no key 'c'"),
         (over({"a": 1}).slice(0, 1), {"a": 1}, "not sliced by position"),
         (over(5).slice(0, 2), 5, "not a tuple, list or dict"),
         (over((0, (1, 2))).flatten(7), (0, (1, 2)), "not present"),
         (over({"x": {"a": 2}}).flatten("z"), {"x": {"a": 2}}, "not present"),
         (over({"a": 1, "b": {"a": 2, "d": 3}}).flatten(), {"a": 1, "d": 3}, "key 'a' already"),
-        (over({"b": {"b": 2, "d": 3}}).flatten(), {"d": 3}, "key 'b' already"),
     ],
 )
 def test_missing_columns_cause_a_warning_and_items_pass_without_them(pipe: Any, expected: Any, message: str) -> None:
-    for count in (1, 2):  # every item that lacks a column is warned of
+    for count in (1, 2):
         items, messages = with_warnings(pipe.cycle(count))
         assert items == [expected] * count
         assert len(messages) == count
@@ -105,12 +96,10 @@ def test_stop_and_step_next_to_a_list_of_columns_cause_a_warning_at_the_construc
         (over((1, 2)).flatten("a"), TypeError, "Flattener: an item of type tuple has no column 'a'"),
         (over(5).flatten(), TypeError, "not iterable"),
         (over([[1, 2]]).rows2columnar(["a"]), IndexError, "Rows2Columnar: a row has more than the 1 columns"),
-        (over([[1, 2]]).rows2columnar(), IndexError, "Rows2Columnar"),
         (over([{"a": 1}]).rows2columnar(["b"]), KeyError, "Rows2Columnar: a row has no column 'b'"),
         (over(5).rows2columnar(), TypeError, "not iterable"),
         (over({"a": 1}, 5).add_index(), NotImplementedError, "IndexAdder: We only support .* in dict type, but got 5"),
         (over(5).lines_to_paragraphs(), TypeError, "ParagraphAggregator expects pairs"),
-        (over(("a", "b", "c")).lines_to_paragraphs(), TypeError, "ParagraphAggregator expects pairs"),
         (over(5).shard_expand(), TypeError, "ShardExpander expects names"),
         (over(5).map_batches(lambda batch: None, 2), TypeError, "BatchMapper: fn must return an iterable"),
     ],
@@ -141,10 +130,8 @@ def test_the_joiner_decides_what_a_paragraph_is() -> None:
     ("name", "expected"),
     [
         ("plain.tar", ["plain.tar"]),
-        ("a{0..2}", ["a0", "a1", "a2"]),
         ("a{00..02}b", ["a00b", "a01b", "a02b"]),
         ("{007..010}", ["007", "008", "009", "010"]),
-        ("{8..11}", ["8", "9", "10", "11"]),
         ("{0..10}", [str(number) for number in range(11)]),
         ("{0..1}-{08..09}", ["0-08", "0-09", "1-08", "1-09"]),
         ("{{0..1}{a..b}}", ["{0{a..b}}", "{1{a..b}}"]),
@@ -164,8 +151,7 @@ def test_an_error_names_an_invalid_range(name: str) -> None:
 
 
 class Counting(IterDataPipe[Any]):
-    def __init__(self) -> None:
-        self.begun = 0
+    begun = 0
 
     def __iter__(self) -> Any:
         self.begun += 1

@@ -23,7 +23,6 @@ IMAGE = b"P6 2 2 255 " + bytes(12)
 
 
 def lines_of(pipe: Any, log: Any) -> list[dict[str, Any]]:
-    """Runs a pipeline to its end with `on_error("skip")`, and returns the entries of the error log."""
     list(pipe.on_error("skip", log=log))
     return [json.loads(line) for line in log.read_text().splitlines()]
 

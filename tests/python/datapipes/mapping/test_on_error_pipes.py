@@ -18,7 +18,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
 
-#: The items at which pipes must raise.
 BAD = {3, 4, 11}
 
 
@@ -33,10 +32,6 @@ async def awaited(item: int) -> int:
 
 
 def many(item: int) -> Any:
-    """Yields two items per source item.
-
-    If the source item is in `BROKEN`, the function raises an error instead of yielding the second item.
-    """
     yield item
     whole(item)
     yield item + 100
@@ -82,7 +77,6 @@ def pieces(*columns: list[Any]) -> Any:
 
 
 def tokens(item: Any) -> Any:
-    """Returns the column of a row or a frame as a list."""
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 

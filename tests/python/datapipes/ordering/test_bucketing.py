@@ -1,4 +1,4 @@
-"""Tests pipes that batch similar items, in addition to the tests of all pipes in `pipes_table`."""
+"""Pipes that batch similar items create the batches of torchdata 0.9, and keep within their limits."""
 
 from __future__ import annotations
 
@@ -130,7 +130,6 @@ def test_items_that_cannot_be_compared_are_bucketized_by_their_lengths_alone() -
 
 
 def buckets_of_files(folder: Path) -> Any:
-    """Returns batches of files. The pipe uses the length of the file's name as the length of an item."""
     files = FileOpener(IterableWrapper(sorted(map(str, folder.iterdir()))), mode="rb")
     return files.max_token_bucketize(9, len_fn=lambda item: len(Path(item[0]).name), buffer_size=3)
 

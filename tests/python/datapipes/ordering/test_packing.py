@@ -1,4 +1,4 @@
-"""Tests pipes that pack sequences into rows, in addition to the tests of all pipes in `pipes_table`."""
+"""Pipes that pack sequences into rows fill the rows, and keep the sequences whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ METHODS = ["first_fit", "in_order", "cut"]
 
 
 def sequences(number: int, longest: int = 90, seed: int = 1) -> list[list[int]]:
-    """Returns random sequences, in which no token occurs twice."""
     dice = random.Random(seed)
     tokens = iter(range(number * longest))
     return [[next(tokens) for _ in range(dice.randint(0, longest))] for _ in range(number)]

@@ -1,7 +1,4 @@
-"""Workers distribute the indices of a dataset before they load the items.
-
-Each item is loaded once, and the order does not change.
-"""
+"""Workers distribute the indices of a dataset before they load the items."""
 
 from __future__ import annotations
 
@@ -13,11 +10,12 @@ from typing import Any
 import pytest
 
 from process_checks import loader
+from random_graphs.users import Passing
 from resuming import with_state
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.graph import traverse_dps
 from torchdata.dataloader2.graph.settings import apply_sharding
-from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe, Mapper, Shuffler
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, Mapper, Shuffler
 from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
 from torchdata.datapipes.state import save_state
 
@@ -41,7 +39,6 @@ class Recorded:
         return 10 * index
 
     def loaded(self) -> list[int]:
-        """Returns the indices that were loaded since the last call."""
         found = [*map(int, self.path.read_text().split())] if self.path.exists() else []
         self.path.unlink(missing_ok=True)
         return sorted(found)
@@ -58,16 +55,6 @@ def plus_one(item: int) -> int:
 
 def is_even(item: int) -> bool:
     return item % 20 == 0
-
-
-class Whole(IterDataPipe):
-    """A pipe that hides its source from a filter, so that the filter reads items instead of indices."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
 
 
 class MyShuffler(Shuffler):
@@ -90,7 +77,6 @@ class Squares(MapDataPipe):
         return len(self.source)
 
 
-#: Pipelines over a dataset in which the sharding filter receives indices instead of items.
 BY_INDEX: dict[str, Callable[[Any], Any]] = {
     "by index": lambda s: SequenceWrapper(s).to_iter_datapipe(),
     "some indices": lambda s: SequenceWrapper(s).to_iter_datapipe(indices=[5, 3, 8, 1, 0]),
@@ -123,7 +109,7 @@ BY_ITEM: dict[str, Callable[[Any], Any]] = {
 )
 def test_each_item_is_loaded_once_by_all_workers_and_is_unchanged(kind: str, workers: int, recorded: Recorded) -> None:
     orders = []
-    for hide in (Whole, lambda pipe: pipe):
+    for hide in (Passing, lambda pipe: pipe):
         with loader(hide(BY_INDEX[kind](recorded)).sharding_filter(), workers) as loading:
             loading.seed(4)
             recorded.loaded()
@@ -132,7 +118,7 @@ def test_each_item_is_loaded_once_by_all_workers_and_is_unchanged(kind: str, wor
                 epochs.append(list(loading))
                 loaded = recorded.loaded()
                 whole = sorted(set(loaded))
-                assert loaded == (sorted(whole * workers) if hide is Whole else whole)
+                assert loaded == (sorted(whole * workers) if hide is Passing else whole)
             orders.append(epochs)
     assert orders[0] == orders[1]
 
@@ -140,7 +126,7 @@ def test_each_item_is_loaded_once_by_all_workers_and_is_unchanged(kind: str, wor
 @pytest.mark.parametrize("build", BY_ITEM.values(), ids=BY_ITEM)
 def test_shares_are_unchanged_if_a_pipe_inspects_items(build: Callable[[Any], Any], recorded: Recorded) -> None:
     orders = []
-    for hide in (Whole, lambda pipe: pipe):
+    for hide in (Passing, lambda pipe: pipe):
         with loader(hide(build(recorded)).sharding_filter(), 2) as loading:
             loading.seed(4)
             orders.append([list(loading), list(loading)])
@@ -164,7 +150,7 @@ def filtered_twice(source: Any) -> Any:
     "build", [lambda s: s.sharding_filter(), filtered_twice], ids=["one filter", "one for each group"]
 )
 def test_ranks_and_their_workers_load_their_shares(build: Callable[[Any], Any], recorded: Recorded) -> None:
-    for hide in (Whole, lambda pipe: pipe):
+    for hide in (Passing, lambda pipe: pipe):
         shares = []
         for rank in range(2):
             for worker in range(3):
@@ -175,7 +161,7 @@ def test_ranks_and_their_workers_load_their_shares(build: Callable[[Any], Any], 
                     shuffler.set_seed(rank)
                 shares.append(list(pipe))
         loaded = recorded.loaded()
-        if hide is Whole:
+        if hide is Passing:
             expected = shares
     assert shares == expected
     assert loaded == [*range(COUNT)]

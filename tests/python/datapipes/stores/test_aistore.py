@@ -41,7 +41,6 @@ def cluster():
 
 @pytest.fixture
 def deaf():
-    """Yields the URL of a cluster that accepts connections, but never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 

@@ -151,7 +151,7 @@ def test_options_are_passed_to_open(folder):
 )
 def test_data_are_saved_and_the_url_is_yielded(tmp_path, memory, start, mode, data):
     target = f"{start}{tmp_path}/file"
-    for _ in range(2):  # the second time, the file is replaced
+    for _ in range(2):
         assert list(FSSpecSaver([("file", data)], mode, lambda name: f"{start}{tmp_path}/{name}")) == [target]
         [(_, stream)] = FSSpecFileOpener([target], "rb")
         assert stream.read() == (data.encode() if mode == "w" else data)
@@ -203,8 +203,6 @@ def test_data_that_do_not_fit_the_mode_are_refused_before_anything_is_written(tm
 
 
 class Uploads(AbstractFileSystem):
-    """A file system that accepts uploads, and fails in the middle of an upload."""
-
     protocol = "uploads"
     done: list[str] = []  # noqa: RUF012
 
@@ -265,11 +263,8 @@ def test_two_forked_workers_share_the_files_after_the_parent_read_them(folder, s
     pipe = FSSpecFileLister(root, "*.txt").sharding_filter().open_files_by_fsspec(mode="rb")
     expected = [read(item) for item in pipe]
     assert len(expected) >= 3
-    workers = loader(pipe.map(name_and_content))
-    try:
+    with loader(pipe.map(name_and_content)) as workers:
         found = list(workers)
-    finally:
-        workers.shutdown()
     assert sorted(item[:2] for item in found) == sorted(expected)
     assert len({pid for *_, pid in found}) == 2
     assert [read(item) for item in pipe] == expected

@@ -48,7 +48,6 @@ def _offline(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Returns a folder with a dataset: one split, which consists of two files."""
     data = tmp_path / "data"
     data.mkdir()
     for number, rows in enumerate((ROWS[:3], ROWS[3:])):
@@ -99,12 +98,8 @@ def test_damaged_rows_raise_an_error_and_the_pipe_can_continue(folder):
 
 
 def test_two_workers_share_the_rows(folder):
-    dl = loader(HuggingFaceHubReader(str(folder)).sharding_filter(MULTIPROCESSING))
-    try:
-        for _ in range(2):
-            assert list(dl) == ROWS
-    finally:
-        dl.shutdown()
+    with loader(HuggingFaceHubReader(str(folder)).sharding_filter(MULTIPROCESSING)) as workers:
+        assert [list(workers), list(workers)] == [ROWS] * 2
 
 
 def test_a_worker_of_torch_yields_all_rows(folder, monkeypatch):

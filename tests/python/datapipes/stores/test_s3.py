@@ -23,6 +23,7 @@ from stream_checks import check_restore, open_files, read
 from torchdata.datapipes.iter import S3FileLister, S3FileLoader
 from torchdata.datapipes.iter.stores.s3_object import PART_SIZE, S3Recipe
 from torchdata.datapipes.state import load_state, save_state
+from waiting import check_in_forked_child
 
 
 @pytest.fixture(scope="module")
@@ -269,8 +270,6 @@ def name_and_content(pair):
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_two_workers_share_the_objects_after_the_parent_used_s3(client, method):
     expected = [(f"s3://first/{key}", content) for key, content in sorted(FOLDER.items())]
-    # The test passes its options as arguments, because a fork server has the environment variables of the test that
-    # started the server.
     options = {
         "endpoint_url": client.meta.endpoint_url,
         "config": {"access_key_id": "test", "secret_access_key": "test"},
@@ -279,15 +278,12 @@ def test_two_workers_share_the_objects_after_the_parent_used_s3(client, method):
     pipe = S3FileLister(["s3://first/train/"], **options).sharding_filter().load_files_by_s3(**options)
     assert [read(item) for item in pipe] == expected
     kept = next(iter(S3FileLoader(["s3://large/object"])))  # keeps a response that was not read to its end
-    workers = loader(pipe.map(name_and_content), multiprocessing_context=method)
-    try:
+    with loader(pipe.map(name_and_content), multiprocessing_context=method) as workers:
         for _ in range(2):
             found = list(workers)
             assert sorted((url, content) for url, content, _ in found) == expected
             assert len({pid for *_, pid in found} - {os.getpid()}) == 2
-            assert [read(item) for item in pipe] == expected, "the parent goes on with it"
-    finally:
-        workers.shutdown()
+            assert [read(item) for item in pipe] == expected, "the parent process can still read"
     assert kept[1].read() == LARGE
 
 
@@ -295,22 +291,16 @@ def test_a_forked_child_of_a_forked_child_reads_and_so_does_a_stream_that_it_inh
     [(_, inherited)] = S3FileLoader(["s3://large/object"])
     expected = listed("s3://first/train/")
 
+    def lists():
+        assert listed("s3://first/train/") == expected
+
     def works():
-        return listed("s3://first/train/") == expected and inherited.read(10) == LARGE[:10]
+        lists()
+        assert inherited.read(10) == LARGE[:10]
 
-    def forked(function):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                code = 0 if function() else 2
-            finally:
-                os._exit(code)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-    assert forked(lambda: works() and forked(lambda: listed("s3://first/train/") == expected))
-    assert forked(lambda: forked(works)), "also where the child between used nothing"
-    assert works()
+    check_in_forked_child(lambda: (works(), check_in_forked_child(lists)))
+    check_in_forked_child(lambda: check_in_forked_child(works))
+    works()
 
 
 def test_a_forked_child_can_exit_as_python_does():

@@ -1,6 +1,4 @@
-"""If URLs, keys, servers, credentials, settings or arguments are wrong, S3FileLister and S3FileLoader explain the
-error.
-"""
+"""S3FileLister and S3FileLoader explain errors of URLs, servers, credentials and arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +30,6 @@ pytestmark = pytest.mark.usefixtures("client")
 
 @pytest.fixture
 def deaf():
-    """Yields the URL of a server that accepts connections, but never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -109,7 +106,6 @@ def test_a_server_that_does_not_exist_is_an_error_that_names_it(make):
 
 @pytest.fixture
 def stalling():
-    """Yields the URL of a server that begins to send an object, and then sends nothing more."""
     head = (
         b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n"
         b'ETag: "x"\r\nLast-Modified: Sat, 01 Jan 2000 00:00:00 GMT\r\n\r\nbegin'
@@ -168,9 +164,7 @@ def test_objects_that_may_not_be_read_are_an_error_that_names_them(client):
 
 @pytest.fixture
 def asked():
-    """Yields a function that lists a bucket. The function returns the access key, region and token of the request, or
-    None if the request is not signed.
-    """
+    """Yields a function that lists a bucket, and returns the access key, region and token of the request."""
     seen = []
 
     class Server(BaseHTTPRequestHandler):

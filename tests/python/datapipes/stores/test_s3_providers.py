@@ -1,7 +1,4 @@
-"""S3FileLister and S3FileLoader read from Google Cloud Storage and Azure.
-
-Local servers imitate the protocol of each provider.
-"""
+"""S3FileLister and S3FileLoader read from local servers that imitate Google Cloud Storage and Azure."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ BLOB = (
 
 
 class Azure(BaseHTTPRequestHandler):
-    """A server that answers listings and range requests for the container `first`, like Azure Blob Storage."""
-
     def do_GET(self):
         url = urlsplit(self.path)
         name, prefix = unquote(url.path).removeprefix("/first/"), parse_qs(url.query).get("prefix", [""])[0]
@@ -70,9 +65,7 @@ def azure():
 
 @pytest.fixture
 def google():
-    """Runs a local S3 server instead of Google's server. Google's XML interface differs from S3 only in its
-    signatures.
-    """
+    """Runs a local S3 server in place of Google's server, which differs from S3 only in its signatures."""
     with serving() as client:
         everybody = {"Effect": "Allow", "Principal": "*", "Action": "s3:*", "Resource": "arn:aws:s3:::first*"}
         policy = json.dumps({"Version": "2012-10-17", "Statement": everybody})
@@ -92,10 +85,7 @@ def test_objects_of_another_provider_are_listed_and_read_here_and_in_workers_and
         return pipe.load_files_by_s3(**options)
 
     assert check_restore(build, sockets=False) == expected
-    workers = loader(build().map(read))
-    try:
+    with loader(build().map(read)) as workers:
         assert sorted(workers) == expected
-    finally:
-        workers.shutdown()
     with pytest.raises(FileNotFoundError, match=rf"{scheme}://first/missing.*no such object"):
         list(S3FileLoader([f"{scheme}://first/missing"], **options))

@@ -25,7 +25,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Returns a folder with three files of ten rows in row groups of four, and one file without rows."""
     for number in range(3):
         pyarrow.parquet.write_table(
             table(10 * number, 10 * number + 10), tmp_path / f"{number}.parquet", row_group_size=4
@@ -146,7 +145,6 @@ def test_row_groups_without_rows_yield_nothing_and_states_pass_over_them(tmp_pat
 
 
 def test_only_the_columns_that_are_asked_for_are_read(folder: Path) -> None:
-    """The test overwrites the column that is not requested with random bytes, so reading this column would fail."""
     path = folder / "1.parquet"
     chunk = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(1)
     assert chunk.path_in_schema == "b"

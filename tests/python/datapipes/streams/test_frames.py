@@ -26,7 +26,6 @@ NAMES = ["number", "letter", "share"]
 
 
 def rows_of(frame: Any) -> list[tuple[Any, ...]]:
-    """Returns the rows of a data frame of any library, with None for missing values."""
     if isinstance(frame, pyarrow.Table):
         return [tuple(row.values()) for row in frame.to_pylist()]
     if isinstance(frame, polars.DataFrame):
@@ -46,13 +45,9 @@ def table(start: int, stop: int) -> pyarrow.Table:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """Returns a folder with three files: five rows in groups of two, no rows, and three rows in one group."""
     for name, rows in (("a", table(0, 5)), ("b", table(5, 5)), ("c", table(5, 8))):
         pyarrow.parquet.write_table(rows, tmp_path / f"{name}.parquet", row_group_size=2 if name == "a" else 10)
     return str(tmp_path)
-
-
-# -- DataFrameMaker --------------------------------------------------------------------------------
 
 
 @each_library
@@ -184,9 +179,6 @@ def test_rows_that_make_no_frame_are_named(
     assert "DataFrameMaker" in str(caught.value)
 
 
-# -- ParquetDataFrameLoader ------------------------------------------------------------------------
-
-
 @each_library
 def test_there_is_one_frame_per_row_group_of_paths_and_of_streams(library: str, folder: str) -> None:
     before = open_files()
@@ -220,16 +212,9 @@ def test_missing_files_and_items_that_are_not_files_are_named(tmp_path: Path) ->
         list(IterableWrapper([3]).load_parquet_as_df())
 
 
-class OneWay(io.RawIOBase):
-    """A stream that cannot seek backward, like a network stream."""
-
-    def readable(self) -> bool:
-        return True
-
-
 def test_a_stream_that_cannot_seek_is_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"'far'.*cannot seek.*BytesIO"):
-        list(IterableWrapper([("far", OneWay())], deepcopy=False).load_parquet_as_df())
+        list(IterableWrapper([("far", io.RawIOBase())], deepcopy=False).load_parquet_as_df())
 
 
 @pytest.mark.parametrize("size", [None, 30_000])
@@ -250,11 +235,8 @@ def test_memory_holds_one_row_group_and_one_item(size: int | None, tmp_path: Pat
     assert max(sizes) < 6 * numbers.nbytes
 
 
-# -- pipes in workers, and pipes without the optional libraries ------------------------------------
-
-
 def frames_of(pipe: Any, method: str) -> list[Any]:
-    """Reads a pipe in workers. With spawn, there is only one worker, because each worker imports all libraries."""
+    """Reads a pipe in workers. With spawn, one worker suffices, because each worker imports all libraries."""
     service = MultiProcessingReadingService(1 if method == "spawn" else 2, multiprocessing_context=method)
     with DataLoader2(pipe, reading_service=service) as loader:
         assert [rows_of(frame) for frame in loader] == [rows_of(frame) for frame in loader]
@@ -284,6 +266,6 @@ def test_large_frames_from_workers_stay_what_they_are_while_others_follow(make: 
         frames = list(loader)
     for number, frame in enumerate(frames):
         assert (frame["n"].to_numpy() == np.arange(LARGE) + number).all()
-        if make is pandas.DataFrame:  # a frame can be changed
+        if make is pandas.DataFrame:
             frame.loc[0, "n"] = -1
             assert frame["n"].iloc[:2].tolist() == [-1, 1 + number]

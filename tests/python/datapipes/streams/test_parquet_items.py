@@ -47,9 +47,6 @@ def one(column: Any, **options: Any) -> Any:
     return item["c"]
 
 
-# -- items of this many rows -------------------------------------------------------------------------
-
-
 @each_library
 def test_items_have_so_many_rows_across_row_groups_but_not_across_files(library: str, tmp_path: Path) -> None:
     for name, start, stop in (("a", 0, 7), ("b", 7, 7), ("c", 7, 9)):
@@ -98,8 +95,6 @@ def test_any_files_yield_all_rows_in_order_and_are_restored_anywhere(
 def test_a_restored_pipe_reads_no_row_group_before_the_one_at_which_it_resumes(
     size: int | None, taken: int, first: int, tmp_path: Path
 ) -> None:
-    """Before the pipe resumes, the test overwrites the earlier row groups, so reading one of these groups would
-    fail."""
     path = tmp_path / "file.parquet"
     table = pyarrow.table({"id": range(50)})
     pyarrow.parquet.write_table(table, path, row_group_size=10, use_dictionary=False, compression="zstd")
@@ -139,8 +134,6 @@ def test_an_item_is_pickled_without_the_rest_of_its_row_group(library: str) -> N
     assert len(pickle.dumps(item)) < 10_000
     assert ids_of(pickle.loads(pickle.dumps(item))) == list(range(10))
 
-
-# -- dicts of arrays -------------------------------------------------------------------------------
 
 DAY = datetime.date(2024, 2, 29)
 NOON = datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC)

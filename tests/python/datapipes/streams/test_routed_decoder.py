@@ -182,9 +182,6 @@ test_wrong_arguments_and_items_are_named = refuses(
 )
 
 
-# ------------------------------------------------------------------------------------------------------ hostile content
-
-
 class Planted:
     """An object that runs code when it is unpickled."""
 

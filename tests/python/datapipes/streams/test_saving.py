@@ -32,9 +32,6 @@ def sha256(data):
     return hashlib.sha256(data).hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------------------------- Saver
-
-
 @pytest.mark.parametrize(
     ("mode", "data"),
     [("w", "text"), ("t", "text"), ("wt", "text"), ("b", b"bytes"), ("wb", bytearray(b"bytes")), ("bw", b"bytes")],
@@ -149,8 +146,6 @@ list(Saver([({str(tmp_path / "file")!r}, "x" * 100_000)]))
     assert (tmp_path / "file").read_text() == "before"
 
 
-# ---------------------------------------------------------------------------------------------------------- HashChecker
-
 BLOBS = {"a.bin": b"alpha\n" * 9, "b.bin": b"", "c.bin": bytes(range(256)) * 9000}
 
 
@@ -254,9 +249,6 @@ def test_a_large_stream_is_not_read_at_once():
         digest.update(bytes(1 << 20))
     assert len(list(HashChecker([("z", Zeros())], {"z": digest.hexdigest()}, rewind=False))) == 1
     assert 0 < Zeros.largest <= 1 << 20
-
-
-# ----------------------------------------------------------------------------------------------------------- JsonParser
 
 
 @pytest.mark.parametrize("mode", ["b", "t"])

@@ -226,17 +226,13 @@ def test_a_field_over_the_limit_names_path_and_line():
 
 def test_streams_are_closed_when_they_are_read_and_when_reading_is_abandoned():
     streams = [StreamWrapper(io.StringIO("1\n2\n")) for _ in range(2)]
-    lines = iter(IterableWrapper(list(enumerate_paths(streams)), deepcopy=False).readlines())
+    lines = iter(IterableWrapper([(str(i), stream) for i, stream in enumerate(streams)], deepcopy=False).readlines())
     for _ in range(3):
         next(lines)
     assert streams[0].closed
     assert not streams[1].closed
     del lines
     assert streams[1].closed
-
-
-def enumerate_paths(streams):
-    return ((str(i), stream) for i, stream in enumerate(streams))
 
 
 @pytest.mark.parametrize("kind", [LineReader, CSVParser, CSVDictParser])

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refusals import refuses
 from resuming import with_state
 from stream_checks import check_restore
 from torchdata.datapipes.iter import FileLister, IterableWrapper, TFRecordLoader
@@ -39,9 +40,7 @@ def feature(kind: str, values: Any) -> Any:
 
 
 def record(context: dict[str, Any], lists: dict[str, Any] | None = None) -> bytes:
-    """Returns a SequenceExample with features given as (kind, values). A SequenceExample without lists is also an
-    Example.
-    """
+    """Returns a SequenceExample, which is also an Example if it has no lists. A feature is a pair (kind, values)."""
     example = example_pb2.SequenceExample()
     for name, it in context.items():
         example.context.feature[name].CopyFrom(feature(*it))
@@ -63,7 +62,6 @@ def loaded(data: bytes, *args: Any, **options: Any) -> list[Any]:
 
 
 def plain(item: Any) -> Any:
-    """Converts arrays and tensors of an example to lists, so that examples can be compared."""
     if isinstance(item, dict):
         return {name: plain(value) for name, value in item.items()}
     if isinstance(item, list):
@@ -175,25 +173,19 @@ SEQUENCE = record(
     [
         ("f", (2, 2), np.float64, ("float64", [[1.5, 2], [3, 4]])),
         ("f", (2, -1), "int16", ("int16", [[1, 2], [3, 4]])),
-        ("f", [4], None, ("float32", [1.5, 2, 3, 4])),
         ("f", None, bool, ("bool", [True] * 4)),
-        ("f", None, None, ("float32", [1.5, 2, 3, 4])),
-        ("b", (2,), None, [b"a", b"b"]),
         ("b", (2, 1), None, [[b"a"], [b"b"]]),
         ("b", (1, -1, 1), bytes, [[[b"a"], [b"b"]]]),
         ("one", (), None, b"z"),
         ("one", None, None, [b"z"]),
         ("none", (0,), None, []),
-        ("none", (-1, 3), None, []),
         ("none", (2, 0), None, [[], []]),
-        ("steps", (2, 2), np.int64, ("int64", [[1, 2], [3, 4]])),
         ("steps", (4,), "float32", ("float32", [1, 2, 3, 4])),
         ("steps", None, np.int8, ("int8", [[1, 2], [3, 4]])),
         ("steps", None, None, [("int64", [1, 2]), ("int64", [3, 4])]),
         ("ragged", None, None, [("int64", [1]), ("int64", [2, 3])]),
         ("ragged", (3,), None, ("int64", [1, 2, 3])),
         ("empty", None, None, []),
-        ("empty", (0,), None, []),
         ("words", (3,), None, [b"p", b"q", b"r"]),
         ("words", None, None, [[b"p", b"q"], [b"r"]]),
     ],
@@ -207,7 +199,6 @@ def test_a_spec_says_shape_and_type(name: str, shape: Any, dtype: Any, expected:
     ("spec", "message"),
     [
         ({"f": ((3,), "float32")}, "Cannot reshape 4 values of feature 'f' into shape"),
-        ({"f": ((), None)}, "Cannot reshape 4 values of feature 'f'"),
         ({"b": ((), None)}, "Cannot reshape 2 values of feature 'b'"),
         ({"b": ((-1, 3), None)}, "Cannot reshape 2 values of feature 'b'"),
         ({"b": ((2,), "int64")}, "feature 'b' holds bytes"),
@@ -242,7 +233,6 @@ ONE = framed(record({"x": ("int", [1])}))
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (ONE[:-1], "truncated"),
         (ONE[:10], "truncated: it ends after 10 of the record's 12 bytes"),
         (ONE[:8] + b"\0\0\0\0" + ONE[12:], "checksum of its length is wrong"),
         (ONE[:-6] + b"!" + ONE[-5:], "checksum of its data is wrong"),
@@ -300,8 +290,7 @@ def test_records_in_memory_and_behind_other_bytes_are_restored() -> None:
 
 
 class OneWay:
-    """A stream without `tell` and `seek`, which returns few bytes at a time. A copy of the stream continues at the same
-    position."""
+    """A stream that cannot seek, and that returns at most 100 bytes at a time."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -330,42 +319,33 @@ def test_a_state_resumes_at_the_damaged_record() -> None:
         list(other)
 
 
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        (("file", io.StringIO("text")), "'file'.*str instead of bytes.*binary mode"),
-        (("file", b"bytes"), "binary stream"),
-        ("file", "TFRecordLoader expects pairs"),
-        ((1, io.BytesIO()), "expects a str as path"),
-    ],
+test_items_that_are_no_binary_streams_are_type_errors = refuses(
+    (
+        lambda: list(TFRecordLoader([("file", io.StringIO("text"))])),
+        TypeError,
+        "'file'.*str instead of bytes.*binary mode",
+    ),
+    (lambda: list(TFRecordLoader([("file", b"bytes")])), TypeError, "binary stream"),
+    (lambda: list(TFRecordLoader(["file"])), TypeError, "TFRecordLoader expects pairs"),
+    (lambda: list(TFRecordLoader([(1, io.BytesIO())])), TypeError, "expects a str as path"),
 )
-def test_items_that_are_no_binary_streams_are_type_errors(item: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        list(TFRecordLoader([item]))
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"spec": 5}, TypeError, "spec must be a dict"),
-        ({"spec": {"x": 5}}, TypeError, "pairs .shape, dtype.*'x'"),
-        ({"spec": {5: (None, None)}}, TypeError, "pairs"),
-        ({"spec": {"x": (3, None)}}, ValueError, r"spec\['x'\] has the shape 3"),
-        ({"spec": {"x": ((1.5,), None)}}, ValueError, "shape"),
-        ({"spec": {"x": ((-1, -1), None)}}, ValueError, "at most one length may be -1"),
-        ({"spec": {"x": ((-2,), None)}}, ValueError, "none may be less"),
-        ({"spec": {"x": ((), "int65")}}, ValueError, "dtype 'int65'"),
-        ({"spec": {"x": ((), str)}}, ValueError, "dtype.*or None"),
-        ({"length": -2}, ValueError, "length"),
-        ({"max_length": 0}, ValueError, "TFRecordLoader: max_length must be"),
-        ({"max_length": "1"}, TypeError, "TFRecordLoader: max_length must be"),
-        ({"max_length": True}, TypeError, "TFRecordLoader: max_length must be"),
-        ({"length": 1.5}, TypeError, "length"),
-    ],
+test_wrong_options_are_refused_by_the_constructor = refuses(
+    (lambda: TFRecordLoader([], 5), TypeError, "spec must be a dict"),
+    (lambda: TFRecordLoader([], {"x": 5}), TypeError, "pairs .shape, dtype.*'x'"),
+    (lambda: TFRecordLoader([], {5: (None, None)}), TypeError, "pairs"),
+    (lambda: TFRecordLoader([], {"x": (3, None)}), ValueError, r"spec\['x'\] has the shape 3"),
+    (lambda: TFRecordLoader([], {"x": ((1.5,), None)}), ValueError, "shape"),
+    (lambda: TFRecordLoader([], {"x": ((-1, -1), None)}), ValueError, "at most one length may be -1"),
+    (lambda: TFRecordLoader([], {"x": ((-2,), None)}), ValueError, "none may be less"),
+    (lambda: TFRecordLoader([], {"x": ((), "int65")}), ValueError, "dtype 'int65'"),
+    (lambda: TFRecordLoader([], {"x": ((), str)}), ValueError, "dtype.*or None"),
+    (lambda: TFRecordLoader([], length=-2), ValueError, "length"),
+    (lambda: TFRecordLoader([], length=1.5), TypeError, "length"),
+    (lambda: TFRecordLoader([], max_length=0), ValueError, "TFRecordLoader: max_length must be"),
+    (lambda: TFRecordLoader([], max_length=True), TypeError, "TFRecordLoader: max_length must be"),
 )
-def test_wrong_options_are_refused_by_the_constructor(options: Any, error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
-        TFRecordLoader([], **options)
 
 
 def test_a_record_longer_than_max_length_is_refused_before_it_is_read() -> None:

@@ -106,7 +106,6 @@ class Gpus:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.chosen: dict[int, int] = {}
-        #: For each pinned tensor: its first element, the device, and whether the main thread has pinned the tensor.
         self.pinned: list[tuple[int, int, bool]] = []
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", self.current)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import random
 import threading
@@ -18,6 +17,7 @@ from one_rank import Alone
 from random_graphs.check import start
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept, unpinned
 from resuming import with_state
+from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
@@ -26,20 +26,7 @@ from torchdata.datapipes.state import load_generators, load_state, save_generato
 from waiting import wait_for
 
 
-def prefetching_threads() -> int:
-    return sum(thread.name == "torchdata-prefetch" for thread in threading.enumerate())
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_thread() -> Iterator[None]:
-    yield
-    gc.collect()
-    wait_for(lambda: prefetching_threads() == 0)
-
-
 class Counting(IterDataPipe[int]):
-    """A pipe that yields numbers from 0, counts the requested items, and raises KeyError at item `fail_at`."""
-
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0
 
@@ -55,8 +42,6 @@ class Counting(IterDataPipe[int]):
 
 
 class Gated(IterDataPipe[int]):
-    """A pipe that yields 0, and then waits at a gate before each further item."""
-
     def __init__(self) -> None:
         self.gate, self.waits = threading.Event(), threading.Event()
 
@@ -86,7 +71,7 @@ def test_a_second_iterator_ends_the_first_ones_thread() -> None:
     next(first)
     second = iter(pipe)
     assert next(second) == 0
-    assert prefetching_threads() == 1
+    assert len(threads()) == 1
     with pytest.raises(RuntimeError, match="invalidated"):
         next(first)
 
@@ -99,7 +84,7 @@ def test_shutdown_ends_thread_and_iterator_and_may_be_called_twice() -> None:
     next(iterator)
     pipe.shutdown()
     pipe.shutdown()
-    assert prefetching_threads() == 0
+    assert not threads()
     assert list(iterator) == []
 
 
@@ -174,7 +159,7 @@ def test_a_buffered_error_is_part_of_the_state_whatever_its_constructor_takes(er
     pipe = IterableWrapper(range(5)).map(fails).prefetch(10)
     iterator = iter(pipe)
     assert next(iterator) == 0
-    wait_for(lambda: prefetching_threads() == 0)
+    wait_for(lambda: not threads())
     restored = with_state(IterableWrapper(range(5)).map(fails).prefetch(10), save_state(pipe))
     got = iter(restored)
     assert [next(got), next(got)] == [1, 2]
@@ -185,9 +170,7 @@ def test_a_buffered_error_is_part_of_the_state_whatever_its_constructor_takes(er
 
 
 class Seekable(IterDataPipe[int]):
-    """A pipe that counts, with the last number as its state. Loading the state includes a sleep, so that other threads
-    can run in the meantime.
-    """
+    """A pipe that counts from 0, and that takes 20 ms to load a state."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -247,7 +230,7 @@ def test_loading_the_beginning_stops_a_thread_that_would_draw_random_numbers() -
     load_generators(beginning[1])
     found = random.getstate()
     time.sleep(0.1)
-    assert (random.getstate(), prefetching_threads()) == (found, 0)
+    assert (random.getstate(), len(threads())) == (found, 0)
 
 
 def read_ahead(pipe: Any, size: int = 2) -> Any:
@@ -255,12 +238,10 @@ def read_ahead(pipe: Any, size: int = 2) -> Any:
 
 
 def stopped(pipe: Any) -> bytes:
-    """Returns the states of a graph and of the global random generators at the same moment."""
     with standing_still(walk(pipe)):
         return pickle.dumps((save_state(pipe), save_generators()))
 
 
-#: Pipelines in which one thread runs random functions over a replayed pipe.
 DRAWN_IN_THREAD: dict[str, Callable[[Any], Any]] = {
     "at the end": read_ahead,
     "far ahead": lambda pipe: read_ahead(pipe, 50).map(abs),
@@ -334,12 +315,7 @@ def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_cha
         assert len(list(pipe)) < 2 * count + 1
 
 
-# -- a loop that is left while a thread reads an item ------------------------------------------------
-
-
 class SlowToEnd(IterDataPipe[int]):
-    """A pipe that takes some time to end if a loop leaves it early, like a generator that closes a file."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
         self.running = 0
@@ -375,17 +351,13 @@ def test_searching_a_graph_finds_its_sources_ended(kind: str, look: Callable[[An
     assert list(map(int, pipe)) == list(range(100))
 
 
-#: States that a test has saved while an iteration of the graph was beginning.
 STATES: list[Any] = []
 
 
 def test_waiting_ranks_do_not_block_an_observer() -> None:
-    """A thread of `fullsync` releases its source before it informs the other ranks that it leaves."""
     asked, answer = threading.Event(), threading.Event()
 
     class Slow(Alone):
-        """Simulates a group of two ranks. The second rank answers late."""
-
         def all_reduce_min(self, value: int) -> int:
             if value < 1:
                 asked.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import pickle
 import subprocess
@@ -15,28 +14,14 @@ from typing import Any
 import pytest
 
 from resuming import with_state
+from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, ThreadPoolMapper
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 from waiting import wait_for
 
-PREFIX = "torchdata-threadpool"
-
-
-def pool_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(PREFIX)]
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_thread() -> Iterator[None]:
-    yield
-    gc.collect()
-    wait_for(lambda: not pool_threads())
-
 
 class Watched(IterDataPipe[Any]):
-    """A pipe that yields numbers from 0, counts the requested items, and records the requesting threads."""
-
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0
         self.readers: set[str] = set()
@@ -60,8 +45,6 @@ class Watched(IterDataPipe[Any]):
 
 
 class Gate:
-    """A function that waits at some items until a gate opens."""
-
     def __init__(self, *closed_for: Any) -> None:
         self.closed_for, self.entered, self.opened = closed_for, threading.Event(), threading.Event()
 
@@ -86,7 +69,7 @@ def test_calls_run_at_once_in_as_many_threads_as_are_allowed() -> None:
         return threading.current_thread().name
 
     names = set(IterableWrapper(range(12)).threadpool_map(function, max_workers=4))
-    assert names == {f"{PREFIX}_{number}" for number in range(4)}
+    assert names == {f"torchdata-threadpool_{number}" for number in range(4)}
 
 
 @pytest.mark.parametrize("scheduled_tasks", [1, 2, 7])
@@ -106,13 +89,13 @@ def test_neither_a_kept_exception_nor_a_finished_iterator_keeps_threads_alive() 
     with pytest.raises(LookupError) as caught:
         list(iterator)
     del iterator
-    wait_for(lambda: not pool_threads())
+    wait_for(lambda: not threads())
     assert str(caught.value) == "three"
     with pytest.raises(SystemExit):
         list(IterableWrapper([5]).threadpool_map(sys.exit))
     iterator = iter(IterableWrapper(["a", "b"]).threadpool_map(lambda text: StreamWrapper(io.StringIO(text))))
     assert [stream.read() for stream in iterator] == ["a", "b"]
-    wait_for(lambda: not pool_threads())  # a finished iterator has no threads
+    wait_for(lambda: not threads())  # a finished iterator has no threads
     assert list(iterator) == []
 
 
@@ -289,7 +272,7 @@ def test_loading_the_beginning_ends_the_threads() -> None:
     iterator = iter(pipe)
     assert next(iterator) == 0
     load_state(pipe, beginning)
-    wait_for(lambda: not pool_threads())
+    wait_for(lambda: not threads())
     assert list(pipe) == list(range(100))
 
 

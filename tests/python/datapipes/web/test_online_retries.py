@@ -1,6 +1,4 @@
-"""After faults of servers and networks, requests are repeated and bodies are resumed. Retries neither lose nor repeat
-data.
-"""
+"""After faults of servers and networks, requests are repeated and bodies are resumed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Streams over HTTP are read like files.
-
-If the content on the server has changed, a stream cannot be reopened at its position.
-"""
+"""Streams over HTTP are read like files, and are not reopened if the content on the server has changed."""
 
 from __future__ import annotations
 
@@ -110,7 +107,7 @@ def test_a_file_that_has_changed_raises_an_error(web, kind, ranges, change):
     saved = pickle.dumps(stream)
     stream.close()
     web.url("a", NEW_CONTENTS[change])
-    os.utime(web.folder / "a", (1e9, 1e9))  # HTTP dates have a resolution of one second
+    os.utime(web.folder / "a", (1e9, 1e9))
     twin = pickle.loads(saved)
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"HttpReader cannot continue to read 'http.*the file has changed"):

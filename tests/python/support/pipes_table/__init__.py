@@ -13,7 +13,7 @@ import pkgutil
 
 from pipes_table.row import BadArgument, Row, seed
 
-__all__ = ["BAD_ARGUMENTS", "ROWS", "Row", "seed"]
+__all__ = ["BAD_ARGUMENTS", "ELSEWHERE", "ROWS", "Row", "seed"]
 
 ROWS: list[Row] = []
 BAD_ARGUMENTS: list[BadArgument] = []
@@ -25,3 +25,18 @@ for _module in sorted(info.name for info in pkgutil.iter_modules(__path__) if in
 
 _names = [row.name for row in ROWS]
 assert len(set(_names)) == len(_names), f"names of rows must differ: {sorted(_names)}"
+
+#: Pipes that need a server, several processes or a device, and the files that test them.
+ELSEWHERE = {
+    "AISFileLister": "test_aistore.py",
+    "AISFileLoader": "test_aistore.py",
+    "FullSync": "test_distributed.py",
+    "GDriveReader": "test_online.py",
+    "HttpReader": "test_online.py",
+    "HuggingFaceHubReader": "test_huggingface.py",
+    "LanceReader": "test_lance.py",
+    "OnlineReader": "test_online.py",
+    "PinMemory": "test_pinning.py",
+    "S3FileLister": "test_s3.py",
+    "S3FileLoader": "test_s3.py",
+}

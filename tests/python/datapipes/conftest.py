@@ -1,0 +1,15 @@
+"""Fixtures that several files of tests for pipes use."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchdata.datapipes.iter.archives import archive, tar
+
+
+@pytest.fixture
+def small_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lowers the limit for decompression bombs to 1 MiB, so that small test files exceed the limit."""
+    for module in (archive, tar):
+        monkeypatch.setattr(module, "SMALLEST_BOMB", 1 << 20)
+    monkeypatch.setattr(tar, "PIECE", 1 << 18)
