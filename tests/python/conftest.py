@@ -1,7 +1,5 @@
 """Pytest hooks and fixtures that all Python tests use."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Pytest fixtures that several test files for loaders use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Adapters change the settings for shuffling and sharding in the loader's copy of the graph."""
 
-from __future__ import annotations
-
 import pytest
 
 from random_graphs.users import Passing

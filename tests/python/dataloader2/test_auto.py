@@ -1,7 +1,5 @@
 """With `num_workers="auto"`, a loader chooses its number of workers once, when it starts or resumes."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

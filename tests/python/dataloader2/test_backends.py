@@ -1,7 +1,5 @@
 """Loaders behave alike if their workers are processes, processes with carriers, or actors on two nodes of Ray."""
 
-from __future__ import annotations
-
 import functools
 import os
 import random

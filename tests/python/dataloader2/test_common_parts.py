@@ -1,7 +1,5 @@
 """With `splits`, the pipes before a `sharding_filter` run once for all shards of a process."""
 
-from __future__ import annotations
-
 import io
 import os
 import random

@@ -1,7 +1,5 @@
 """If Ctrl-C interrupts the computation of an item, all later states are exact, and the loader can continue."""
 
-from __future__ import annotations
-
 import random
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Loading a damaged, truncated or incompatible state of a loader always causes a clear error."""
 
-from __future__ import annotations
-
 import sys
 import types
 

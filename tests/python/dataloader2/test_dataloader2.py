@@ -1,7 +1,5 @@
 """With any reading service, DataLoader2 runs epochs, limits, states and shutdown in the same way."""
 
-from __future__ import annotations
-
 import gc
 import io
 import os

@@ -1,7 +1,5 @@
 """Loaders accept plain datasets, samplers and generator functions instead of pipes."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

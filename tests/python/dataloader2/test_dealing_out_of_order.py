@@ -1,7 +1,5 @@
 """With in_order=False, a dispatching process still distributes items round-robin, and states and restarts are exact."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Several real ranks on loopback each read their own items in order, and end their epochs at the same step."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import threading

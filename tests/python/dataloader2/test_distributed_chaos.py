@@ -4,8 +4,6 @@ Every rank that did not fail must receive all items or raise an error that names
 these rules.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

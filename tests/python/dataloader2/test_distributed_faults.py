@@ -1,7 +1,5 @@
 """If a rank raises, exits, hangs or is disconnected, the remaining ranks fail within the timeout and name that rank."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import subprocess

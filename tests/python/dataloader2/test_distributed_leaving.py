@@ -1,7 +1,5 @@
 """If a rank leaves its loop, shuts down or exits, the remaining ranks raise errors and leave nothing behind."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

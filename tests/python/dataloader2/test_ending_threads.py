@@ -1,7 +1,5 @@
 """Threads that read ahead in the main process end with their loader, and do not disturb the next epoch."""
 
-from __future__ import annotations
-
 import gc
 import random
 import threading

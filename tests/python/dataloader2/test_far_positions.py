@@ -1,7 +1,5 @@
 """Resuming late in a file reads as many bytes as resuming early. Streams and indices: test_streams_with_states.py."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import pickle

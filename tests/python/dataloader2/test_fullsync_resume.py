@@ -1,7 +1,5 @@
 """All ranks run the same number of steps, even if they reread different numbers of items when they resume."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The graph tools find, list, replace, remove and seed the pipes of a graph."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import deque, namedtuple

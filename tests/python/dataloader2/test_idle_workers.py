@@ -1,7 +1,5 @@
 """If there are fewer shards than workers, a warning names the workers that received no item in the epoch."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The states of a loader also contain the state that child processes keep between epochs."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

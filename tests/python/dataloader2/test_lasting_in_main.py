@@ -1,7 +1,5 @@
 """State that pipes in the main process keep between epochs is part of the loader's states in later epochs."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

@@ -1,7 +1,5 @@
 """A library that is imported within an epoch has its global random generator seeded like all other generators."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`len(loader)` with workers, dispatching and ranks returns the number of items, or names the responsible pipe."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The linter reports faults in graphs, accepts valid graphs, and supplies the warnings of the multi-process service."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import warnings

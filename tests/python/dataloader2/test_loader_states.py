@@ -1,7 +1,5 @@
 """The states of a loader have the documented contents and restore the loader. States of other loaders are refused."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import subprocess

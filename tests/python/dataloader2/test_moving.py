@@ -1,7 +1,5 @@
 """A state from inside an epoch can be moved between loaders with and without workers."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

@@ -1,7 +1,5 @@
 """A loader detects workers that read their source in different orders, by comparing samples of the items."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator

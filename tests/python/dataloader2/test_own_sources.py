@@ -1,7 +1,5 @@
 """Loaders read datasets that distribute their items among workers themselves, or that have a method `set_epoch`."""
 
-from __future__ import annotations
-
 import random
 import sys
 import types

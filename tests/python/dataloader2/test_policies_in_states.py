@@ -1,7 +1,5 @@
 """Within an epoch, a loader refuses a state, an adapter or a batch size that changes a setting of a pipe."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

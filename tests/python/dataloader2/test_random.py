@@ -1,7 +1,5 @@
 """Each kind of random seed is equal in all processes or different in each worker, and is repeated as documented."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random

@@ -1,7 +1,5 @@
 """Rank 0 listens only on the addresses that the job needs. Connections of unrelated programs use few resources."""
 
-from __future__ import annotations
-
 import resource
 import socket
 import threading

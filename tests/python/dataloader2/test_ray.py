@@ -1,7 +1,5 @@
 """Workers on a local Ray cluster handle large items, messages, hangs and shutdown, and refuse wrong arguments."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

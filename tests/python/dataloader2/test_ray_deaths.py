@@ -1,7 +1,5 @@
 """Workers run on three nodes of a Ray cluster. Each test kills processes, actors, nodes or the main process."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

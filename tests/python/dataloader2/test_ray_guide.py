@@ -1,7 +1,5 @@
 """The programs in the guide on Ray that need a cluster print the output that the guide shows."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

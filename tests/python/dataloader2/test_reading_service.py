@@ -1,7 +1,5 @@
 """User-defined reading services receive the graph as documented."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from functools import partial

@@ -1,7 +1,5 @@
 """A process that exits in the middle of an epoch is replaced, and all items arrive in order."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

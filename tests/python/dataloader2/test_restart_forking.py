@@ -1,7 +1,5 @@
 """Loaders still replace workers if the process that forks the replacements is killed, is stopped, or fails to fork."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import os

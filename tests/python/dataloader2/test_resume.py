@@ -1,7 +1,5 @@
 """Loaders resume from a state that was saved at any moment, in any service or process, or they refuse the state."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Pipes combine several inputs, either at random by weight, or in turn until the longest input has ended."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections import Counter

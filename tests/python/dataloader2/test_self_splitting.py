@@ -1,7 +1,5 @@
 """If a source might distribute its items among the workers itself, no item is lost or repeated without an error."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from itertools import islice

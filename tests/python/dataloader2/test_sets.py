@@ -1,7 +1,5 @@
 """If the source of a loader is a set, all processes read the set in the same order, or an error names the set."""
 
-from __future__ import annotations
-
 import enum
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """States resume with another number of workers. The rest of the epoch is split into the original workers' shards."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """A loader copies the pipes of a graph, but not the data in these pipes, unless the start method requires pickling."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Loaders warn if a pipeline cannot be saved, or if a resume must recompute many items."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from typing import Any

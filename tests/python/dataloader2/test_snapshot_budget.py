@@ -1,7 +1,5 @@
 """Workers do not send large snapshots or the items of large caches. Restarts and states stay exact."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

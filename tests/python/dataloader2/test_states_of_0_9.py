@@ -3,8 +3,6 @@
 Each file contains the pickled state of a loader over 20 numbers. Most states were saved after three items with seed 5.
 """
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from itertools import cycle

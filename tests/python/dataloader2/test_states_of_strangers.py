@@ -1,7 +1,5 @@
 """Untrusted states are unpickled only with permission, and all their numbers are checked."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Loaders without workers can continue an epoch in which workers sent items in any order."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 from collections import Counter

@@ -1,7 +1,5 @@
 """Iterables with a state resume in the same way in all loaders. No item is lost, repeated or read twice."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

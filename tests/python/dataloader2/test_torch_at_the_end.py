@@ -1,7 +1,5 @@
 """Graphs that end in a torch pipe can resume from any position, including the beginning of a later epoch."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from itertools import cycle, islice

@@ -1,7 +1,5 @@
 """Workers seed torch and all devices like `torch.manual_seed`, and take no longer than this function."""
 
-from __future__ import annotations
-
 import random
 import sys
 import traceback

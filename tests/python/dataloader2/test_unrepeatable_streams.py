@@ -1,7 +1,5 @@
 """A stream without a state is reread up to a saved position. Items that differ from the original items are an error."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import random

@@ -1,7 +1,5 @@
 """Fixtures that several files of tests for pipes use."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchdata.datapipes.iter.archives import archive, tar

@@ -1,7 +1,5 @@
 """A damaged file among good files causes an error that names the pipe and the path, in every kind of loader."""
 
-from __future__ import annotations
-
 import csv
 import glob
 import gzip

@@ -1,7 +1,5 @@
 """Without torch, the package collates batches by its own rules. If torch is installed, torch's rules apply."""
 
-from __future__ import annotations
-
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Drawings of a graph in the DOT language contain the pipes of the graph and their connections."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An epoch without items causes one warning, unless an empty epoch is expected."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """If one process runs several shards, each shard has separate global random generators."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

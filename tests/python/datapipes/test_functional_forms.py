@@ -1,7 +1,5 @@
 """A class may replace a registered functional form only if a notebook runs the cell that defines the class again."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Graphs for which saving or loading a state once failed are saved and loaded correctly."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import random

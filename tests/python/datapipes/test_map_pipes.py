@@ -1,7 +1,5 @@
 """Map-style pipes can be shuffled, and can be converted to iterable-style pipes."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """Tests single iter pipes, in addition to the tests of all pipes in `test_pipes_model.py`."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import random

@@ -1,7 +1,5 @@
 """Every pipe in the table yields the items of its row, and has an exact state at every position."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Random graphs of pipes are saved and resume exactly. `make fuzz` runs more random graphs."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from typing import Any

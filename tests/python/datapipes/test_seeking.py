@@ -1,7 +1,5 @@
 """Sources that resume from a state do not reread earlier items. The tests count the reads."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from itertools import islice

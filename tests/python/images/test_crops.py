@@ -1,7 +1,5 @@
 """`random_region` chooses regions of an image by the same rules as torchvision, with any random generator."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`torchdata.images.decode` and `decode_batch` return the same pixels as Pillow, with and without simplejpeg."""
 
-from __future__ import annotations
-
 import io
 import random
 import sys

@@ -1,7 +1,5 @@
 """`.decode_image()` decodes the images in items. The loader's seed determines the random numbers."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """All nodes follow the same rules for their methods and states, and raise clear errors for wrong arguments."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

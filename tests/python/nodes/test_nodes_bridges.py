@@ -1,7 +1,5 @@
 """Graphs that combine pipes and nodes yield the expected items, and their states are exact."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from typing import Any

@@ -4,8 +4,6 @@ In a record, R stands for a reset to the beginning of an epoch, L for a reset to
 and g for a saved state.
 """
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Damaged states are refused immediately with an error that names the field, and never cause endless reading."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import operator

@@ -1,7 +1,5 @@
 """After a loop was left or a state was loaded, streams of all kinds yield the items of an uninterrupted run."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Nodes that change, group or select items yield the expected items, and have states with the documented contents."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The length of a node or loader is unknown, or is the exact number of items of a whole epoch."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

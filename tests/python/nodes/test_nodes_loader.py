@@ -1,7 +1,5 @@
 """A loader over nodes runs epochs, saves and loads states, and begins each epoch at the correct item."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

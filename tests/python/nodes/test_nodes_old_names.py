@@ -1,7 +1,5 @@
 """Names of torchdata 0.11 that public programs import or override still exist, and behave as before."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 import threading

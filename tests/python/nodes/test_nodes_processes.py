@@ -1,7 +1,5 @@
 """ParallelMapper over processes returns results, reports errors and exits, and leaves no processes behind."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Nodes resume exactly in a few random programs. `python -m drivers nodes` runs more random programs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

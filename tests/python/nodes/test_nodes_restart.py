@@ -1,7 +1,5 @@
 """`ParallelMapper(method="process", on_worker_exit="restart")` replaces an exited process, and no item is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

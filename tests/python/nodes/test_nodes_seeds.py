@@ -1,7 +1,5 @@
 """Each process of `ParallelMapper(method="process")` draws different random numbers, like torch's workers."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

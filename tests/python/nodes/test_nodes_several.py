@@ -1,7 +1,5 @@
 """Nodes over several sources read them in the documented order, and end an epoch as the stop criterion requires."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shuffler, Collator, Compose and parallel MapStyleWrapper behave as on upstream's main branch."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """ParallelMapper with processes sends many small items in one message."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import threading

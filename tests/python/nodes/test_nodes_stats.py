@@ -1,7 +1,5 @@
 """The statistics of a `Loader` over nodes contain counts, times by node, the responsible code, and the progress."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from dataclasses import replace

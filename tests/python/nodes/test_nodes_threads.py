@@ -1,7 +1,5 @@
 """Nodes with threads raise errors at the correct position, have exact states, and always end their threads."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Without PyTorch, only `torchdata.nodes` and `torchdata.stateful_dataloader` cannot be imported."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

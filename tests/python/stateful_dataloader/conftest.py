@@ -1,5 +1,3 @@
 """Skips the tests of this folder if PyTorch is not installed."""
 
-from __future__ import annotations
-
 from needing import skips_without_torch as pytest_pycollect_makemodule  # noqa: F401 - a hook of pytest

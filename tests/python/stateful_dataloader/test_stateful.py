@@ -1,7 +1,5 @@
 """States of StatefulDataLoader have the documented contents, and saving a state takes little time."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """If a loader resumes with another batch size, its first batch begins after the last delivered sample."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

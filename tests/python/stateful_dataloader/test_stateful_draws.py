@@ -1,7 +1,5 @@
 """Loading a state does not change samples that are drawn from the global random generators."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing

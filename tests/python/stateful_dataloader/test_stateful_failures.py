@@ -1,7 +1,5 @@
 """If workers of a StatefulDataLoader fail, an error is raised, and no processes or shared memory are left behind."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

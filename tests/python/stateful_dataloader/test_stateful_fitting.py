@@ -1,7 +1,5 @@
 """Tests which states a loader accepts or refuses, for example states of other ranks, datasets or samplers."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import warnings

@@ -1,7 +1,5 @@
 """If Ctrl-C interrupts a StatefulDataLoader at any moment, no batch is lost or repeated, and states stay exact."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

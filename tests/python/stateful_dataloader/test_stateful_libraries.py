@@ -1,7 +1,5 @@
 """Training libraries that read a StatefulDataLoader are stopped and restarted, and resume exactly."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib.util

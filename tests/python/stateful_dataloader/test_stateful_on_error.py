@@ -1,7 +1,5 @@
 """With `on_error`, a StatefulDataLoader skips samples at which the dataset raises, and counts them in its state."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

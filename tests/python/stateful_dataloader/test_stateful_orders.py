@@ -1,7 +1,5 @@
 """After a resume, the rest of the epoch and later epochs have the same order as without a stop, for all samplers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

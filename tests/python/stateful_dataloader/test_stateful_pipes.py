@@ -1,7 +1,5 @@
 """A StatefulDataLoader over pipes of this package resumes at any position of any epoch."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """StatefulDataLoader resumes exactly in a few random programs. `python -m drivers stateful` runs more programs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

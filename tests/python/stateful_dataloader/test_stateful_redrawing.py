@@ -1,7 +1,5 @@
 """Samplers that draw random numbers during an epoch resume exactly, even if they are endless or repeat indices."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

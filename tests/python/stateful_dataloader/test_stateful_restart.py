@@ -1,7 +1,5 @@
 """`StatefulDataLoader(on_worker_exit="restart")` replaces an exited worker with a warning, and keeps all batches."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

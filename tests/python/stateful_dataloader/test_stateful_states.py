@@ -1,7 +1,5 @@
 """A StatefulDataLoader's state has the keys of torchdata 0.11, and damaged states are refused."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

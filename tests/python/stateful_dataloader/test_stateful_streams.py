@@ -1,7 +1,5 @@
 """After a state is loaded, the rest of the epoch and later epochs are the same as in an uninterrupted run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

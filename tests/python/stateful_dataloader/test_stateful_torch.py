@@ -1,7 +1,5 @@
 """StatefulDataLoader has the same order, seeds, arguments, checks, warnings and worker info as torch's loader."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import multiprocessing

@@ -1,7 +1,5 @@
 """StatefulDataLoader loads states that torchdata 0.11 has saved with `upstream_states.py`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Skips tests if the processes that they start need a missing package. The package is not imported in this process."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

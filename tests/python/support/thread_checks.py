@@ -1,7 +1,5 @@
 """A fixture and a function for tests of threads."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Archive readers limit the size of headers and the overlap of members, and check the names of members."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """TarArchiveLoader and ZipArchiveLoader read archives made by tar, by zip and by Python's own modules."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

@@ -3,8 +3,6 @@
 No file stays open.
 """
 
-from __future__ import annotations
-
 import gc
 import gzip
 import io

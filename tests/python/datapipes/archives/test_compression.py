@@ -1,7 +1,5 @@
 """Decompressor, Extractor, Bz2FileLoader and XzFileLoader read files created by gzip, bzip2, xz, tar and zip."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """RarArchiveLoader reads archives created by rar, and rejects malicious archives."""
 
-from __future__ import annotations
-
 import functools
 import io
 import os

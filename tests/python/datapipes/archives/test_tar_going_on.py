@@ -3,8 +3,6 @@
 Readers of streams that cannot seek return the same members as `tarfile`.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import pickle

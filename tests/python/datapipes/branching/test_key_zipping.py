@@ -1,7 +1,5 @@
 """Pipes that join by key close unused streams, warn if a buffer is full, and name missing keys."""
 
-from __future__ import annotations
-
 import io
 from operator import itemgetter
 from pathlib import Path

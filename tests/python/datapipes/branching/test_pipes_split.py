@@ -1,7 +1,5 @@
 """The children of a split pipe can be read in any order, because items are buffered for slower children."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

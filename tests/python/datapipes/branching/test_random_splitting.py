@@ -1,7 +1,5 @@
 """`random_split` assigns items to children according to a seed."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools

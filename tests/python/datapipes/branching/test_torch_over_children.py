@@ -1,7 +1,5 @@
 """Loaders resume torch's pipes over children of `fork` or `demux` by replaying items."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice

@@ -1,7 +1,5 @@
 """Within one process, the on-disk cache stores items, checks files, and deletes unfinished files."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """The on-disk cache handles unusual file names, malicious files in its folder, and damaged cached files."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

@@ -1,7 +1,5 @@
 """If several processes use the same cache, one process creates each file, and the other processes wait for it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import multiprocessing

@@ -1,7 +1,5 @@
 """Several on-disk caches in one process can be saved exactly at every position, even in a loader with adapters."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """BatchAsyncMapper limits concurrency, has its own event loop, reports errors, and works inside a running loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import functools

@@ -1,7 +1,5 @@
 """Pipes that process columns, rows, lines and names emit warnings, refuse wrong arguments, and accept unusual items."""
 
-from __future__ import annotations
-
 import warnings
 from collections import deque, namedtuple
 from typing import Any

@@ -1,7 +1,5 @@
 """`on_error("skip")` skips, counts and records the items at which a pipe raises."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """If a pipe that reads files fails, the log of `on_error` names the file, the archive member or the key."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from typing import Any

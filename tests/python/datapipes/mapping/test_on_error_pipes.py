@@ -1,7 +1,5 @@
 """After any pipe, `on_error("skip")` skips errors of the pipe's source and errors that the pipe itself raises."""
 
-from __future__ import annotations
-
 import gzip
 import io
 from typing import Any

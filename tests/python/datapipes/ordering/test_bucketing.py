@@ -1,7 +1,5 @@
 """Pipes that batch similar items create the batches of torchdata 0.9, and keep within their limits."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from functools import partial

@@ -1,7 +1,5 @@
 """The in-memory caches store the expected items, respect their size limit, and free their items when documented."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Pipes that pack sequences into rows fill the rows, and keep the sequences whole."""
 
-from __future__ import annotations
-
 import random
 from collections import UserDict
 from typing import Any

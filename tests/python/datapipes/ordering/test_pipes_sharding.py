@@ -1,7 +1,5 @@
 """A sharding filter divides items among processes, and may skip items of other shards without reading them."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, product

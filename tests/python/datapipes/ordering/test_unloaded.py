@@ -1,7 +1,5 @@
 """Workers distribute the indices of a dataset before they load the items."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path

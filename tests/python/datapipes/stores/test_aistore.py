@@ -1,7 +1,5 @@
 """AISFileLister and AISFileLoader work with a server that imitates an AIStore cluster."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import pickle

@@ -1,7 +1,5 @@
 """FSSpecFileLister, FSSpecFileOpener and FSSpecSaver work with files on disk, in memory and in archives."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle

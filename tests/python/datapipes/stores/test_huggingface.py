@@ -1,7 +1,5 @@
 """HuggingFaceHubReader reads rows and splits of datasets that consist of files, and resumes at exact positions."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """IoPathFileLister, IoPathFileOpener and IoPathSaver work with local files and with user-defined path handlers."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

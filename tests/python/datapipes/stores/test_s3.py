@@ -1,7 +1,5 @@
 """S3FileLister and S3FileLoader list and read objects of a complete S3 server on the local machine."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import importlib

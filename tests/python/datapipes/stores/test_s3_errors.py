@@ -1,7 +1,5 @@
 """S3FileLister and S3FileLoader explain errors of URLs, servers, credentials and arguments."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

@@ -1,7 +1,5 @@
 """S3FileLister and S3FileLoader read from local servers that imitate Google Cloud Storage and Azure."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

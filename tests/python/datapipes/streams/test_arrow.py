@@ -1,7 +1,5 @@
 """Pipes read parts of tables that the library of each table format has written."""
 
-from __future__ import annotations
-
 import pickle
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """FileLister, FileOpener and StreamReader list, open and read files."""
 
-from __future__ import annotations
-
 import copy
 import io
 import os

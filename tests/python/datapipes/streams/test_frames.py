@@ -1,7 +1,5 @@
 """DataFrameMaker creates data frames from items, and ParquetDataFrameLoader creates them from Parquet files."""
 
-from __future__ import annotations
-
 import io
 from collections import namedtuple
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pipes over Lance datasets read rows by index and in ranges, filter and shard the rows, and resume."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

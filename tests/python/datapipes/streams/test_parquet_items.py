@@ -1,7 +1,5 @@
 """ParquetDataFrameLoader combines the rows of files into items with a given number of rows, or into dicts of arrays."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import io

@@ -1,7 +1,5 @@
 """RoutedDecoder decodes files with the handlers of `torchdata.datapipes.utils.decoder`."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Saver, HashChecker and JsonParser work with real files and streams."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """A StreamWrapper delegates to its file, and closes the file together with its children."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

@@ -1,7 +1,5 @@
 """LineReader, CSVParser and CSVDictParser split text files into lines and rows."""
 
-from __future__ import annotations
-
 import csv
 import io
 import warnings

@@ -1,7 +1,5 @@
 """TFRecordLoader reads files that the `tfrecord` package has written, and records that protobuf has encoded."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -1,7 +1,5 @@
 """WebDataset groups the files of tar archives into samples."""
 
-from __future__ import annotations
-
 import io
 import re
 import subprocess

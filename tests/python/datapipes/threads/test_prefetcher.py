@@ -1,7 +1,5 @@
 """Prefetcher pauses and ends its thread, raises an item's error at its position, and has exact states."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random

@@ -1,7 +1,5 @@
 """ThreadPoolMapper keeps the order, limits read-ahead, raises an item's error at its position, and has exact states."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import subprocess

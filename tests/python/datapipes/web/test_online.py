@@ -1,7 +1,5 @@
 """HttpReader, GDriveReader and OnlineReader read from a local server, and explain the server's errors."""
 
-from __future__ import annotations
-
 import base64
 import os
 import pickle

@@ -1,7 +1,5 @@
 """After faults of servers and networks, requests are repeated and bodies are resumed."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import time

@@ -1,7 +1,5 @@
 """Streams over HTTP are read like files, and are not reopened if the content on the server has changed."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

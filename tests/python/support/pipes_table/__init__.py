@@ -6,8 +6,6 @@ epochs, copies, failing sources, and two workers. To test a new pipe, add a row 
 of the package are found automatically. `BAD_ARGUMENTS` lists wrong arguments with the expected errors.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 
