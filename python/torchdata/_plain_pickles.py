@@ -38,7 +38,7 @@ _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 #: Arrays of at most this many bytes are copied, because a view of them is more expensive.
 _SMALL = 4096
 
-#: Kinds of dtypes with items of plain bytes, without objects.
+#: The kinds (`dtype.kind`) of dtypes whose elements are numbers, booleans or times, not Python objects.
 _KINDS = frozenset("biufcmM")
 
 
@@ -205,7 +205,7 @@ def _copied(value: Any) -> Any:
     if kind is dict and _ATOMS.issuperset(map(type, value)):
         if _ATOMS.issuperset(map(type, value.values())):
             return value.copy()
-        # a dict of plain values, for example the position that a library reports
+        # a dict that contains lists, tuples or dicts, for example the position that a library reports
         copied = {name: _copied(member) for name, member in value.items()}
         return _OTHER if any(member is _OTHER for member in copied.values()) else copied
     return _OTHER

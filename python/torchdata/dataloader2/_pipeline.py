@@ -1,8 +1,8 @@
 """The pipeline of a loader: the graph, and the service that runs it.
 
 Role: owned by the loader; independent of epochs and states. The graph and the service are copies of the user's objects.
-The pipeline also keeps unchanged copies, from which the graph and the service can be recreated. Only the thread that
-begins an epoch or loads a state changes the pipeline.
+The pipeline also keeps unchanged copies of the graph and the service, from which both can be recreated. Only the
+thread that begins an epoch or loads a state changes the pipeline.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest mark that precedes the last `items_ago` items, and the number of items delivered before
-        these items."""
+        """Returns the newest mark from before the last `items_ago` items, and the number of the epoch's items that were
+        delivered before these items."""
         given = self._delivery.given - items_ago
         if given < 0:
             raise ValueError(

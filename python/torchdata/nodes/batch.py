@@ -149,7 +149,7 @@ class Unbatcher(BaseNode[T]):
     """Yields the members of the source's items, one by one.
 
     A state that is saved within a batch contains the position before the batch, and the batch is reread when the state
-    is loaded. If the order of batches is not fixed, the state contains the remaining members of the batch.
+    is loaded. If the order of batches is not fixed, the state instead contains the members that were not yielded yet.
 
     Args:
         source: the node to read. The items have a length and are read by index: lists, tuples, arrays, tensors.

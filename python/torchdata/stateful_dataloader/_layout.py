@@ -63,7 +63,7 @@ _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
 #: The saved keys of a reader's states, and the fields of `ReadingPosition` that contain these states.
 _STATES = {"dataset_state": "dataset", "dataset_iter_state": "iterator", "collate_state": "collate"}
 
-#: The keys of those parts of a position that torchdata 0.11 does not save. Empty parts are omitted.
+#: The keys in a saved position that torchdata 0.11 does not save. A key is left out if its value is empty.
 _OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
 
 

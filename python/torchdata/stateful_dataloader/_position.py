@@ -55,7 +55,7 @@ class ReadingPosition(NamedTuple):
         since: the number of batches that were read after the snapshot; for a map-style dataset, the indices of these
             batches.
         ended: whether the dataset had ended.
-        digest: a checksum of some samples of the epoch, if the position is a number of batches.
+        digest: a checksum of some samples of the epoch, for an iterable dataset without a state; otherwise None.
         base: an earlier snapshot, which a resumed reader loads before it repeats the epochs in `later`; None if no
             epoch had begun.
         later: for each epoch that began after `base`, the number of batches that were read; None if the snapshot is
@@ -226,12 +226,13 @@ class EpochState(NamedTuple):
 class _Trail:
     """A snapshot of an iterable dataset, and the batches and epochs that were read after the snapshot.
 
-    At the beginning of an epoch, before the first batch, there is no snapshot of the new epoch. The snapshot of the
-    previous epoch is not sufficient, because some datasets continue where the previous epoch was left, and others start
-    over. Reading the recorded batches and epochs again leads to the correct position for both kinds of datasets.
+    Before the first batch of an epoch, the only snapshot is from the previous epoch. This snapshot is not sufficient,
+    because some datasets continue where the previous epoch was left, and other datasets start over. Reading the
+    recorded batches and epochs again leads to the correct position for both kinds of datasets.
 
     Args:
-        base: a snapshot, possibly frozen, from within an epoch, its end, or before the first epoch; None if unknown.
+        base: a snapshot, which may be pickled, from within an epoch, from its end, or from before the first epoch;
+            None if no snapshot was taken or loaded.
         since: the number of batches that were read in the epoch of the snapshot, after the snapshot.
         later: the number of batches that were read in each later epoch.
         is_whole: whether the dataset has loaded this snapshot in this process, or the snapshot is from the end of an
@@ -246,7 +247,7 @@ class _Trail:
 
     @property
     def is_walked(self) -> bool:
-        """Whether reading has continued after the snapshot, by a batch or by a new epoch."""
+        """Whether a batch was read, or an epoch was begun, after the snapshot."""
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
@@ -258,7 +259,7 @@ class _Trail:
         return now._replace(base=bare, random=random, since=self.since, later=list(self.later))
 
     def thawed(self) -> ReadingPosition | None:
-        """Returns the snapshot."""
+        """Returns the snapshot, unpickled if necessary."""
         return ReadingPosition.thawed(self.base) if isinstance(self.base, bytes) else self.base
 
 
@@ -344,7 +345,7 @@ class Progress:
         self.position: bytes | ReadingPosition | None = None
         self.since = since
         self.ended = False
-        #: A checksum of some samples of the worker in this epoch, if the position is a number of batches.
+        #: For an iterable dataset without a state, a checksum of some samples that the worker has read in this epoch.
         self.digest: int | None = None
 
     def load(self, position: ReadingPosition | None) -> None:

@@ -38,7 +38,7 @@ from torchdata.stateful_dataloader._position import ReadingPosition, Trails, fre
 
 __all__ = ["EpochReader", "ReadingSettings"]
 
-#: The states of the random generators for recomputing the last batches, and the number of these batches.
+#: The states of the random generators for recomputing the most recent batches, and the number of these batches.
 _Now = tuple[Moment | None, int]
 _NO_NOW: _Now = (None, 0)
 
@@ -51,7 +51,7 @@ _NEVER = 1 << 62
 
 @dataclass
 class ReadingSettings:
-    """The dataset and the settings for reading, which are the same in all workers."""
+    """A dataset, and how to read it. All workers of a loader have equal settings."""
 
     kind: int
     dataset: Any
@@ -81,7 +81,7 @@ class EpochReader:
     """Reads successive epochs.
 
     Args:
-        reading: the dataset and the settings.
+        reading: the dataset, and how to read it.
         generators: returns the generator states to include in snapshots; None if the caller saves these states.
     """
 
@@ -93,8 +93,8 @@ class EpochReader:
         #: `_fetched`: the number of batches requested from this fetcher. `count`: the number of calls of `read` in this
         #: epoch.
         self._fetched = self.count = 0
-        #: `_is_over`: whether the dataset has ended. `_is_uncounted`: whether `_trails` does not count the last batch,
-        #: because the program may not have received this batch. `_is_cut_off`: whether the reading of a batch was
+        #: `_is_over`: whether the dataset has ended. `_is_uncounted`: whether `_trails` does not count the most recent
+        #: batch, because the program may not have received it. `_is_cut_off`: whether the reading of a batch was
         #: interrupted, for example by Ctrl-C.
         self._is_over = self._is_uncounted = self._is_cut_off = False
         #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
@@ -115,7 +115,7 @@ class EpochReader:
     # -- properties of the dataset -------------------------------------------------------------------
 
     def use(self, reading: ReadingSettings) -> None:
-        """Replaces the dataset and the settings, which may differ in each epoch."""
+        """Replaces the dataset and the settings for reading it, which may change from epoch to epoch."""
         self.reading = reading
         #: The object to iterate over: the dataset, or an adapter that saves the dataset's position.
         self._source = reading.dataset
@@ -249,10 +249,10 @@ class EpochReader:
                 self._complain(since, draws or SampleDigest.differ_in_numbers_alone(base.digest, self.digest or 0))
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Warns, or raises ValueError, because a dataset without a state yields other samples than before.
+        """Warns, or raises ValueError, because a dataset without a state has not repeated the samples of the saved run.
 
         Args:
-            since: the number of batches that were recomputed.
+            since: the number of batches that were reread.
             is_noise: whether the difference may come from random numbers that are drawn for each sample.
         """
         if is_noise:
@@ -381,7 +381,7 @@ class EpochReader:
         self._is_uncounted, self._is_cut_off = True, False
 
     def _count_last(self) -> None:
-        """Makes `_trails` count the last batch, because the program has received this batch."""
+        """Makes `_trails` count the most recently read batch, because the program has received this batch."""
         if self._is_uncounted:
             self._is_uncounted = False
             self._trails.count()
@@ -447,8 +447,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program received the last batch. If `is_given` is False, the snapshot is from before
-                the last batch.
+            is_given: whether the program received the most recent batch. If `is_given` is False, the snapshot is from
+                before this batch.
         """
         is_inside = self.count - (not is_given and self._is_uncounted) > 0
         if self.reading.is_iterable and self.restores_position and (self._is_cut_off or not is_given):
@@ -464,8 +464,8 @@ class EpochReader:
             return self._came_from
         if not self.restores_position:
             return self._state()
-        # The position also contains the dataset's current states, which are not used, because user code may inspect
-        # them.
+        # The position also contains the dataset's current states, so that user code can inspect them. They are not
+        # loaded.
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:

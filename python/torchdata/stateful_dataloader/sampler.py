@@ -352,7 +352,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
             state_dict: a result of `state_dict`.
 
         Raises:
-            ValueError: `state_dict` is not a result of `state_dict`.
+            ValueError: the argument was not returned by the method `state_dict()`.
         """
         if self._YIELDED not in state_dict:
             raise ValueError("Invalid state_dict: the state of a StatefulDistributedSampler has 'yielded'")

@@ -93,9 +93,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. "restart" does
             not cover workers that exit for other reasons. Each kill at the same batch doubles the time limit for that
             batch, and a worker has at least a minute before its first batch.
-        patience: with `on_timeout="restart"`, the seconds granted to a worker that is busy, which means that its
-            threads have run or waited for a processor for at least a tenth of the time. With `patience=None`, `timeout`
-            applies to all workers.
+        patience: with `on_timeout="restart"`, the time limit for busy workers in seconds, instead of `timeout`. A
+            worker is busy if its threads have run or waited for a processor for at least a tenth of the last
+            `timeout / 2` seconds. With `patience=None`, `timeout` applies to all workers.
         on_error: what happens to a sample if `dataset[index]` or `__getitems__` raises. "raise" raises the exception,
             and the batch is lost. "skip" omits the sample, which makes the batch shorter; an empty batch is not
             returned. If `__getitems__` raises, it is called again for each index of the batch. For an iterable dataset,
@@ -227,8 +227,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             return self._iterator
         if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
             if self._iterator.lasts_one_epoch:
-                # The workers exit, because the loaded state has another number of workers. State that is kept between
-                # epochs is transferred to the new workers.
+                # The workers exit, because the loaded state has a different number of workers. State that is kept
+                # between epochs is transferred to the new workers.
                 if self._iterator.is_finished:
                     self.load_state_dict(self.state_dict())
                     return iter(self)
@@ -252,7 +252,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
     def _groups(self) -> list[Group]:
         pool = getattr(self._iterator, "_pool", None)
-        return [pool] if isinstance(pool, Group) else []  # the pool of a loader without workers is no group
+        return [pool] if isinstance(pool, Group) else []  # without workers, the pool is not a `Group`
 
     # -- state ---------------------------------------------------------------------------------------
 
@@ -281,9 +281,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         resumes from the state if it has returned no batch. If an existing iterator has returned a batch, its next batch
         raises `RuntimeError`.
 
-        Within an epoch, the next loop raises `ValueError` if the class of the sampler, the length of a map-style
-        dataset or the number of ranks differs. If the state was saved before the first batch of the epoch, the epoch
-        starts over instead. The loop issues a warning if the state belongs to another rank.
+        If a state was saved within an epoch, the next loop raises `ValueError` if the class of the sampler, the length
+        of a map-style dataset or the number of ranks differs from the state. If the state was saved before the first
+        batch of the epoch, the epoch starts over instead. The loop warns if the state belongs to another rank.
 
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.

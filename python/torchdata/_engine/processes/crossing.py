@@ -44,7 +44,7 @@ _WATCHER = "torchdata-early-watch"
 #: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the exit of the main process
 #: (or of the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
 #: only after its imports. The system call (PR_SET_PDEATHSIG) does the same as `continue_with_parent` of the extension,
-#: which the child cannot import yet. A child that is already stopped while its interpreter starts is not continued.
+#: which the child cannot import yet. A child that is stopped (SIGSTOP) before this code runs stays stopped.
 _WATCH = f"""
 import os, select, signal, sys, threading
 

@@ -7,16 +7,15 @@ forking process in two ways:
   use CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads
   cannot use CUDA, and may hang at a held lock. The main process forks a forking process for replacements right after it
   has forked a loader's children. This forking process has one thread and runs no user code. The forking process already
-  contains the programs of the children, because it is a copy of the main process. The forking process exits together
-  with the loader.
+  contains the programs of the children, because it is a copy of the main process. It exits together with the loader.
 - With start method "forkserver", every child is forked from a single process. The main process spawns this process as a
   fresh interpreter, which imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
   whereas the children of this engine have all signals blocked until they leave the signals to the main process.
 
-The main process waits for the process id of a child, and a spawned forking process may first import the program for
-seconds. If Ctrl-C or another handled signal arrives while a forking process is still starting, the main process ends
-the forking process, and all requests to it fail.
+The main process waits until the forking process reports the process id of a child. This may take seconds, because a
+spawned forking process imports the program first. If Ctrl-C or another handled signal arrives while a forking process
+is still starting, the main process ends the forking process, and all requests to the forking process fail.
 
 A process that the forking process forks is not a child of the main process. The main process monitors a child of the
 forking process through a pidfd, and requests the exit code from the forking process. If the forking process exits

@@ -17,16 +17,16 @@ __all__ = ["workers_that_fit"]
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns a lower and an upper bound for how many workers the cores can run; infinite for remote workers."""
+    """Returns a lower and an upper bound for how many workers the cores can run; both are infinite for remote workers."""
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
-    # A process may also use processor time before the first item of each epoch, for example to start.
+    # Before the first item of each epoch, a process may use processor time that is not spent on items.
     before = (stats.first_item_seconds or 0.0) * (stats.epochs + 1)
     processors = _processors_of(stats.workers or stats.processes, before)
     if processors is None:
         return stats.cores, math.inf
     least, most = processors
-    if not stats.workers:  # the main process also trains, with any number of threads
+    if not stats.workers:  # the main process also trains, and its training may use several threads
         return max(stats.cores, _filling(stats.cores, most)), math.inf
     main = stats.main
     computed = (main.cpu_seconds or 0.0) / stats.seconds if main is not None and stats.seconds > 0 else 0.0
@@ -42,11 +42,10 @@ def _filling(free: float, processors: float) -> float:
 def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[float, float] | None:
     """Returns a lower and an upper bound for the number of processors that one process uses while it works.
 
-    The result excludes the effect of other programs, which make a process wait for a processor.
+    The result does not depend on other programs, although these make a process wait for a processor.
 
     Args:
-        before: the most seconds of processor time that a process has used before its first item, for example for
-            imports.
+        before: the maximum number of seconds of processor time that each process has used before its first items.
 
     Returns:
         The lower and the upper bound; None if the processor times are unknown.

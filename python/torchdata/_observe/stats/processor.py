@@ -1,6 +1,6 @@
 """Reads the processor time of a process from the system.
 
-Role: runs in any process, and reads only processes that this process may inspect.
+Role: runs in any process. Another process is measured only if the operating system lets this process inspect it.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Content(NamedTuple):
     """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
     Args:
-        entries: the positions of pipes; None if the snapshot contains only generators.
+        entries: the saved entry of each pipe; None if the snapshot contains only the states of generators.
         generators: the states of the global generators.
         read_out: whether the worker had reached the end of its dispatched items.
         filled: the epoch that has filled the caches, or fills them now; None if this epoch cannot be repeated.

@@ -1,7 +1,7 @@
 """Shared code of pipes that turn one item into several (flatmap, map_batches, unbatch, mux, …).
 
 Role: yields the parts of one item after another without a Python frame for each part, and tracks which parts remain.
-This module's code runs in the process that iterates the pipe, which owns these parts.
+This module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Unfolding:
     _resume: dict[str, Any] | None = state(items=True, saved=False)  # the state to resume from
 
     def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-        """Yields the remaining parts of the item in a loaded state, and then the parts of each item of `items`."""
+        """Yields the remaining parts of the item that a loaded state contains, and then the parts of `items`."""
         return chain.from_iterable(self._each_parts(items, parts_of))
 
     def _each_parts(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Iterator[Any]]:

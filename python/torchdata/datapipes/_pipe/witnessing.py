@@ -5,8 +5,8 @@
 Role: each worker reads the whole source and keeps the items at the positions of its share. If two workers read the
 items in different orders, some items belong to both shares or to none. To detect this, the filter records checksums of
 some items with their positions, and the loader compares the checksums of its workers. This module's code runs in
-workers, in the thread that reads the filter. All workers sample equal positions, with gaps that grow as the square root
-of the position. Of the items that two workers with different orders sample, about 36 are common to both.
+workers, in the thread that iterates the filter. All workers sample equal positions, with gaps that grow as the square
+root of the position. If two workers read in different orders, about 36 items are sampled by both workers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Note(NamedTuple):
         start: the position in the source at which the filter began to read.
         samples: pairs of the position and the checksum of an item.
         length: the number of items of the source; None before the end of the source.
-        splits_itself: whether the source is assumed to split its items, so that no two workers may read one item.
+        splits_itself: whether the source is assumed to split its items, so that no two workers should read the same item.
     """
 
     number: int

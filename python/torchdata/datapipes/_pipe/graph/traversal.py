@@ -105,7 +105,7 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # A heap of groups of sibling containers, by the number of containers in their branch.
+    # A heap of groups of sibling containers, ordered by the number of containers in a group and its ancestor groups.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)

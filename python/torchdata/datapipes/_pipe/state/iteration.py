@@ -4,9 +4,9 @@ Role: a *pass* is one iteration of one pipe. This module maintains the `PassReco
 must be replayed in order to resume, its record contains the states of the pipe and of all its sources at the beginning
 of the pass. This module's code runs in the process and thread that iterates the pipe.
 
-A counter, which increases when a pass begins, determines which pass of a source belongs to a pass of the pipe that
-reads it. If the pass of the source began later, it belongs to the reader's running pass. If the pass of the source
-began earlier, it belongs to an earlier pass of a reader.
+A counter increases whenever a pass begins, so that the starts of two passes can be compared. If the latest pass of a
+source began after the running pass of the pipe that reads the source, the source's pass belongs to the running pass.
+Otherwise, the source's pass belongs to an earlier pass of a reader.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def _keeps_state_between(pipe: Any) -> bool:
 def iterate(datapipe: Any) -> Iterator[Any]:
     """Returns an iterator over the last pipe of a graph, so that the state of the graph can be saved.
 
-    Use this function if the graph ends with a PyTorch pipe. This package learns of an iteration of a PyTorch pipe only
-    at the first item, and never of its end. Therefore, `save_state` raises an error without `iterate` once the
+    Use this function if the graph ends with a PyTorch pipe. PyTorch reports the beginning of an iteration only at the
+    first item, and does not report the end. Therefore, `save_state` raises an error without `iterate` once the
     iteration may have ended.
 
     Example:
@@ -195,10 +195,10 @@ def perhaps_over(datapipe: Any) -> TypeError:
 
 
 def may_be_over(datapipe: Any) -> bool:
-    """Returns whether the running pass of a PyTorch pipe may have ended.
+    """Returns whether the latest pass of a PyTorch pipe may have ended.
 
-    PyTorch reports neither the end of a pass, nor the next pass before its first item. Therefore, unless `iterate`
-    began the pass, the result is True once a source has ended, or once as many items as `len` were yielded.
+    PyTorch does not report the end of a pass, and reports the next pass only at its first item. Therefore, unless
+    `iterate` began the pass, the result is True once a source has ended, or once `len(pipe)` items were yielded.
     """
     if record_of(datapipe).tells_end:
         return False
@@ -520,7 +520,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
 
 
 def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
-    """Makes a pipe load its part of a state by a call of `take`."""
+    """Calls `take`, a method of `pipe` that loads `state`. For a pipe of this package, first checks the state."""
     if not type(pipe).__module__.startswith("torchdata."):
         take(state)
         return

@@ -22,7 +22,7 @@ __all__ = ["LIST_SUFFIX", "FolderSearch", "dumped", "is_reserved", "read_list"]
 #: The suffix of the list, which is appended to the path of the item.
 LIST_SUFFIX = ".torchdata_list"
 
-#: Maximum size of a list, in bytes. A list of this size contains some millions of paths.
+#: Maximum size of a list, in bytes. A list of this size contains several million paths.
 _LONGEST = 256 << 20
 
 _RESERVED = re.compile(rf".*{re.escape(LIST_SUFFIX)}|\.torchdata-.*\.(part|lock).*", re.I | re.S)

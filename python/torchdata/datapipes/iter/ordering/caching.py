@@ -56,7 +56,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: Number of the first items of an epoch that are not in the cache, because the cache would exceed `size`.
+    #: How many of an epoch's first items are not in the cache, because the cache would exceed `size` with these items.
     _given_up: int = state(0, copied=True, lasts=True)
     #: The shares of the sharding filters before this pipe for which the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)

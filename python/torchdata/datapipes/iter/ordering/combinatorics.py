@@ -211,8 +211,8 @@ class Sampler(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._order is None:
-            # A sampler with a length is read completely now, so that a saved state contains the order of a random
-            # sampler.
+            # A sampler with a length is read completely before the first index is yielded, so that a saved state
+            # contains the order, which may be random.
             sequential = isinstance(self.sampler, SequentialSampler)
             finite = isinstance(self.sampler, Sized)
             self._order = range(len(self.sampler)) if sequential else list(self.sampler) if finite else self.sampler

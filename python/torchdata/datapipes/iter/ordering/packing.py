@@ -1,6 +1,6 @@
 """The pipe that packs sequences of different lengths into rows of one length: Packer.
 
-This pipe runs in the process that iterates the pipeline. The state contains the incomplete rows, and those parts of a
+This pipe runs in the process that iterates the pipeline. The state contains the incomplete rows, and the parts of a
 long sequence that are not in a row yet.
 """
 
@@ -21,7 +21,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Packer"]
 
-#: An item or a part of an item: a sequence of tokens, or a dict from column to sequences of equal length.
+#: An item or a part of an item: a sequence of tokens, or a dict from column to sequence; all its lengths are equal.
 Piece = Any
 
 #: The name of the column of a row if the items are sequences.
@@ -179,8 +179,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 yield self._row(room, pieces)
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
-        """Divides a piece into pieces of at most `max_tokens` tokens. With `"cut"`, the first of them fills the current
-        row."""
+        """Divides a piece into pieces of at most `max_tokens` tokens. With `"cut"`, the first piece
+        fills the current row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most
@@ -197,8 +197,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return _cut(piece, [0, *range(most, size, most), size] if self.long == "split" else [0, most])
 
     def _columns_of(self, item: Any) -> Piece:
-        """Returns `item` if it is a sequence, and for a mapping a dict of the columns to pack, after a check for equal
-        lengths."""
+        """Returns `item` if it is a sequence, or a dict of the columns to pack if it is a mapping. Raises ValueError if
+        the columns have different lengths."""
         if type(item) in _KINDS or not isinstance(item, Mapping):
             _kind_of(_TOKENS, item)
             return item

@@ -40,7 +40,7 @@ class DataFrameMaker(IterDataPipe[Any]):
         source_dp: the pipe of rows.
         dataframe_size: rows per frame, 1,000 by default; the last frame may have fewer.
         dtype: None (the default) lets the library infer the types; otherwise a `pyarrow.Schema`, a mapping from column
-            to a dtype of the library, or one such dtype for all columns.
+            to a dtype of `library`, or one such dtype for all columns.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
             pickled. `dtype_generator` is used if `dtype` is None.
         columns: the names of the columns. Rows that are mappings must contain all columns of `columns`; other keys are
@@ -119,7 +119,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         source_dp: yields paths of Parquet files, or pairs of path and seekable binary stream. Each stream is closed
             after it was read.
         dtype: None (the default) keeps the types in the file; otherwise a `pyarrow.Schema`, a mapping from column to a
-            dtype of the library, or one dtype for all columns.
+            dtype of `library`, or one such dtype for all columns.
         columns: the columns to read, in this order; None (the default) for all. A nested column is `"parent.child"`.
         device: `""` or `"cpu"`.
         use_threads: whether columns are decoded by several threads.
