@@ -1,5 +1,5 @@
-//! Models the main process, which begins epochs, requests items, breaks, pauses, calls functions, and stops all
-//! processes.
+//! Models the main process, which begins epochs, requests items, leaves epochs early, pauses the children, calls
+//! functions in them, and stops all processes.
 
 use torchdata_core::protocol::{Command, Next, Stream};
 
@@ -244,7 +244,7 @@ impl World {
         Some((asked, after))
     }
 
-    /// Returns the result of one attempt to receive an item, and the world afterwards.
+    /// Returns the result of one attempt to receive an item, and the state of the model afterwards.
     fn ask(&self, setting: &Setting) -> Option<(Asked, Self)> {
         let Some(arrived) = self.arrived() else {
             let mut after = self.clone();

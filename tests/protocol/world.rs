@@ -193,7 +193,7 @@ pub enum Ended {
     Failed,
 }
 
-/// The parts of a world that change in few steps.
+/// The parts of the model's state that most steps leave unchanged.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
     /// For each child that was started as a replacement, the number of its items that the main process had received
@@ -213,8 +213,8 @@ pub struct Kept {
 /// The links of workers on other machines, if any.
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// `far` contains the copies of the workers' links on the other machines, and `carriers` transfer units and words
-    /// between the links and their copies.
+    /// `far` contains the copies of the workers' links that are on the other machines. `carriers` transfer units and
+    /// control words between the links and their copies.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
     /// `dealing` contains the dispatching process's copies of its links to the workers, and `lanes` transfer items and
@@ -245,7 +245,7 @@ pub struct World {
     pub called: u8,
     pub thread: Option<Thread>,
     pub deaths: u8,
-    /// `snapshots` is how many more snapshots may be taken, and `resumes` is how often the epoch may still be resumed.
+    /// The number of snapshots that may still be taken, and of times that the epoch may still be resumed.
     pub snapshots: u8,
     pub resumes: u8,
     /// The number of items that the user has received in this run of the epoch.
@@ -260,7 +260,7 @@ pub struct World {
     pub elsewhere: Part<Elsewhere>,
 }
 
-/// The shared parts of all worlds of an exploration.
+/// The data that all states of an exploration share.
 #[derive(Default)]
 pub struct Parts {
     collecting: Pool<Collecting>,
@@ -272,9 +272,9 @@ pub struct Parts {
     elsewhere: Pool<Elsewhere>,
 }
 
-/// The world after a step, or the rule that the step breaks.
+/// The state of the model after a step, or the rule that the step breaks.
 pub type After = explore::After<World>;
-/// A function that is called with each step and the world after this step.
+/// A function that is called with each step and the state of the model after this step.
 pub type Take<'a> = explore::Take<'a, Act, World>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -140,7 +140,7 @@ unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
     }
 }
 
-/// Returns the last `len % 8` bytes as the lowest bytes of a word with undefined other bytes. `len % 8` must not be 0.
+/// Returns the last `len % 8` bytes as the lowest bytes of a word whose other bytes are 0. `len % 8` must not be 0.
 ///
 /// # Safety
 /// `from` is readable for `len` bytes.
@@ -180,7 +180,7 @@ pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     sum >> 48
 }
 
-/// Computes a number that distinguishes units and does not depend on their position.
+/// Computes a hash of the contents of a unit, which does not depend on the unit's position in the ring.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Digest {
     buffers: u64,

@@ -30,7 +30,7 @@ pub struct Strided {
 }
 
 /// Returns the order of an array's axes in memory, outermost first. Copying in this order reads the memory as
-/// sequentially as possible. The order does not change for axes with equal strides, or if the array repeats elements.
+/// sequentially as possible. Axes with equal strides, or all axes if the array repeats elements, keep their order.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {

@@ -1,4 +1,4 @@
-//! Waits for events without the GIL. A wait consists of slices, and Python's signals are handled between two slices.
+//! Waits for events without the GIL. A wait consists of time slices. Python's signals are handled between two slices.
 //!
 //! An exception that a signal handler raises ends the wait and is returned. No event is lost, because an event during a
 //! slice ends the wait before signals are handled, and a later event ends the next wait.
@@ -30,8 +30,8 @@ impl Slices {
 ///
 /// # Arguments
 /// * `sleep` - sleeps for at most one slice, without the GIL. Returns whether the event has occurred.
-/// * `look` - checks for the event with the GIL, after each slice without the event and after signals were handled.
-///   Returns whether the event has occurred.
+/// * `look` - checks for the event while the GIL is held. Called after each slice in which the event did not occur,
+///   once signals were handled. Returns whether the event has occurred.
 pub fn wait(
     py: Python<'_>,
     limit: Option<Duration>,
@@ -59,7 +59,7 @@ pub fn wait(
 }
 
 /// Waits up to `limit` for an event that must be checked regularly. Returns whether the event has occurred. `look`
-/// checks for the event. `look` is called immediately and then after each slice.
+/// checks for the event. `look` is called immediately, and then after each slice of the wait.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 
-/// A value that threads access one at a time, while they are attached to the interpreter. The value is never borrowed
-/// during a wait, so signal handlers and other threads find a consistent value.
+/// A value that threads access one at a time, while they are attached to the interpreter. A thread neither waits nor
+/// runs Python code during an access, so signal handlers and other threads find a consistent value.
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: `with` requires a token of the interpreter, which only one thread has at a time, and no `look` releases the
@@ -40,7 +40,7 @@ impl<T> GilCell<T> {
     }
 }
 
-/// SYNC(gil): pairs with the same order in all other operations on numbers of this kind.
+/// SYNC(gil): pairs with itself, because all operations on a `GilNumber` use this order.
 const ORDER: Ordering = if cfg!(Py_GIL_DISABLED) { Ordering::SeqCst } else { Ordering::Relaxed };
 
 /// A number that threads only change while they are attached to the interpreter.
@@ -71,7 +71,7 @@ impl GilNumber {
         }
     }
 
-    /// Stores `new` if the current number is `old`. Returns whether it was.
+    /// Stores `new` if the current number is `old`. Returns whether `new` was stored.
     #[inline]
     pub fn replace(&self, old: u64, new: u64) -> bool {
         if cfg!(Py_GIL_DISABLED) {

@@ -1,4 +1,4 @@
-"""In threads, after copying and in forked children, loaders behave as the guide's table states."""
+"""In threads, after copying and in forked children, loaders behave as docs/guides/threads.md states."""
 
 import asyncio
 import copy

@@ -18,10 +18,10 @@ COLLATES = {"StatefulDataLoader": "pad", "DataLoader2": "Mapper(pad)"}
 
 @dataclass
 class Cause:
-    """The cause that limits a loader, and the expected diagnosis.
+    """A test case: the cause that limits a loader, and the diagnosis that is expected.
 
-    Times of a batch are milliseconds, and sizes are bytes. `computes` is the number of processor seconds per second of
-    work, and `stands` is the number of seconds that a worker waits for a processor, per second of processor time.
+    Times are milliseconds per batch, and sizes are bytes. `computes` is the number of processor seconds per second of
+    work. `stands` is the number of seconds that a worker waits for a processor, per second of processor time.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Runs a program as in a sandbox. The named system calls fail as under a system call filter or on an old kernel.
+"""Runs a program with a system call filter. The named system calls fail as in a sandbox or on an old kernel.
 
 `python -m sandboxed EPERM memfd_create,pidfd_open PROGRAM…`
 """

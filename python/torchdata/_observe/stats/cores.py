@@ -17,7 +17,7 @@ __all__ = ["workers_that_fit"]
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns a lower and an upper bound for how many workers the cores can run; both are infinite for remote workers."""
+    """Returns a lower and an upper bound for how many workers the cores can run; remote workers have no bound."""
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
     # Before the first item of each epoch, a process may use processor time that is not spent on items.

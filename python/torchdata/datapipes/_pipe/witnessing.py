@@ -48,7 +48,7 @@ class Note(NamedTuple):
         start: the position in the source at which the filter began to read.
         samples: pairs of the position and the checksum of an item.
         length: the number of items of the source; None before the end of the source.
-        splits_itself: whether the source is assumed to split its items, so that no two workers should read the same item.
+        splits_itself: whether the source should split its items, so that no two workers read the same item.
     """
 
     number: int

@@ -125,7 +125,7 @@ impl Producer {
         self.flow = flow;
     }
 
-    /// Returns the counters of this end.
+    /// Returns the counters of the items, bytes and wake-ups that this producer has sent.
     pub fn flow(&self) -> &FlowRef {
         &self.flow
     }

@@ -56,7 +56,7 @@ fn entries() -> impl Iterator<Item = &'static InheritedEntry> {
 }
 
 fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
-    // SYNC(noted): pairs with the drops of `Mapping` and `Descriptor`, which free an entry.
+    // SYNC(noted): pairs with `Mapping::drop` and `Descriptor::drop`, which set an entry's state to `FREE`.
     let taken = entries()
         .find(|entry| entry.state.compare_exchange(FREE, OPAQUE, Ordering::Acquire, Ordering::Relaxed).is_ok());
     let entry = taken.unwrap_or_else(|| {
@@ -185,7 +185,7 @@ pub fn drop_all_but(keep: &[&Mapping]) {
     }
     for (start, end) in joined(dropped) {
         // SAFETY: no lease, block or array points into these mappings, and the words that other owners may read are
-        // atomic and valid as zeros. Each owner exists, because owners remove the entry before unmapping.
+        // atomic and valid as zeros. Each mapping exists, because its owner frees the entry before the unmapping.
         unsafe { put_zeros(start, end - start) };
     }
 }

@@ -5,9 +5,9 @@
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The low bits are sufficient,
-//! because the streams of writer and reader are never far apart. If a writer confuses two streams, the only effect is
-//! that an item is sent too early and remains in the ring (see `Receiving`).
+//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The low bits suffice, because the
+//! streams of writer and reader are never far apart. If a writer confuses two streams, an item is sent too early and
+//! remains in the ring (see `Receiving`).
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -39,7 +39,8 @@ pub struct Grant {
 pub enum Reader {
     /// The reader is still in an earlier stream.
     Behind,
-    /// The reader is in the writer's stream, and wants this total number of items from the stream, modulo 2^30.
+    /// The reader reads the stream that the writer writes. The value is the total number of items that the reader
+    /// wants from this stream, modulo 2^30.
     Here(u32),
     /// The reader has ended this pass, but may request the next pass.
     Left,

@@ -29,13 +29,13 @@ pub struct QueuePosition<M> {
 }
 
 impl<M> QueuePosition<M> {
-    /// Creates the position after the first `steps` items and the later items `ahead`, both counted from `mark`.
+    /// Creates a position at which the first `steps` items after `mark` and the items in `ahead` were delivered.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
     }
 
-    /// Returns the last mark for which all earlier items were delivered.
+    /// Returns the latest mark such that all items before the mark were delivered.
     pub fn mark(&self) -> &M {
         &self.mark
     }

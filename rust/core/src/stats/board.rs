@@ -372,7 +372,7 @@ impl PipeRef {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// Returns the page of the record.
+    /// Returns the page of counters that contains the record.
     pub fn page(&self) -> &PageRef {
         &self.page
     }

@@ -357,7 +357,7 @@ impl<M> Home<M> {
 }
 
 /// Creates a tensor that uses existing memory. `extents` contains the shape, followed by the strides in elements. All
-/// elements must be within the memory.
+/// elements must be within `memory`.
 pub fn tensor_over<'py>(
     py: Python<'py>,
     element: ElementType,

@@ -31,7 +31,7 @@ impl TimeUnit {
     }
 }
 
-/// Returns whether a type number means booleans, integers, floats or complex numbers.
+/// Returns whether NumPy's type number stands for booleans, integers, floats or complex numbers.
 fn is_number(number: c_int) -> bool {
     matches!(number, 0..=16 | 23)
 }
@@ -73,8 +73,8 @@ impl Dtype {
         Some((Self { number: u8::try_from(number).ok()?, unit }, size_of(py, descr)?))
     }
 
-    /// Returns the dtype of numbers with this type number, and the size of an element in bytes. Returns None if the
-    /// type number does not exist or does not mean numbers.
+    /// Returns the dtype with NumPy's type number `number`, and the size of an element in bytes. Returns None unless
+    /// the dtype consists of booleans or numbers.
     pub fn of_number(py: Python<'_>, number: c_int) -> PyResult<Option<(Self, usize)>> {
         if !is_number(number) {
             return Ok(None);

@@ -255,7 +255,7 @@ impl Delivery {
     }
 }
 
-/// The base class of loader iterators. A subclass does everything except returning the next item in the common case.
+/// The base class of loader iterators, which returns the next item in the common case. Subclasses do everything else.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct DeliveryIterator {
     delivery: Py<Delivery>,

@@ -29,7 +29,7 @@ pub struct HandingIterator {
 }
 
 impl HandingIterator {
-    /// Counts and measures the items in the record of a pipe on the main process's page, starting with the next epoch.
+    /// From the next epoch on, counts and times the items of a pipe, in the pipe's record on the main process's page.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.meter.count_into(py, pipe);
     }

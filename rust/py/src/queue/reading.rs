@@ -33,7 +33,7 @@ pub struct SourceReader {
     index: AtomicU64,
     /// Whether the source has ended, or has raised an error after which it was not read again.
     ended: AtomicBool,
-    /// An exception that `state_of` has raised after the last item, which is raised instead of returning the next item.
+    /// An exception that `state_of` raised for the previous item. It is raised instead of returning the next item.
     state_error: GilCell<Option<Py<PyAny>>>,
 }
 

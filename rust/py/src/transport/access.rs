@@ -141,8 +141,8 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces all exited processes, including `dead`. Returns false if another thread reads and will replace the
-    /// processes.
+    /// Replaces all exited processes, including `dead`. Returns false if another thread is already reading, because the
+    /// reading thread itself will replace the processes.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;

@@ -81,7 +81,7 @@ pub(super) struct Outlet {
 
 /// A unit that waits for free space. Commands may be executed while the unit waits.
 pub(super) struct Departing {
-    /// The index of the shard that has produced the unit, or of the reader that receives the unit.
+    /// In a worker, the index of the shard that produced the unit; in the dispatching process, the index of its reader.
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,

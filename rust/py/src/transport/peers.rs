@@ -225,7 +225,7 @@ impl Peers {
     }
 
     /// Makes the next unit of a peer the current unit, and returns whether there was one. If the next unit in the ring
-    /// belongs to another peer, that other unit is kept until its peer is next.
+    /// belongs to another peer, the unit is stored until a call of `take` for that peer.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         if let Some(taken) = self.taken_in[peer].pop_front() {

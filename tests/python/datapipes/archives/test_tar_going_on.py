@@ -47,7 +47,6 @@ def gone_on(build: Callable[[], Any], count: int) -> tuple[list[Any], Any]:
 class Recording(io.RawIOBase):
     """A seekable or forward-only file that records the lowest offset that was read."""
 
-    #: The lowest offset that was read.
     least: ClassVar[int] = 1 << 60
 
     def __init__(self, path: str, seeks: bool) -> None:
@@ -116,7 +115,7 @@ class ReadOnlyRecipe:
 
 
 def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
-    """Returns the path, and a stream of the file from which `start` bytes were read."""
+    """Returns the path, and a stream of the file, positioned after its first `start` bytes."""
     if kind == "memory":
         stream: Any = io.BytesIO(Path(path).read_bytes())
     elif kind == "file":

@@ -9,5 +9,5 @@ numbers, a model computes the expected items as well.
 
 `pipelines` contains steps of pipelines, `plans` generates plans, `epochs` reads the items of an epoch, `model` computes
 the expected items, `run` executes a plan, and `events` contains the events. `blows` contains the faults that end a run:
-a process is killed, stopped or interrupted, and is not replaced. `graphs` runs plans on the graphs of `random_graphs`.
+a process is killed, stopped or interrupted, and is not replaced. `graphs` runs plans on graphs of `random_graphs`.
 """

@@ -100,7 +100,7 @@ def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
 
 
 def dict_lines(item: int) -> tuple[str, str]:
-    """Returns a pair: the path of one of two files, and a line, which may be empty."""
+    """Returns a file name, which changes after every 4 items, and a line, which is empty for every fifth item."""
     return "ab"[item // 4 % 2], "" if item % 5 == 0 else str(item)
 
 

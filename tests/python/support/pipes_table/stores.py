@@ -10,8 +10,8 @@ from pipes_table.folders import folder
 from pipes_table.row import Row
 from torchdata.datapipes.iter import FileLister
 
-#: The sources of the rows yield numbers up to this limit. The folder contains a file and a subfolder with files for
-#: each number.
+#: The sources in the test cases yield numbers up to this limit. The folder contains a file and a subfolder with files
+#: for each number.
 _MOST = 20
 _FOLDER = folder("stores")
 

@@ -104,8 +104,8 @@ def check(
     reader: type[Plain],
     away: bool = False,
 ) -> None:
-    """Saves a graph at one position, and resumes from this state. For each number in `chain`, the resumed graph is
-    read, saved and resumed again. -1 as the position or in `chain` stands for a state before the iteration begins."""
+    """Saves a graph at one position, and resumes from this state. For each number in `chain`, the resumed graph
+    yields this many items, and is saved and resumed again. -1 stands for a state before an iteration begins."""
     start(graph.number)
     run = reader(graph)
     for earlier in range(epoch):

@@ -1,6 +1,6 @@
 //! The types of the arguments and results of the queue's methods.
 
-/// The number of a slot. Slots are numbered in the order of the results.
+/// The number of a slot. Slots are numbered in the order in which they are reserved.
 pub type Slot = u64;
 
 /// The result of a request to use the source.

@@ -201,8 +201,8 @@ impl<T> OrderedQueue<T> {
         state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
     }
 
-    /// Records that the worker of a slot no longer uses the source, and will store the outcome later. The slot stays
-    /// reserved, but `wait_still` does not wait for the worker.
+    /// Records that the worker of a slot no longer uses the source. The worker stores the outcome later, so the slot
+    /// stays reserved, but `wait_still` does not wait for the worker.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
