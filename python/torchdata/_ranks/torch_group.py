@@ -4,11 +4,11 @@ The group contains all ranks of the job, or the ranks of one of torch's process 
 
 Role: the group is opened and used in the main process of every rank, by one thread at a time. A `TorchGroup` owns a
 `Meeting`: one connection of every rank to rank 0, served by a native thread while the group is in use. The messages
-never mix with the messages of the training, and the remaining ranks notice when any rank fails, including rank 0.
+never mix with the messages of the training. If a rank fails, even rank 0, all other ranks notice the failure.
 `torchdata_core::ranks` describes the protocol.
 
-Neither torch's process groups nor the store are used for operations. Process groups and the store wait for ranks that
-no longer exist, until the job's timeouts expire, even in destructors at interpreter exit.
+Operations use neither torch's process groups nor the store, because these wait for ranks that no longer exist until the
+job's timeouts expire, even in destructors at interpreter exit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchdata._ranks.opening import Opening
 #: For each set of ranks, counts the groups that this process has opened. All ranks open groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: The largest value, which leaves the decision to the other ranks, because the smallest value of all ranks counts.
+#: The largest value. A rank that passes this value to a minimum over all ranks leaves the result to the other ranks.
 _LARGEST = 2**63 - 1
 
 #: For each kind of failure that a `Meeting` reports, the words that describe it in error messages.

@@ -2,8 +2,8 @@
 
 Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
 the loader counts the items that the user has received. The engine records the positions of the workers, and a thread
-that waits for an item does not lock these records. Saving does not wait for any thread, because a state only combines
-references to recorded positions.
+that waits for an item does not lock these records. Saving a state does not wait for other threads, because the state
+only refers to recorded positions.
 
 Pipes that run in the main process can be inspected only between two items. The loader records the states of the main
 process's pipes between items, such as at the beginning of the epoch, and each recorded state is called a *mark*. The
@@ -92,7 +92,7 @@ class Tracker:
         self._yielded_before = 0
         #: Marks, oldest first. The first mark is the beginning of the epoch, or the position where the epoch resumed.
         self._marks: list[Position] = []
-        #: Whether the next epoch is the first one after this loader has loaded the pipes' state from an epoch's end.
+        #: Whether this loader has loaded the state of its pipes at an epoch's end, and has not begun an epoch since.
         self._is_behind_loaded = False
         #: The seeds at the beginning of the epoch after which the loaded state was saved; None without such a state.
         self._ended_seeds: SeedGenerator | None = None
@@ -101,7 +101,7 @@ class Tracker:
         self.end: Position | str | None = None
         #: If the beginning of an epoch has failed or was interrupted: the number of epochs that had begun before.
         self._epochs_before: int | None = None
-        #: `_since`: the time when the epoch began or resumed. `_seconds_before`: its earlier duration.
+        #: `_since`: the time when the epoch began or resumed. `_seconds_before`: the duration of the epoch before that.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: The reason why the state of the main process's pipes could not be saved; None if it could be saved.
         self.unsaved: str | None = None

@@ -1,7 +1,7 @@
 """Reads a source ahead in threads, with an exact position, for ParallelMapper, Prefetcher and PinMemory.
 
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
-takes an item from the source. While a thread calls the function with its item, another thread takes the next item.
+takes an item from the source. While this thread processes its item, another thread can take the next item.
 Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
 required, and tracks the position: a snapshot of the source, and the numbers of the items that were yielded after the
 snapshot. A state does not contain items in progress, because they are reread after the state is loaded.
@@ -37,7 +37,7 @@ __all__ = ["ReadSource", "ThreadedNode"]
 #: The function that is called with each item; None for nodes that return items unchanged.
 Function = Callable[[Any], Any] | None
 
-#: Maximum number of items per message to a process, and maximum number of seconds to compute these items.
+#: The maximum number of items per message to a process, and the maximum number of seconds for computing these items.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
 #: Items that together take less than this number of seconds are not divided among several processes, because an
 #: additional message would take as long.
@@ -64,7 +64,7 @@ class _Work(ReadAhead):
         options["when_closed"] = f"{name} was shut down: reset it, or make a new iterator of its Loader"
         super().__init__(name, limit, f"torchdata-{name}", several=True, keeps=False, **options)
         self.name, self.reader, self.wanted = name, reader, wanted
-        #: The number of items up to which the source is read after the queue was closed.
+        #: After the queue was closed, the source is read until this many items were taken from it.
         self.read_on_to = 0
 
     def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:

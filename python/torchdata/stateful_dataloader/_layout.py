@@ -19,10 +19,10 @@ checkpoint treats as one value, and which contains a single dict with these keys
 - "batch_size": the number of samples per batch, if the sampler provides it
 - "epoch": the epoch of a `DistributedSampler`
 - "skipped": if samples may be skipped, the skipped samples by kind of exception, and the number of all samples
-- "workers", or "reading" without workers: for each worker, the parts of its position that have no key in 0.11
+- "workers", or "reading" without workers: for each worker, the parts of its position that 0.11 does not save
 - "sampler": the complete states of a user's sampler and its iterator, because a checkpoint may drop parts of these
   states under the keys of torchdata 0.11
-- "loader": properties that must match those of a loader that loads the state; see `_fitting`
+- "loader": properties that must be equal in a loader that loads the state; see `_fitting`
 - "unstarted": whether no batch had been read when the state was saved
 """
 
@@ -55,7 +55,7 @@ _WORKERS = 1 << 16
 _AGAIN = 1 << 24
 #: The maximum number of batches between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31
-#: Keys of torchdata 0.11 whose values are user-defined dicts, which a new loader's state may lack.
+#: Keys of torchdata 0.11 that the state of a new loader may lack, because their values are user-defined dicts.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 #: The keys of 0.11 that identify a state without workers, and a state with workers.
 _KINDS = {"_num_yielded", "_snapshot"}

@@ -112,12 +112,12 @@ class ReadingPosition(NamedTuple):
         return self._replace(dataset=dataset, iterator=iterator, collate=collate, base=base)
 
     def frozen(self) -> bytes:
-        """Returns the pickled position, which cannot be modified, and which other processes need not unpickle."""
+        """Returns the pickled position, which cannot be modified, and which the main process need not unpickle."""
         return freeze(tuple(self))
 
     @classmethod
     def thawed(cls, frozen: bytes) -> ReadingPosition:
-        """Returns the position from a result of `frozen`."""
+        """Unpickles a position that `frozen` has pickled."""
         return cls(*pickle.loads(frozen))
 
 
@@ -129,7 +129,7 @@ class OrderState(NamedTuple):
         sampler: the state of the sampler.
         iterator: the state of the sampler's iterator.
         is_users: whether `sampler` and `iterator` are states of a user's sampler.
-        is_batched: whether the iterator belongs to a `BatchSampler`, so that the keys of its state are known.
+        is_batched: whether the iterator is of a `BatchSampler`, so that the keys of the iterator's state are known.
         indices: the indices that the sampler drew before its state, but that the user has not received.
         indices_since: the number of indices that the sampler drew after its state.
         ahead: for a sampler without a state, the number of drawn indices that the user had not received; the number of

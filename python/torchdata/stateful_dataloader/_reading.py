@@ -289,8 +289,8 @@ class EpochReader:
         if is_stateful(dataset) and own is not None:
             if reading.is_iterable and hasattr(dataset, "__dict__"):
                 self._trial = _Trial(dict(vars(dataset)), freeze(own))
-            # A dataset that is its own iterator may refuse a state before `iter`, so its state is loaded once more
-            # after `iter`.
+            # A dataset that is its own iterator may refuse a state before `iter`, so the state is loaded again after
+            # `iter`.
             with contextlib.suppress(*(() if base.dataset is not None else (Exception,))):
                 give(dataset, own)
         if is_stateful(reading.collate_fn) and base.collate is not None:
@@ -304,8 +304,7 @@ class EpochReader:
             give(self._iterator, part)
 
     def _of_dataset(self, base: ReadingPosition) -> Any:
-        """Returns the dataset's state in a snapshot, which is the iterator's state if the dataset is its own
-        iterator."""
+        """Returns the dataset's state in a snapshot. A dataset that is its own iterator has the iterator's state."""
         is_iterator = base.dataset is None and hasattr(self._source, "__next__")
         return base.iterator if is_iterator else base.dataset
 
@@ -349,7 +348,7 @@ class EpochReader:
             )
 
     def _read_once_more(self, index: Any) -> Exception | None:
-        """Rereads a batch that the program has received, and returns the exception that the read raises, if any."""
+        """Rereads a batch that the program has received. Returns the exception that is raised, or None."""
         try:
             self._fetch(index)
         except Exception as error:

@@ -36,10 +36,10 @@ from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, byte
 #: The prefix of the names of child processes.
 PREFIX = "torchdata "
 
-#: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third of
-#: this number of objects.
+#: The number of new objects after which garbage collection runs while a child starts. Importing torch creates a third
+#: of this number of objects.
 EARLY_THRESHOLD = 1_000_000
-#: The name of the thread that monitors the main process at first. Later, the engine's own thread replaces this thread.
+#: The name of the thread that monitors the main process until the engine's own thread replaces it.
 _WATCHER = "torchdata-early-watch"
 #: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the exit of the main process
 #: (or of the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
@@ -85,7 +85,7 @@ except RuntimeError:
 
 #: The folder where the program was started.
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
-#: Makes multiprocessing skip the import of a main module that has no file, by setting the path of this module.
+#: Sets the path of the child's main module, so that multiprocessing does not import a main module that has no file.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
@@ -141,8 +141,7 @@ class _Call:
 
 
 def end_early_watch() -> None:
-    """Ends the thread that has monitored the main process since the start of this child. The engine's own thread
-    replaces this thread."""
+    """Ends the thread that has monitored the main process since the start of this child."""
     for thread in threading.enumerate():
         if thread.name == _WATCHER:
             thread.over.set()  # type: ignore[attr-defined]
@@ -263,7 +262,7 @@ class SharedPickle:
 
         Args:
             loads: the function that unpickles.
-            is_permanent: whether `bytes` objects are in the shared memory. This process then never frees them.
+            is_permanent: whether `bytes` objects use the shared memory, so that this process can never unmap it.
         """
         whole = memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
         (length,) = _LENGTH.unpack(whole[-_LENGTH.size :])
@@ -293,7 +292,7 @@ class SharedPickle:
         return self._owned.fileno()
 
     def close(self) -> None:
-        """Closes the descriptor. The memory is released with the last view. Deleting the object also closes it."""
+        """Closes the descriptor. The memory is released with the last view of it."""
         self._owned.close()
 
     def __reduce__(self) -> Any:
@@ -325,8 +324,8 @@ def _adopt(duplicate: Any) -> SharedPickle:
 class Parcel:
     """The pickled objects for a child that another process forks, and the descriptors that these objects need.
 
-    multiprocessing treats a parcel like the object that starts a process, and passes descriptors, locks and queues
-    through it.
+    While the objects are pickled, multiprocessing uses the parcel in place of its own `Popen` object, and adds the
+    descriptors of locks and queues to the parcel.
 
     Args:
         contents: the objects, which are pickled separately.
@@ -347,7 +346,7 @@ class Parcel:
         return len(self._descriptors) - 1
 
     def DupFd(self, index: int) -> Any:
-        """Returns the replacement for a descriptor in the pickle; called by multiprocessing."""
+        """Returns the object that represents a descriptor in the pickle; called by multiprocessing."""
         return _Received(index)
 
     def descriptors(self) -> list[int]:
@@ -374,7 +373,7 @@ class _Received:
 
 
 def unpack(descriptors: Sequence[int]) -> Iterator[Any]:
-    """Yields the contents of a parcel, and unpickles each object on demand."""
+    """Yields the objects in a parcel. Each object is unpickled when it is requested."""
     *_received[:], shared = descriptors
     pickled = SharedPickle.adopt(shared)
     contents = pickled.load(lambda parcel, _: pickle.loads(parcel))

@@ -234,7 +234,7 @@ class ForkingProcess:
         return self.is_over
 
     def close(self) -> None:
-        """Ends the forking process once it does not monitor any children. Earlier children are not affected."""
+        """Ends the forking process. Its children continue to run."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -261,13 +261,13 @@ def _end_process(process: ChildProcess) -> None:
 
 
 _of_program: ForkingProcess | None = None
-# A forked child replaces this lock, because a thread that does not exist in the child may hold the lock.
+# A forked child replaces this lock, because a thread of its parent may have held the lock during the fork.
 _finding = threading.RLock()
 
 
 def forker_of_program(modules: Sequence[str]) -> ForkingProcess:
-    """Returns the forking process of this program. Spawns a forking process if there is none or the last one has
-    exited. A new forking process imports `modules`, so that its children share the memory of the modules."""
+    """Returns the forking process of this program. If no forking process is running, spawns one. A new forking process
+    imports `modules`, so that its children share the memory of the modules."""
     global _of_program
     with _finding:
         if _of_program is None or _of_program.has_ended():
@@ -319,10 +319,10 @@ class RemoteChild(ChildProcess):
     """A child that a forking process forks.
 
     Args:
-        find: a function that returns the forking process, or a new process if the last forking process has exited.
+        find: a function that returns the forking process, and starts a new one if the forking process has exited.
         name: the name of the child in messages.
         process_name: the name of the child's process.
-        target: the function that the child runs, which is looked up by name where it is unpickled.
+        target: the function that the child runs, which is pickled by name.
         args: the arguments of the function.
     """
 
@@ -340,8 +340,8 @@ class RemoteChild(ChildProcess):
         self._forker: ForkingProcess | None = None
 
     def _launch(self) -> int:
-        """Asks the forking process to fork the child. If the forking process exits before it replies, a new forking
-        process gets the request, but only once."""
+        """Asks the forking process to fork the child. If the forking process exits before it replies, sends the request
+        once to a new forking process."""
         forker = self._find()
         try:
             pid = self._ask(forker)
@@ -364,8 +364,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # An explicit answer is needed. Closing the socket is not enough, because a process that another thread is
-            # forking may have a copy of the socket.
+            # An explicit answer is needed, because closing the pipe has no effect while a process that another thread
+            # forks has a copy of the pipe.
             with contextlib.suppress(BrokenPipeError):  # the process has exited already
                 os.close(leave)
                 os.write(ours, answer)
@@ -380,8 +380,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process no longer exists. If the main process is process 1 of a container, it is now the
-            # parent of the child, and can reap the child.
+            # The forking process has exited. If the main process is process 1 of a container, the main process is now
+            # the parent of the child, and can reap the child.
             try:
                 code = reap(pid)
             except ChildProcessError:

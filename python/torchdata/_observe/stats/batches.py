@@ -34,8 +34,8 @@ __all__ = ["BatchClock", "BatchRecorder", "bind_reading"]
 _EACH = 500_000
 #: Maximum number of batches between two timed batches.
 _MOST = 256
-#: Maximum number of counted pipes in a dataset. The dataset, `collate_fn` and the loader are counted like pipes of the
-#: same process, so each of them uses up one of the `PIPES` rows.
+#: Maximum number of counted pipes in a dataset. The dataset, `collate_fn` and the loader each use up one of the `PIPES`
+#: rows of a process.
 _ROOM = PIPES - 3
 
 
@@ -54,13 +54,13 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: `_gap`: the number of batches that the next timed batch stands for. `_longest`: the limit of the mean of
-        #: `_gap`.
+        #: `_gap`: the number of batches since the last timed batch, for which the next timed batch counts. `_longest`:
+        #: the maximum mean of `_gap`.
         self._gap = self._longest = 1
         self._random = random.Random()
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return type(None), ()  # a copy of the timed object is timed from its own beginning
+        return type(None), ()  # a copy of an object with a clock has no clock
 
     def note(self, samples: int, reading: int, collating: int) -> int:
         """Records a timed batch; returns the number of batches after which to time another batch.
@@ -77,7 +77,7 @@ class BatchClock:
             return 1
         mean = min(_EACH // max(1, reading + collating), self._longest)
         self._longest = min(2 * self._longest, _MOST)
-        # The gap is random, so that the timing does not coincide with a periodic pattern of the dataset
+        # The gap is random, so that timed batches do not coincide with a periodic pattern of the dataset.
         self._gap = 1 if mean <= 1 else self._random.randrange(1, 2 * mean)
         return self._gap
 
@@ -88,7 +88,7 @@ def bind_reading(
     """Registers the functions that read samples and collate batches in the counters of this process.
 
     Args:
-        is_iterable: whether the dataset is iterated over, rather than read by index.
+        is_iterable: whether the dataset is an iterable dataset instead of a map-style dataset.
         collate_fn: the function that collates samples.
         hands_out: whether the user's program receives the batches in this process.
 

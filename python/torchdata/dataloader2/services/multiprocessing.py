@@ -101,8 +101,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             replaces the process that has exited. The new process resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
             that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
-        patience: with `on_timeout="restart"`, the seconds granted to a process if its threads have run, or waited for a
-            processor, for at least a tenth of the time. None (the default) for `timeout`.
+        patience: with `on_timeout="restart"`, the time limit in seconds for processes whose threads have run, or waited
+            for a processor, for at least a tenth of the last `timeout / 2` seconds. None (the default) for `timeout`.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If a worker's pipes hold more data than the worker's share of this budget (`shuffle` or
             `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. A restart then

@@ -65,8 +65,8 @@ class RayReadingService(MultiProcessingReadingService):
             makes Ray start a new worker, which resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" ends the worker that
             hangs, reports its stack, and makes Ray start a new worker.
-        patience: with `on_timeout="restart"`, the seconds granted to a worker that uses a processor, as reported by its
-            host. None (the default) for `timeout`.
+        patience: with `on_timeout="restart"`, the time limit in seconds for workers that use a processor, as reported
+            by their hosts. None (the default) for `timeout`.
 
     Examples:
         >>> import ray  # call `ray.init` to choose the cluster; otherwise the service joins the running one

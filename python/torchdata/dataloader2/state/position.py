@@ -166,8 +166,8 @@ class Content(NamedTuple):
 
 
 class Randomness(NamedTuple):
-    """The user's seed, whether this seed must still be applied, the current generator, and the generator at the
-    beginning of the epoch."""
+    """The user's seed, whether this seed must still be applied, the current seed generator, and the seed generator at
+    the beginning of the epoch."""
 
     seed: int | None
     is_due: bool
@@ -175,7 +175,7 @@ class Randomness(NamedTuple):
     initial: SeedGenerator
 
     def packed(self) -> tuple[int | None, bool, bytes, bytes]:
-        """Returns the randomness as plain data."""
+        """Returns the four fields as plain data."""
         return self.seed, self.is_due, self.generator.exported(), self.initial.exported()
 
 
@@ -205,7 +205,7 @@ class LoaderState(NamedTuple):
         ranks: the rank of the loader, and the number of ranks; None without ranks.
         is_of_0_9: whether torchdata 0.9 saved the state, which then has no version and no position.
         saved: the state in the form in which it was loaded.
-        recomputed: the name, the number of items and the duration in seconds of each part that resuming must recompute.
+        recomputed: for each part that resuming must recompute, its name, number of items and duration in seconds.
     """
 
     pipe: Any

@@ -1,7 +1,7 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
 The functions of this module are pure and run in the process that builds the pipe. The functions import no library: an
-object can be of PyTorch's classes only if PyTorch is already imported.
+object can be an instance of PyTorch's classes only if PyTorch is already imported.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ def is_indexed_only(value: Any) -> bool:
 
 
 def is_iterable_dataset(value: Any) -> bool:
-    """"""
     return _instance_of(value, "torch.utils.data", "IterableDataset")
 
 
@@ -95,8 +94,8 @@ def splits_itself(iterable: Any) -> bool:
 
     Known classes are Hugging Face's `IterableDataset` if torch is imported, the streaming datasets of litdata and
     mosaicml-streaming, and webdataset pipelines with a stage that splits the shards. For another class or a generator
-    function, the result is True if its code uses both names `get_worker_info` and `num_workers`, because code needs the
-    number of workers in order to split items.
+    function, the result is True if its code uses the names `get_worker_info` and `num_workers`, because only code that
+    splits items needs the number of workers.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)
@@ -107,7 +106,7 @@ def splits_itself(iterable: Any) -> bool:
 
 
 def is_known_to_split(iterable: Any) -> bool:
-    """Returns whether the class of an iterable is one of those for which `splits_itself` does not inspect the code."""
+    """Returns whether `splits_itself` recognizes an iterable by its class, without inspecting the class's code."""
     known = (*_SPLITTING, ("webdataset.pipeline", "DataPipeline"))
     return any(_instance_of(iterable, module, name) for module, name in known)
 
@@ -127,7 +126,7 @@ def _uses(iterable: Any, names: frozenset[str]) -> bool:
 
 
 def splits_among_ranks(iterable: Any) -> bool:
-    """Returns whether an iterable that splits its items among workers is known to split them among ranks, too."""
+    """Returns whether an iterable that splits its items among workers also splits its items among ranks."""
     if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
         return any(getattr(stage, "__name__", "") == "split_by_node" for stage in getattr(iterable, "pipeline", ()))
     libraries = ("litdata", "streaming")

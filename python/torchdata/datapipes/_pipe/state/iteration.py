@@ -71,7 +71,7 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the entry of a pipe without a running pass, and its state if the entry does not contain it yet."""
+    """Returns the entry of a pipe without a running pass, and the pipe's state if the entry does not contain it yet."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
@@ -247,7 +247,7 @@ def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> N
 
 
 def _repeated_pass(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
-    """Repeats the pass of a PyTorch pipe up to the saved position, and returns its iterator."""
+    """Repeats the pass of a PyTorch pipe up to the saved position, and returns the iterator of the pass."""
     moved = None if entry.generators is None else save_generators()
     beginning = record_of(datapipe).beginning
     halts = Halts([] if beginning is None else beginning.entries())
@@ -258,7 +258,7 @@ def _repeated_pass(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
         iterator: Iterator[Any] = iter(datapipe)
         if entry.drop:
             next(islice(iterator, entry.drop - 1, entry.drop), None)
-        if entry.finished:  # user code that runs after the last item may also draw numbers
+        if entry.finished:  # user code that runs after the last item may also draw random numbers
             next(iterator, None)
             record_of(datapipe).ended, iterator = True, iter(())
         halts.wait()
@@ -271,7 +271,7 @@ def _repeated_pass(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
 
 
 def can_reset(kind: type) -> bool:
-    """Returns whether a pipe of the class can start from the beginning although a state was loaded into it."""
+    """Returns whether pipes of a class can start from the beginning after a state was loaded into them."""
     return hasattr(kind, "iteration_state") or (
         iter_base() in kind.__mro__ and kind.reset is not iter_base().reset  # type: ignore[attr-defined]
     )
@@ -286,7 +286,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns the entry `loaded`, updated by seeds and other settings that were made after loading."""
+    """Returns the entry `loaded`, updated by the seeds and other settings of the pipe that were set after loading."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -306,8 +306,8 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins a pass of a pipe, and invalidates the iterators of its earlier passes.
 
     Returns:
-        A tuple: the number of the new iterator, whether it resumes from a loaded state, the number of items that it
-            must drop, and whether the pass ends after these items.
+        A tuple: the number of the new iterator, whether the iterator resumes from a loaded state, the number of items
+            that the iterator must drop, and whether the pass ends after these items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
@@ -375,7 +375,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means unknown: the graph has a cycle, so that a source of this pipe comes later in the graph.
+        # None means unknown. This happens if the graph has a cycle, so that a source follows this pipe in the graph.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
