@@ -130,7 +130,7 @@ impl Setting {
         Some(("finds a snapshot to be passed on", after))
     }
 
-    /// Lets a child send a snapshot, and returns the world after this step.
+    /// Lets a child send a snapshot, and returns the state of the model after this step.
     pub fn saved(&self, world: &World, index: usize) -> Option<World> {
         let child = &world.children[index];
         let between = child.doing == Doing::Pumping && child.pump.departing.is_none() && !child.pump.ending;

@@ -52,9 +52,9 @@ pub struct Setting {
     pub restarts: bool,
     /// The maximum number of snapshots that all children together may send.
     pub snapshots: u8,
-    /// The number of times that an epoch is left, and is resumed from a position that the user can request.
+    /// The number of times that the main process leaves an epoch, and resumes it from a position that can be saved.
     pub resumes: u8,
-    /// The number of deliveries in the log, in addition to items that the user has not received yet.
+    /// The number of deliveries that the log keeps, in addition to items that the user has not received yet.
     pub look_back: usize,
     /// Whether the records contain the number of items that the user has received.
     pub follows: bool,
@@ -231,7 +231,7 @@ pub type Links = Shared<Link, WORKERS>;
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
-    /// The epoch number in the streams, which is new for a resumed epoch.
+    /// The epoch number in the streams. A resumed epoch gets a new number.
     pub number: u32,
     pub epoch: u32,
     pub collecting: Part<Collecting>,

@@ -70,7 +70,7 @@ def write(which: Any, state: Any) -> None:
 
 @contextmanager
 def put_back_afterwards(generators: Sequence[Any]) -> Iterator[None]:
-    """Context manager that sets the given generators to their previous states at its end."""
+    """Context manager that restores the states of the given generators when it exits."""
     before = [read(one) for one in generators]
     try:
         yield
@@ -293,9 +293,9 @@ def set_all(moment: Moment) -> None:
 
 # -- positions in a stream ---------------------------------------------------------------------------------
 
-#: The maximum number of words since seeding; after more words, a state is saved with all 624 words.
+#: The maximum number of words since seeding that is saved as a number. After more words, all 624 words are saved.
 LIMIT = 1 << 24
-#: The number of consecutive words that must be equal for two positions to count as the same.
+#: The number of consecutive words that are compared. Two positions count as equal if these words are equal.
 _NEEDLE = 8
 #: The initial and the maximum number of words that are generated in one step.
 _FIRST, _MOST = 1 << 10, 1 << 20
@@ -412,7 +412,7 @@ class _Known:
             self.seeded = stream_of((numpy.frombuffer(origin[0], dtype="<u4"), origin[1]))
         self.count, self.stream = 0, _clone(self.seeded)
         self.target: tuple[bytes, int] | None = None
-        #: A position that was not found within `LIMIT` words. Positions shortly after it need no search.
+        #: A position that was not found within `LIMIT` words, so that positions shortly after it need no search.
         self.beyond: torch.Generator | None = None
 
 

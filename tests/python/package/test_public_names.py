@@ -51,7 +51,7 @@ def constructor(kind: Any) -> list[Parameter] | None:
 
 
 def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
-    """Returns the reason why a call with the release's arguments fails, or an empty text if the call works."""
+    """Returns why a call with the arguments of the old release fails, or an empty text if the call works."""
     if wanted is None or found is None:
         return ""
     kinds = {one.kind for one in found}

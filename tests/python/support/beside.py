@@ -25,7 +25,7 @@ class Verdict:
     unknowable: str = ""
     #: Facts about the program's saved state.
     known: dict[str, Any] = field(default_factory=dict)
-    #: A description of the difference that an additional comparison has found, or an empty text.
+    #: A description of the difference that an additional comparison has found, or None.
     unlike: str | None = None
 
     @property

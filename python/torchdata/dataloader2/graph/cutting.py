@@ -99,7 +99,7 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends `on_error` to a part of the graph, if a later pipe of the whole graph is an `on_error`.
+    """Appends `on_error` to a part of the graph, if the whole graph has an `on_error` after this part.
 
     A process can skip only its own exceptions, so each part that runs in another process needs an `on_error`.
 
@@ -123,7 +123,7 @@ def skipping_as_before(part: Graph, graph: Graph) -> Graph:
 
 
 def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
-    """Returns the last pipes of all branches without dispatched items; workers shard these branches themselves.
+    """Returns the last pipe of each branch without dispatched items. Workers shard such branches themselves.
 
     A `DispatchedSource`, or the `_DummyIterDataPipe` of old code, yields the dispatched items.
 
@@ -131,7 +131,7 @@ def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe
         graph: the graph of a worker, or a result of `traverse_dps`.
 
     Returns:
-        Only the last pipe of the graph if nothing is dispatched; an empty list if all items are dispatched.
+        The last pipes: if nothing is dispatched, the last pipe of the graph; if all items are dispatched, no pipe.
     """
     graph = whole(graph)
     dispatched = (DispatchedSource, _DummyIterDataPipe)

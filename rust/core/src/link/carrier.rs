@@ -56,7 +56,7 @@ pub struct Frame {
 
 impl Frame {
     fn add(&mut self, stream: Stream, unit: &mut Unit) {
-        let count = unit.buffers.len() as u16; // the same type as in the unit header
+        let count = unit.buffers.len() as u16; // the type of this field in the unit header
         self.head.extend(stream.raw().to_le_bytes());
         self.head.extend((unit.payload.len() as u32).to_le_bytes());
         self.head.extend(unit.kind.to_le_bytes());

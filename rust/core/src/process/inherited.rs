@@ -214,7 +214,7 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
 /// # Safety
 /// The entry is a mapping of this process, and code that reads the mapping accepts zeros.
 unsafe fn wipe(entry: &InheritedEntry) {
-    // SAFETY: the owner removes the entry before unmapping, so the owner exists and no other mapping uses the range.
+    // SAFETY: the owner frees the entry before it unmaps the memory, so the range still belongs to this mapping.
     unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
 }
 

@@ -20,7 +20,7 @@ use crate::enter;
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
-    /// Whether a stream begins with its first request (in a worker that reads dispatched items) or with the epoch.
+    /// Whether a stream begins with its first request, as in a worker that reads dispatched items, not with the epoch.
     on_demand: bool,
     /// The process that may read. A forked child must not take items of its parent.
     owner: OwningProcess,
@@ -91,7 +91,7 @@ impl Access {
         Ok(())
     }
 
-    /// Starts an epoch with a `window` for each peer. A thread that still reads for an earlier epoch is asked to stop.
+    /// Starts an epoch in which each peer may be `window` items ahead. Stops a thread that reads an earlier epoch.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;

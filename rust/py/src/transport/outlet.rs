@@ -91,7 +91,7 @@ pub(super) struct Departing {
     pub streamed: usize,
 }
 
-/// Returns the producer of a shard or reader. A producer with several shards is switched to the given shard.
+/// Returns the producer of a shard or reader. If the producer has several shards, switches it to the given shard.
 #[inline]
 fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {

@@ -44,7 +44,7 @@ fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether more shared memory may be leased, so that buffers need not be copied out of this memory.
+/// Returns whether items may lease more shared memory, so that their buffers need not be copied out of it.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -63,7 +63,7 @@ struct Surplus {
     most: u64,
     /// Whether `on_surplus` was already called in this epoch.
     said: bool,
-    /// Called with (awaited peer, received peer, bytes) to warn.
+    /// The function that issues the warning. Its arguments are the awaited peer, the received peer, and `bytes`.
     on_surplus: Option<Py<PyAny>>,
 }
 
@@ -165,7 +165,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.begin(stream, self.window));
     }
 
-    /// Pauses the peers if `paused` is true, or else resumes them, unless they are already in this state.
+    /// Pauses or resumes the peers. Does nothing if `paused` is already their state.
     pub fn set_paused(&mut self, paused: bool) {
         if paused != self.paused {
             self.paused = paused;
@@ -306,7 +306,7 @@ impl Peers {
         self.tell_surplus(py, peer, turn)
     }
 
-    /// Keeps a unit that was received before the turn of its peer, until this peer is next. An item is counted now.
+    /// Stores a unit that was received before the turn of its peer. If the unit is an item, it is counted immediately.
     #[cold]
     fn keep_for_later(&mut self, peer: usize, unit: Unit) {
         let taken = Taken { unit, counted: true };

@@ -76,7 +76,7 @@ def start(number: int) -> None:
 
 
 def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
-    """Returns the items of each epoch of an uninterrupted run, and of one more epoch."""
+    """Returns, for an uninterrupted run, the items of each epoch of the graph and of one additional epoch."""
     runs = []
     for _ in range(2):
         start(graph.number)

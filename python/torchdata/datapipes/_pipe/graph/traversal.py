@@ -13,11 +13,11 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-#: The maximum number of members of containers that the search inspects per attribute. A container with more members
-#: than remain of this number is not searched.
+#: The maximum number of members of containers that the search inspects per attribute. A container is not searched if
+#: its members would exceed this number.
 LARGEST_STRUCTURE = 4096
 
-#: The search counts each nested container as this many members, because its cost is higher than the cost of a member.
+#: The search counts each nested container as this many members, because a container costs more than a member.
 OPENING = 8
 
 #: `IterDataPipe` and `MapDataPipe`. They register themselves, because this module cannot import their module.
@@ -117,7 +117,7 @@ def pipes_in(value: Any) -> list[Any]:
             kinds = set(map(type, members))
             for kind in kinds - roles.keys():
                 roles[kind] = _role(kind)
-            if not any(map(roles.__getitem__, kinds)):  # the container holds only data
+            if not any(map(roles.__getitem__, kinds)):  # the container contains neither pipes nor containers
                 continue
             opened[id(container)] = candidates = [member for member in members if roles.get(type(member))]
             inner = [member for member in candidates if roles[type(member)] == "container"]

@@ -68,7 +68,7 @@ _SUFFIXES = {
     ".tzst": CompressionType.TAR,
 }
 
-#: Suffixes of compressed tar archives that consist of two parts.
+#: The suffixes of compressed tar archives, each of which consists of two parts.
 _TARS = (".tar.gz", ".tar.xz", ".tar.zst")
 
 _READERS: dict[CompressionType, Callable[[Any], Any]] = {

@@ -125,7 +125,7 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Reserves the source and a slot for its next item, if they are free. Called by workers.
+    /// Reserves the source, and a slot for the source's next item, if both are free. Called by workers.
     pub fn try_reserve(&self) -> Reserve {
         let mut state = self.lock();
         if state.is_over() {
@@ -168,7 +168,7 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Does the same as `put`, and reserves the next slot if one is free, which saves waking up another worker.
+    /// Stores an outcome like `put`, and reserves the next slot if a slot is free, so that no other worker is woken up.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -187,7 +187,7 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Stores the outcome of a slot, which may complete the slot, and returns the slot's previous state.
+    /// Stores the outcome of a slot, and returns the slot's previous state.
     fn put_down(&self, state: &mut State<T>, at: usize, outcome: Outcome<T>) -> Phase<T> {
         state.settle(at);
         state.finished |= matches!(outcome, Outcome::End(_));
@@ -275,8 +275,8 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Removes all outcomes, all submitted items, and the queue's copies of items that workers are processing. Slots
-    /// stay reserved if workers are processing their items.
+    /// Removes all outcomes, all submitted items, and the queue's copies of items that workers are processing. The
+    /// slots of items that workers are processing stay reserved.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.clear();
