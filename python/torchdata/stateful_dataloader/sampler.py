@@ -66,7 +66,7 @@ class RandomIndices(Iterator[int]):
 
     def __init__(self, sampler: RandomSampler) -> None:
         self._sampler, self._yielded = sampler, 0
-        #: The state of the generator before the epoch's order was drawn from it; None before that.
+        #: The state of the generator from before the epoch's order was drawn; None until the order is drawn.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
         #: `_chunk`: the indices that were drawn last. `_place`: the position of the next index in `_chunk`.
@@ -117,8 +117,8 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # A permutation is drawn even if none of its indices is used, because this changes the orders of later
-            # epochs.
+            # A permutation is drawn even if none of its indices is used, because PyTorch's sampler also draws it, and
+            # the draw changes the orders of later epochs.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class RandomIndices(Iterator[int]):
         return {"yielded": self._yielded - count, "generator": origin}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resumes from a saved position. If the sampler has its own generator, this call draws the order from it again.
+        """Resumes from a saved position. If the sampler has its own generator, the order is drawn from it again.
 
         Args:
             state_dict: a result of `state_dict`.
@@ -231,7 +231,7 @@ class BatchIndices(Iterator[list[int]]):
         self._iterator, self.samples_yielded = iterator, yielded
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler; it is no error if up to `most_missing` of these indices do not
+        """Skips `count` indices of the sampler. Raises no error if up to `most_missing` of these indices do not
         exist."""
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)

@@ -3,7 +3,7 @@
 Role: a child sends several forms of an exception, best form first (`forms_of`). The main process uses the first form
 that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because unpickling calls the class with the arguments
 that the exception has stored. If the constructor has other parameters, the call of the class fails, or creates an
-exception with another message. A child checks each form by rebuilding the exception, and compares the type, the results
+exception with a wrong message. A child checks each form by rebuilding the exception, and compares the type, the results
 of `str` and `repr`, and the attributes with the original. The forms are
 
 - "pickle": the exception's own pickle;
@@ -28,7 +28,7 @@ from torchdata._reporting import add_note, attributes_of
 #: One form of an exception: the kind of the form, and the parts of the exception.
 Form = tuple[str, Any]
 
-#: Maximum size in bytes of an exception's pickle, and of its attributes together.
+#: The maximum size in bytes of an exception's pickle, and the maximum total size of its pickled attributes.
 _LARGEST = 1 << 20
 #: Maximum depth of nested groups.
 _DEEPEST = 8

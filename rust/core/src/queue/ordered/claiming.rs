@@ -27,7 +27,7 @@ impl<T> OrderedQueue<T> {
         self.wait_for_work(timeout, |state| state.closed)
     }
 
-    /// Does the same as [`wait_claimable`](Self::wait_claimable), for [`claim_some`](Self::claim_some).
+    /// Waits like [`wait_claimable`](Self::wait_claimable), but for [`claim_some`](Self::claim_some).
     pub fn wait_claimable_some(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, State::is_claimed)
     }
