@@ -19,8 +19,8 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Waits until no worker uses the source, and no worker processes an item that the worker may change. Must be called
-    /// while the queue is on hold or closed.
+    /// Waits until no worker uses the source, and no worker processes an item that the worker may change. Must be
+    /// called while the queue is on hold or closed.
     pub fn wait_still(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
