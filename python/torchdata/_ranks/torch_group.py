@@ -130,7 +130,7 @@ class TorchGroup(UncopyableGroup):
         that is returned. Returns `value` unchanged on all ranks of a group except rank 0.
 
         With tensor parallelism, ranks that must read the same data belong to different data-parallel groups. This
-        method gives these groups one seed, so that such ranks shuffle the data in the same order.
+        method gives these groups equal seeds, so that such ranks shuffle the data in the same order.
         """
         number, self._agreements = self._agreements, self._agreements + 1
         if self._seeds is None or self.rank != 0:

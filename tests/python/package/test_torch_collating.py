@@ -170,7 +170,7 @@ def test_a_user_who_collates_tensors_gets_a_tensor_of_each_array() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def started() -> None:
-    """Starts the fork server before the tests, so that no test seems to leave a process behind."""
+    """Starts the server for fresh processes before the tests, so that no test seems to leave a process behind."""
     with_torch()
 
 

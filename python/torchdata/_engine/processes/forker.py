@@ -319,7 +319,7 @@ class RemoteChild(ChildProcess):
     """A child that a forking process forks.
 
     Args:
-        find: a function that returns the forking process, and starts a new one if the forking process has exited.
+        find: a function that returns the forking process. With "forkserver", it replaces an exited forking process.
         name: the name of the child in messages.
         process_name: the name of the child's process.
         target: the function that the child runs, which is pickled by name.
