@@ -111,7 +111,7 @@ class SavedPositions:
         return position
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
-        """Makes the resumed epoch use a seed that all ranks have agreed on only if the saved epoch used such a seed."""
+        """Lets ranks agree on the resumed epoch's seed only if they had agreed on the saved epoch's seed."""
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
             service.keep_seeds()

@@ -195,9 +195,9 @@ def _stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def is_stackable(torch: Any, batch: Any) -> bool:
-    """Returns whether the members of a batch are ordinary tensors in the memory of the CPU with a common dtype.
+    """Returns whether all members of a batch are ordinary tensors in CPU memory and have equal dtypes.
 
-    Even then, `torch.stack` may fail, because shapes differ or a gradient is required.
+    `torch.stack` may nevertheless fail, if shapes differ or a gradient is required.
     """
     first = batch[0]
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:

@@ -46,7 +46,7 @@ _PIECE = 1 << 20
 
 
 class CompressionType(Enum):
-    """The formats that `Decompressor` supports, named as for `file_type`."""
+    """The formats that `Decompressor` supports. The values are valid arguments for `file_type`."""
 
     GZIP = "gzip"
     LZMA = "lzma"

@@ -363,8 +363,8 @@ class _Tensors(_Arrays):
 
 
 def _kind_of(name: str, values: Any) -> type[_Lists]:
-    """Returns the class that builds rows of such sequences. Raises TypeError if `values` is not a sequence, and
-    ValueError if it does not have one dimension."""
+    """Returns the class that builds rows from sequences like `values`. Raises TypeError if `values` is not a sequence,
+    and ValueError if `values` has several dimensions."""
     kind = _KINDS.get(type(values)) or _kind_of_class(type(values))
     if kind is _Lists:
         return _Lists
@@ -380,12 +380,12 @@ def _kind_of(name: str, values: Any) -> type[_Lists]:
     )
 
 
-#: For known classes of sequences, the class that builds rows of them.
+#: Maps each known class of sequences to the class that builds rows from such sequences.
 _KINDS: dict[type, type[_Lists]] = {list: _Lists, tuple: _Lists, range: _Lists}
 
 
 def _kind_of_class(cls: type) -> type[_Lists] | None:
-    """Returns the class that builds rows of sequences of the type `cls`; None for other types."""
+    """Returns the class that builds rows from sequences of the class `cls`; None if `cls` is not a sequence class."""
     if issubclass(cls, (list, tuple, range)):
         return _Lists
     for module, base, kind in (("numpy", "ndarray", _Arrays), ("torch", "Tensor", _Tensors)):
