@@ -66,7 +66,7 @@ rust-and-unit:
 	$(MAKE) --jobs=1 --no-print-directory test-rust test-unit
 
 # On two idle cores, once .venv and target have what they need; README repeats these.
-TEST_MINUTES := 17
+TEST_MINUTES := 13
 CHECK_MINUTES := 3
 
 .PHONY: say-test say-check
