@@ -286,12 +286,15 @@ for end in {ENDS}:
         break
     os.wait()
 else:
-    end = "try:\\n for batch in iterator: pass\\nexcept KeyboardInterrupt: print('interrupted')"
+    end = "for batch in iterator: pass"
 iterator = iter(StatefulDataLoader(Slow(), num_workers=2, multiprocessing_context="fork"))
 next(iterator)
-with open(sys.argv[1], "a") as file:
-    print(*iterator._pool.pids, file=file)
-exec(end)
+try:
+    with open(sys.argv[1], "a") as file:
+        print(*iterator._pool.pids, file=file)
+    exec(end)
+except KeyboardInterrupt:
+    print("interrupted")
 """
 
 
