@@ -84,8 +84,7 @@ class EpochRun:
         saved_positions: the positions in the loaded states, saved with possibly other numbers of workers and ranks.
         epochs: the number of epochs that were begun.
         is_iterating: whether an epoch is running, for which `finalize_iteration` was not called yet.
-        patience: the number of seconds to wait for a thread that is computing an item, before an epoch ends; None for
-            no limit.
+        patience: how many seconds the end of an epoch waits for a thread that is computing an item; None for no limit.
     """
 
     def __init__(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:

@@ -60,8 +60,8 @@ class Finding:
         kind: the name of the mistake.
         message: one sentence with the mistake, the pipe and the remedy; `str(finding)` returns it.
         datapipe: the pipe that the finding is about.
-        silent: whether it is certain that data is duplicated or lost without an error. `silent` is False if your own
-            pipes or iterables are involved, because they may divide their items among workers.
+        silent: whether it is certain that data is duplicated or lost without an error. False if your own pipes or
+            iterables are involved, because their code may already divide the items among workers.
 
     Example:
         >>> from torchdata.dataloader2.linter import lint

@@ -70,7 +70,7 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: Arguments for `read`, by the keys of a `Moment`: names of global generators, and the loader's own generators.
+        #: Maps each key of a `Moment` to a global generator's name, or to one of the loader's own generators.
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
         #: For each displaced copy, by the generator's name: the state of the copy, and the state that the real
         #: generator had at that time.

@@ -360,7 +360,7 @@ class _Search:
         self.passed, self._size = 0, _FIRST
 
     def step(self, most: int) -> int | None:
-        """Searches up to `most` further words, and returns the number of words before the position, or None."""
+        """Searches the next `most` random words for the needle. Returns the number of words before it, or None."""
         size = min(self._size, most)
         heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
         for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():

@@ -152,7 +152,7 @@ class WorkerPool(Group):
         """Sends the orders of an exited worker to its replacement process.
 
         Args:
-            worker: the number of the worker, and also of its only shard if `is_ordered` is True.
+            worker: the index of the worker. If `is_ordered` is True, its only shard has the same index.
             beginning: commands that move the replacement process to the failed worker's position.
             received: the number of outstanding orders for which batches have already arrived.
         """

@@ -235,7 +235,7 @@ class _Trail:
             None if no snapshot was taken or loaded.
         since: the number of batches that were read in the epoch of the snapshot, after the snapshot.
         later: the number of batches that were read in each later epoch.
-        is_whole: whether the dataset has loaded this snapshot in this process, or the snapshot is from the end of an
+        is_whole: True if the dataset has loaded this snapshot in this process, or if the snapshot is from the end of an
             epoch. If False, at least one batch must be read after the snapshot is loaded, because a generator function
             applies a loaded state only when it yields its first item.
     """

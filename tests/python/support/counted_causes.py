@@ -50,7 +50,7 @@ def slow(**changes: Any) -> Cause:
     return Cause("loading", "reads", **{"reads": 80.0, **changes})
 
 
-#: The expected advice for each class of loaders, which mentions the arguments of that class.
+#: For each loader class, a text that the expected advice contains.
 WORKERS = {"StatefulDataLoader": "num_workers=", "DataLoader2": "MultiProcessingReadingService("}
 CAUSES: dict[str, Cause] = {
     "decoding computes": slow(computes=0.95),

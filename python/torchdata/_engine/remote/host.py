@@ -1,6 +1,6 @@
 """The host of a worker on another machine: a Ray actor that runs next to the worker's own process.
 
-Role: runs on the machine that Ray chooses. The host spawns the worker as a separate process. The worker has the same
+Role: the host runs on a machine that Ray chooses, and spawns the worker as a separate process. The worker has the same
 links as a worker on the main process's machine, but the links lead to the host. User code runs in the worker's process,
 has its own main thread and interpreter lock, and can crash only the worker. The host forwards the contents of the
 worker's links without decoding them. The host runs no user code, and its worker exits together with the host.
@@ -70,7 +70,7 @@ class RemoteSetup:
         cadence: how often the worker takes snapshots.
         budget: bytes of shared memory for the items that the worker sends.
         full_stats: whether the time of each pipe is measured.
-        counts: the counters of the earlier processes that this worker replaces.
+        counts: the statistics of the processes that ran this worker before, as bytes.
         dispatcher_page: the index, in the main process, of the dispatching process's page of counters; None if nothing
             is dispatched.
         window: number of items that the dispatching process may be ahead of the worker.

@@ -3,8 +3,8 @@ runner that carries out commands for the program.
 
 Role: the engine itself handles only processes, links and commands. The engine runs three kinds of programs: the graphs
 of `DataLoader2`, the datasets of `StatefulDataLoader` and the functions of nodes. The main process pickles a program
-once for all children that run it. The class of a program specifies the runner, and defines the words in messages that
-differ between the three kinds of programs.
+once for all children that run it. Each kind is a subclass of `Program`, which specifies the runner and the wording of
+error messages.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ class EpochProgram(Program):
         """
 
     def note(self) -> object:
-        """Returns an object for the main process's `Listener`, or None. The runner calls this method whenever it takes
-        a snapshot, and at the end of each iteration."""
+        """Returns an object to send to the main process's `Listener`, or None to send nothing. The runner calls this
+        method whenever it takes a snapshot, and at the end of each iteration."""
         return None
 
     @abstractmethod

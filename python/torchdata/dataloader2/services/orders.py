@@ -79,7 +79,7 @@ class _Shares:
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:
-        """Records a worker's samples. Returns the number of another worker that has read the same items, or None."""
+        """Records a worker's samples. Returns the index of another worker that has read equal items, or None."""
         mine = self._samples.setdefault(worker, set())
         mine.update(checksum for _, checksum in note.samples)
         self._is_whole[worker] = note.start == 0 and note.length == len(mine) > 0

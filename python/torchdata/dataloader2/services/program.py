@@ -251,7 +251,7 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
-        #: The common parts of all shards of the process. `_place` is the number of this shard in the process.
+        #: The pipes that run once for all shards of this process. `_place` is the index of this shard in the process.
         self._common, self._place = CommonParts(is_alone=True), 0
         #: Stops the threads that read ahead for this shard while another shard runs, because these threads also draw
         #: random numbers.

@@ -38,7 +38,7 @@ class ReusedObjects:
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
         self._waits, self._oldest = waits, oldest
-        #: Whether an item has been found that contains a stream, or that uses the memory of an item that waits.
+        #: Whether an item was found that contains a stream, or that shares memory with an item that `waits`.
         self.is_found = False
         #: The position of the last item that contained an object, by the object's id.
         self._objects: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Pipes that batch similar items create the batches of torchdata 0.9, and keep within their limits."""
+"""Pipes that group similar items into batches create the same batches as torchdata 0.9."""
 
 import io
 import itertools

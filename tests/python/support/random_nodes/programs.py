@@ -40,7 +40,7 @@ class Program:
         )
 
     def words(self, graph: Graph) -> str:
-        """Describes the actions of the program. This method must be called after the graph was built."""
+        """Returns a text that describes the actions of the program. `graph` must have been built."""
         parts = [" ".join(graph.words)]
         parts += [f"break in epoch {epoch} behind {count}" for epoch, count in self.breaks.items()]
         if not self.bare:

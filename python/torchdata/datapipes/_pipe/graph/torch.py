@@ -70,7 +70,7 @@ class Counterpart:
             self.base.functions.setdefault(name, method)
 
     def form(self, name: str) -> Callable[..., Any] | None:
-        """Returns the functional form of PyTorch's base class with the given name; None if there is none."""
+        """Returns the method that PyTorch's base class has registered as the functional form `name`, or None."""
         found: Callable[..., Any] | None = None if self.base is None else self.base.functions.get(name)
         return found
 

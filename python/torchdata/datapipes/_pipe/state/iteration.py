@@ -520,7 +520,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
 
 
 def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
-    """Calls `take`, a method of `pipe` that loads `state`. For a pipe of this package, first checks the state."""
+    """Loads `state` into `pipe` by its method `take`. For a pipe of this package, first checks the state."""
     if not type(pipe).__module__.startswith("torchdata."):
         take(state)
         return

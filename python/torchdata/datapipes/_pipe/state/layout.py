@@ -29,7 +29,7 @@ __all__ = [
 #: The version of the layout of graph states.
 STATE_VERSION = 3
 
-#: The maximum number of values in a state. `checksum` raises an error for more values.
+#: The maximum number of values in a state. `checksum` raises an error for a state with more values.
 _PARTS = 1 << 20
 
 #: A list or tuple that contains only values of these types counts as one value in a checksum.
