@@ -98,8 +98,8 @@ class Resumption:
 
 
 def seal(snapshot: Any) -> bytes:
-    """Returns the pickle of plain data, with a checksum. The pickle is written directly behind its header, because
-    joining them later would copy the state."""
+    """Returns the pickle of plain data, with a checksum. The pickle is written directly after its header,
+    because joining two byte strings would copy the state."""
     with pickle_file() as sealed:
         sealed.write(bytes(_HEADER.size))
         pickle.Pickler(sealed, protocol=5).dump(snapshot)

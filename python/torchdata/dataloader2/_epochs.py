@@ -1,4 +1,4 @@
-"""The epochs of a loader: begins, resumes and ends them.
+"""Begins, resumes and ends the epochs of a loader.
 
 Role: owned by the loader. `EpochRun` owns the delivered items, their count and the position in the epoch. The code
 runs in the thread that uses the loader. If another thread is computing an item of the loader, the thread that begins or

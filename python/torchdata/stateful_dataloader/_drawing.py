@@ -52,7 +52,7 @@ __all__ = ["Drawing", "Draws", "Replay"]
 #: If a generator is more words than this ahead of its last known position, the loader assumes that the program has set
 #: the generator. One random number takes one or more 32-bit words.
 _FAR = 1 << 28
-#: Like `_FAR`, but for the time between loading a state and the beginning of the next epoch.
+#: The limit that replaces `_FAR` between the loading of a state and the beginning of the next epoch.
 _NEAR = 1 << 22
 
 
@@ -306,7 +306,7 @@ class Draws:
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Records the states of the generators. This method must be called before an index is read."""
+        """Records the states of the generators. The caller reads an index or a batch after this call."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}

@@ -53,8 +53,8 @@ SEEN = 0.5
 APART = 32 << 10
 #: If this many bytes wait to be passed to the worker, the main process must not send more.
 FULL = 8 << 20
-#: On the host's machine, the indices of the worker and of the dispatching process, for the words in shared memory that
-#: wake processes and for the pages of counters.
+#: The indices of the worker and of the dispatching process on the host's machine. An index selects the process's bell
+#: and its page of counters.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -203,8 +203,8 @@ class _WorkerLane:
     Args:
         inbound: the link from the worker.
         outbound: the link to the worker.
-        bells: the words in shared memory that wake processes on this machine.
-        own: the index of the word in `bells` that wakes this side.
+        bells: the integers in shared memory that wake processes on this machine.
+        own: the index in `bells` of the integer that wakes this process.
     """
 
     def __init__(self, inbound: Link, outbound: Link, bells: BellBoard, own: int) -> None:

@@ -159,8 +159,8 @@ class EpochProgram(Program):
         """The runner calls this method after the last epoch, if the process continues."""
 
     def enter(self) -> None:
-        """The runner calls this method when the process switches from another shard's program to this program, unless
-        only `globals` must be exchanged."""
+        """The runner calls this method when the process switches from another shard's program to this program. The
+        runner skips this call if it is enough to save and restore `globals`."""
 
     def leave(self) -> None:
         """The runner calls this method before it switches the process to another shard's program; see `enter`."""

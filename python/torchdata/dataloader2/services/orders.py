@@ -2,8 +2,8 @@
 
 Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
 (`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. Different items at
-one position do not prove different orders, because a source may augment its items at random. An item at different
-positions in two workers proves different orders, unless the workers agree at all positions that both have sampled.
+one position do not prove different orders, because a source may augment its items at random. If an item has different
+positions in two workers, their orders differ, unless the workers agree at all positions that both have sampled.
 
 If a source is assumed to divide its items among the workers, two workers that read the same items cause an error.
 """

@@ -417,7 +417,7 @@ class GraphProgram(EpochProgram):
         if self._unsaved is not None or self._passes > 1 or not caches.may_snapshot(begins):
             return None
         if not begins and caches.filled(begins) is not None:
-            most = self._child.largest_snapshot  # also if larger snapshots are wanted, because caches can be refilled
+            most = self._child.largest_snapshot  # large snapshots are not needed, because caches can be refilled
         try:
             graph = Graph(self.datapipe)
             # Threads also draw random numbers.
@@ -493,7 +493,7 @@ class GraphProgram(EpochProgram):
     def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out:
-            self._read_share_out()  # an epoch that interrupts this wait must not resume
+            self._read_share_out()  # precedes the loading, because a new epoch may interrupt this wait
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # the main process also read ahead
             self._search_anew()

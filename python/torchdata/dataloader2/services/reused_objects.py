@@ -1,8 +1,8 @@
-"""Finds items that change, or end, when the next items are read.
+"""Finds items that change, or become unusable, when the source reads later items.
 
-Role: items of a common part wait for their shards (see `common_parts`). Some sources overwrite one buffer for each
-item, or yield the same object again. Such an item must not wait. The module compares the addresses of the objects and
-arrays in an item with those of the items that wait. The code imports neither NumPy nor torch.
+Role: items of a common part wait for their shards (see `common_parts`). Some sources reuse one buffer or one object for
+all items. Items of these sources must not wait. The module compares the addresses of the objects and arrays in an item
+with the addresses in the waiting items. The code imports neither NumPy nor torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names pipes in error messages. If a pipe only reads a dataset, the name is that of the dataset's class or function.
+"""Names pipes in error messages. A pipe that only reads a dataset gets the name of the dataset's class or function.
 
 The functions of this module are pure and run in the process that raises the exception.
 """

@@ -17,7 +17,7 @@ class Program:
     bare: bool = False
     stop_epoch: int = 0
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The states to resume from, as fractions of the epoch: 0 stands for its beginning, and 1 for its end.
+    #: The positions of the states to resume from, from 0 (the beginning of the epoch) to 1 (its end).
     resumed: tuple[float, ...] = ()
     #: The number of items that a loader yields before it loads a state. -1 means that a new loader loads the state.
     used: int = -1

@@ -49,8 +49,8 @@ class Counterpart:
         self._module: Any = None
 
     def meet(self, ours: Any, module: Any) -> None:
-        """Registers `ours` and PyTorch's base class with each other, and gives the latter the functional forms of
-        `ours`."""
+        """Registers `ours` and PyTorch's base class with each other, and adds the functional forms of `ours` to
+        PyTorch's class."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return
@@ -63,7 +63,7 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Gives PyTorch's base class a form or method, unless the name exists and is not the form `before`."""
+        """Adds a method to PyTorch's base class. An existing method is replaced only if it is the form `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):

@@ -222,7 +222,7 @@ def checksum(value: Any) -> int:
 
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
-    """Context that converts an error in loading the state of a pipe to a ValueError: the state is damaged."""
+    """Context in which an error in loading a pipe's state becomes a ValueError that reports a damaged state."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:

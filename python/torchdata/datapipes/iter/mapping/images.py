@@ -131,7 +131,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """Has the signature of `_Decoder`, for which the constructor checks the columns."""
+        """Is never called. The constructor checks the columns against this signature, which `_Decoder` shares."""
 
 
 class _Decoder:
