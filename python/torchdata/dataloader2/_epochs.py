@@ -202,10 +202,10 @@ class EpochRun:
         self.run(between=position)
 
     def run(self, position: Position | None = None, strict: bool = True, between: Position | None = None) -> None:
-        """Begins an epoch, or resumes it at a position.
+        """Begins an epoch, at its beginning or at a saved position.
 
         Args:
-            position: the position at which to resume, or None.
+            position: the saved position; None for the beginning of the epoch.
             strict: whether recomputed items must equal the items delivered earlier.
             between: the position at the end of the last epoch, if the loader resumes between two epochs.
         """

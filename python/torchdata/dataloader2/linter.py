@@ -117,8 +117,8 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
 
 
 def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
-    """Warns about mistakes that certainly duplicate or lose data without an error. The warning refers to the caller's
-    line outside of this package."""
+    """Warns about mistakes that certainly duplicate or lose data without an error. The warning names the line
+    of the user's program that called this package."""
     for finding in _Linter(graph, num_workers, seeded=False).findings():
         if finding.silent:
             warn_outside(str(finding), DataPipeLintWarning)

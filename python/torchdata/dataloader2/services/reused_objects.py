@@ -33,7 +33,7 @@ class ReusedObjects:
 
     Args:
         waits: a function that returns whether the item at a position still waits for its shard.
-        oldest: a function that returns a position that no waiting item precedes.
+        oldest: a function that returns a lower bound of the positions of all waiting items.
     """
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:

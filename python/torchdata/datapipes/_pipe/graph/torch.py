@@ -231,7 +231,7 @@ def yielded_so_far(datapipe: Any) -> int | None:
 def note_passes_of_torchs(note: Callable[[Any], None]) -> None:
     """Makes PyTorch call `note` with each of its pipes when a pass of the pipe begins.
 
-    `note` is called before the pipe begins to read its sources only if its `__iter__` is a generator function.
+    If the `__iter__` of a pipe is not a generator function, the pipe may read its sources before `note` is called.
     """
 
     def change(_torchs: Any) -> None:
