@@ -125,8 +125,6 @@ def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
 
 
 class _Linter:
-    """The checks of one graph."""
-
     def __init__(self, graph: Graph, num_workers: int, seeded: bool) -> None:
         self.graph = graph
         self.end = graph.end
@@ -408,7 +406,7 @@ _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Whether the pipe calls the user's function for each item. Built-in functions, which are cheap, do not count."""
+    """Whether the pipe calls a function of the user, rather than a (cheap) built-in function, for each item."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")

@@ -359,8 +359,8 @@ class GraphProgram(EpochProgram):
             self._begin_common_part(seeds)
 
     def _begin_common_part(self, seeds: bytes) -> None:
-        """Runs the pipes before the sharding filters once for all shards of the process. This requires a fixed number of
-        shards, and no function of the user that may change the pipes of a shard."""
+        """Runs the pipes before the sharding filters once for all shards of the process. This requires a fixed number
+        of shards, and no function of the user that may change the pipes of a shard."""
         if self._shard.splits and not self.replaced and self.init_fn is None and self.reset_fn is None:
             seed = partial(self._seed_common_part, seeds)
             self._common.begin(self.datapipe, seed, self._tell_torch, is_first=self._place == 0)

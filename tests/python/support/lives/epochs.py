@@ -1,4 +1,4 @@
-"""Contains the expected items of an epoch, and compares received items with them."""
+"""Contains the expected items of an epoch, and compares received items with the expected items."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -98,7 +98,7 @@ class HttpRecipe:
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
-        """Requests the file from `offset` on. Returns a response, and how many of its bytes must be dropped.
+        """Requests the file from `offset` on. Returns a response, and how many of its first bytes must be dropped.
 
         Returns None instead of a response if the file ends at this offset.
 
