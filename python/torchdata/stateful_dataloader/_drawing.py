@@ -153,7 +153,7 @@ class Drawing:
 
     def was_set(self, name: str, saved: Any) -> bool:
         """Returns whether another loader has restored a global generator since this loader loaded a state, or the
-        generator's seed is neither the saved seed nor the seed at that time.
+        program has since set the generator to another sequence of numbers.
 
         Args:
             name: the name of the generator.
