@@ -1,5 +1,5 @@
-//! Tests that a process detects damage by another process in every part of shared memory. In addition, the driver
-//! `scribbles` in `tests/python/support` damages random positions.
+//! Tests that a process detects damage by another process in every part of shared memory. In
+//! addition, `tests/python/support/random_scribbles.py` overwrites random bytes of shared memory.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 

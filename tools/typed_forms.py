@@ -31,8 +31,8 @@ STUB = Path(__file__).resolve().parents[1] / "python/torchdata/datapipes/_forms.
 
 HEADER = '''"""The functional forms of all pipes as typed methods. Written by `make stubs`: do not edit.
 
-Role: type checkers and editors alone read this; when the package runs, the forms come out of the registries. Forms that
-users register are not known here: see `functional_datapipe`.
+Role: only type checkers and editors read this file. At run time, the functional forms of pipes come from registries.
+Functional forms that users register are not included in this file: see `functional_datapipe`.
 """
 '''
 

@@ -1,6 +1,6 @@
 """Maps the deep import paths of torchdata 0.9 that no longer exist to the present names.
 
-Role: makes code work that imports from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
+Role: keeps imports of torchdata's internal modules working (`from torchdata.datapipes.iter.util.cacheholder import
 InMemoryCacheHolderIterDataPipe`). A finder at the end of `sys.meta_path` creates an old module when it is first
 imported. Python asks the finder only if this package has no file for the requested module. When code uses a name of an
 old module, the name is looked up at its present location. `OLD_MODULES` also contains private names that public

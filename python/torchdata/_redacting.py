@@ -21,7 +21,7 @@ _HARD = frozenset(
     + ["credentials", "creds", "dsn", "jwt", "login", "oauth", "passcode", "passphrase", "passwd", "password", "pwd"]
     + ["sas", "secret", "secrets", "sig", "signature"]
 )
-#: Complete names of secrets. The words in `_WHOLE` are often harmless as parts of longer names.
+#: Words that announce a secret only as the whole name, because they are often harmless in longer names.
 _WHOLE = frozenset({"pass", "pat", "pin", "pw"})
 #: Words that announce a secret, but may also be followed by harmless numbers.
 _SOFT = frozenset(

@@ -80,8 +80,8 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns how many items the main process has delivered to the thread that reads ahead, but this thread has not
-    /// yet delivered to the user. Returns None if the records do not contain the number of received items.
+    /// Returns the number of items that the read-ahead thread has received from the main process but has not yet handed
+    /// to the user. Returns None if the records do not contain the number of received items.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),

@@ -36,8 +36,8 @@ pub struct Resumption {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
-    /// The number of the epoch in the user's program, which determines the items. A resumed epoch keeps its number,
-    /// although its streams get a new number.
+    /// The number of the epoch in the user's program, which determines the items. A resumed epoch keeps this
+    /// number, whereas the epoch number in its `Stream` changes.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }

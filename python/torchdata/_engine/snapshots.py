@@ -27,9 +27,9 @@ from torchdata._plain_pickles import loads_plain
 #: interval on average: with two workers, this takes a few milliseconds, a fifth of the time that the workers need to
 #: start.
 SECONDS, FACTOR = 0.01, 100.0
-#: The interval between snapshots grows with the number of processes, up to this number, because a reader in strict
-#: order may wait for the snapshot of each process. With more processes, the reader receives items of other processes
-#: during a snapshot.
+#: The interval between snapshots is multiplied by the number of processes, but at most by `ADDING_UP`, because a reader
+#: in strict order may wait for the snapshot of each process. With more processes, the reader receives items of other
+#: processes during a snapshot.
 ADDING_UP = 4
 
 #: `BUDGET` is the default for the number of bytes of all snapshots in the main process. `COPIES` is the approximate
@@ -98,8 +98,8 @@ class Resumption:
 
 
 def seal(snapshot: Any) -> bytes:
-    """Returns the pickle of plain data, with a checksum. The pickle is written directly behind its header, because
-    joining them later would copy the state."""
+    """Returns the pickle of plain data, with a checksum. The pickle is written directly after its header,
+    because joining two byte strings would copy the state."""
     with pickle_file() as sealed:
         sealed.write(bytes(_HEADER.size))
         pickle.Pickler(sealed, protocol=5).dump(snapshot)

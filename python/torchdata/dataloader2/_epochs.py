@@ -1,4 +1,4 @@
-"""The epochs of a loader: begins, resumes and ends them.
+"""Begins, resumes and ends the epochs of a loader.
 
 Role: owned by the loader. `EpochRun` owns the delivered items, their count and the position in the epoch. The code
 runs in the thread that uses the loader. If another thread is computing an item of the loader, the thread that begins or
@@ -84,8 +84,7 @@ class EpochRun:
         saved_positions: the positions in the loaded states, saved with possibly other numbers of workers and ranks.
         epochs: the number of epochs that were begun.
         is_iterating: whether an epoch is running, for which `finalize_iteration` was not called yet.
-        patience: the number of seconds to wait for a thread that is computing an item, before an epoch ends; None for
-            no limit.
+        patience: how many seconds the end of an epoch waits for a thread that is computing an item; None for no limit.
     """
 
     def __init__(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
@@ -203,10 +202,10 @@ class EpochRun:
         self.run(between=position)
 
     def run(self, position: Position | None = None, strict: bool = True, between: Position | None = None) -> None:
-        """Begins an epoch, or resumes it at a position.
+        """Begins an epoch, at its beginning or at a saved position.
 
         Args:
-            position: the position at which to resume, or None.
+            position: the saved position; None for the beginning of the epoch.
             strict: whether recomputed items must equal the items delivered earlier.
             between: the position at the end of the last epoch, if the loader resumes between two epochs.
         """

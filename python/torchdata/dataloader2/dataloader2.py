@@ -96,9 +96,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set. See `stats()`.
         stall_warning: the number of seconds without an item after which a `RuntimeWarning` describes which processes
             wait for each other; 60 by default, None for no warning.
-        wait_warning: fraction of an epoch's time that the program may wait for the loader, 0.3 by default. The first
-            epoch of at least 10 seconds that exceeds this fraction causes a `RuntimeWarning` with the result of
-            `diagnose()`. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
+        wait_warning: fraction of an epoch's time that the program may wait for the loader, 0.3 by default. A
+            `RuntimeWarning` with the result of `diagnose()` is issued for the first epoch of at least 10 seconds in
+            which the program waits longer. None, or the environment's `TORCHDATA_WAIT_WARNING=0`, disables the warning.
         of_torchs_loader: not accepted. For arguments of torch's `DataLoader`, the error message names a replacement.
 
     Raises:

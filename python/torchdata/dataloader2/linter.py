@@ -60,8 +60,8 @@ class Finding:
         kind: the name of the mistake.
         message: one sentence with the mistake, the pipe and the remedy; `str(finding)` returns it.
         datapipe: the pipe that the finding is about.
-        silent: whether it is certain that data is duplicated or lost without an error. `silent` is False if your own
-            pipes or iterables are involved, because they may divide their items among workers.
+        silent: whether it is certain that data is duplicated or lost without an error. False if your own pipes or
+            iterables are involved, because their code may already divide the items among workers.
 
     Example:
         >>> from torchdata.dataloader2.linter import lint
@@ -117,16 +117,14 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
 
 
 def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
-    """Warns about mistakes that certainly duplicate or lose data without an error. The warning refers to the caller's
-    line outside of this package."""
+    """Warns about mistakes that certainly duplicate or lose data without an error. The warning names the line
+    of the user's program that called this package."""
     for finding in _Linter(graph, num_workers, seeded=False).findings():
         if finding.silent:
             warn_outside(str(finding), DataPipeLintWarning)
 
 
 class _Linter:
-    """The checks of one graph."""
-
     def __init__(self, graph: Graph, num_workers: int, seeded: bool) -> None:
         self.graph = graph
         self.end = graph.end
@@ -408,7 +406,7 @@ _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Whether the pipe calls the user's function for each item. Built-in functions, which are cheap, do not count."""
+    """Whether the pipe calls a function of the user, rather than a (cheap) built-in function, for each item."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")

@@ -1,6 +1,6 @@
 """Decodes images with Pillow, for both `torchdata.images` and `ImageHandler`.
 
-Role: opens images and converts their modes. The code runs in the decoding thread. The module keeps no state.
+Role: opens images and converts their modes, in the thread that needs the image. The module keeps no state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The counters of a `Loader` of nodes.
 
-Role: belongs to one loader, in the main process. The statistics always count the items of the loader and of the
-processes of its nodes. With `stats="full"`, the statistics have a row for each node, and a wrapper around the iterator
-of each node counts the node's items and measures the time.
+Role: belongs to one loader, in the main process. The statistics always count the items that the loader yields,
+and the items that the processes of nodes compute. With `stats="full"`, the statistics have a row for each node, and a
+wrapper around the iterator of each node counts the node's items and measures the time.
 """
 
 from __future__ import annotations

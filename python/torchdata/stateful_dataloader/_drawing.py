@@ -52,7 +52,7 @@ __all__ = ["Drawing", "Draws", "Replay"]
 #: If a generator is more words than this ahead of its last known position, the loader assumes that the program has set
 #: the generator. One random number takes one or more 32-bit words.
 _FAR = 1 << 28
-#: Like `_FAR`, but for the time between loading a state and the beginning of the next epoch.
+#: The limit that replaces `_FAR` between the loading of a state and the beginning of the next epoch.
 _NEAR = 1 << 22
 
 
@@ -70,7 +70,7 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: Arguments for `read`, by the keys of a `Moment`: names of global generators, and the loader's own generators.
+        #: Maps each key of a `Moment` to a global generator's name, or to one of the loader's own generators.
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
         #: For each displaced copy, by the generator's name: the state of the copy, and the state that the real
         #: generator had at that time.
@@ -153,7 +153,7 @@ class Drawing:
 
     def was_set(self, name: str, saved: Any) -> bool:
         """Returns whether another loader has restored a global generator since this loader loaded a state, or the
-        program has seeded it with another seed than the saved run.
+        program has since set the generator to another sequence of numbers.
 
         Args:
             name: the name of the generator.
@@ -306,7 +306,7 @@ class Draws:
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Records the states of the generators. This method must be called before an index is read."""
+        """Records the states of the generators. The caller reads an index or a batch after this call."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}

@@ -35,7 +35,7 @@ GLOBAL = ("torch", "python", "numpy")
 _OBJECTS: dict[str, Any] = {
     "torch": torch.default_generator, "python": random._inst, "numpy": numpy.random.mtrand._rand
 }  # fmt: skip
-#: The states of several generators at one time. Keys are names of global generators, or numbers of other generators.
+#: The states of several generators at one time, by the name of a global generator or the index of an own generator.
 Moment = dict[Any, Any]
 
 
@@ -352,7 +352,7 @@ def moved_on(words: Words, count: int) -> Words:
 
 
 class _Search:
-    """Searches for a position in a sequence of random words, one section at a time."""
+    """Searches a stream of random words for the first words after a position (`needle`), section by section."""
 
     def __init__(self, stream: torch.Generator, needle: Any) -> None:
         self._stream, self._needle = _clone(stream), needle
@@ -360,7 +360,7 @@ class _Search:
         self.passed, self._size = 0, _FIRST
 
     def step(self, most: int) -> int | None:
-        """Searches up to `most` further words, and returns the number of words before the position, or None."""
+        """Searches the next `most` random words for the needle. Returns the number of words before it, or None."""
         size = min(self._size, most)
         heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
         for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():
@@ -412,7 +412,7 @@ class _Known:
             self.seeded = stream_of((numpy.frombuffer(origin[0], dtype="<u4"), origin[1]))
         self.count, self.stream = 0, _clone(self.seeded)
         self.target: tuple[bytes, int] | None = None
-        #: A position that was not found within `LIMIT` words, so that positions shortly after it need no search.
+        #: A position that was not found within `LIMIT` words. Positions shortly after `beyond` need no search.
         self.beyond: torch.Generator | None = None
 
 
@@ -420,7 +420,7 @@ _known = functools.lru_cache(maxsize=64)(_Known)
 
 
 def count_from(origin: int | tuple[bytes, int], target: Words) -> int | None:
-    """Returns how many words were drawn since seeding; None after more than `LIMIT` words, or with another seed.
+    """Returns how many words lie between `origin` and `target`; None if `target` is not in the first `LIMIT` words.
 
     Args:
         origin: the beginning of the sequence; see `_Known`.

@@ -116,7 +116,7 @@ class WorkerPool(Group):
             ahead: the maximum number of batches that each worker reads ahead.
             shared_seed: the epoch's seed for pipes of torch.
             positions: for each shard, the snapshot to load; None starts from the beginning.
-            fresh: whether `positions` are from between two epochs, so that a new epoch begins after they were loaded.
+            fresh: whether the snapshots were taken between two epochs, so that workers load them and begin a new epoch.
             first: the shard that returns the first batch.
 
         Raises:
@@ -152,7 +152,7 @@ class WorkerPool(Group):
         """Sends the orders of an exited worker to its replacement process.
 
         Args:
-            worker: the number of the worker, and also of its only shard if `is_ordered` is True.
+            worker: the index of the worker. If `is_ordered` is True, its only shard has the same index.
             beginning: commands that move the replacement process to the failed worker's position.
             received: the number of outstanding orders for which batches have already arrived.
         """
@@ -171,7 +171,7 @@ class WorkerPool(Group):
         """Makes a worker read an index, without waiting for the result.
 
         Args:
-            worker: the number of the worker.
+            worker: the index of the worker.
             number: the number of the order, which the worker returns with the batch.
             index: the index, or the indices of a batch.
         """
@@ -204,7 +204,7 @@ class WorkerPool(Group):
         return (order[0], None) if self._is_iterable else order
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for a worker's next message (see `_worker`) and appends it to `hand`, unless `hand` is not empty.
+        """Waits for a worker's next message (see `_worker`) and appends it to `hand`, if `hand` is empty.
 
         Args:
             hand: an empty list, or a list with one unprocessed message. If a signal handler raises an exception, no

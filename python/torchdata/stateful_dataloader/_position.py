@@ -184,7 +184,7 @@ class EpochState(NamedTuple):
 
     Args:
         order: the position of the sampler.
-        positions: the position of each worker, or of the main process; None for no position.
+        positions: the position of each worker; without workers, only that of the main process. None for no position.
         workers: the number of workers that share the dataset; 0 for a loader without workers.
         facts: properties that must match those of a loader that loads the state.
         given: the number of batches of the epoch that the user has received.
@@ -218,7 +218,7 @@ class EpochState(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether the next loop begins an epoch."""
+        """Whether the next iteration of the loader begins a new epoch."""
         return self.finished or self.unstarted
 
 
@@ -235,7 +235,7 @@ class _Trail:
             None if no snapshot was taken or loaded.
         since: the number of batches that were read in the epoch of the snapshot, after the snapshot.
         later: the number of batches that were read in each later epoch.
-        is_whole: whether the dataset has loaded this snapshot in this process, or the snapshot is from the end of an
+        is_whole: True if the dataset has loaded this snapshot in this process, or if the snapshot is from the end of an
             epoch. If False, at least one batch must be read after the snapshot is loaded, because a generator function
             applies a loaded state only when it yields its first item.
     """
@@ -324,7 +324,7 @@ class Trails:
         return self._trails[0].position(now)
 
     def inside(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position after at least one batch of an epoch; `now` contains the current states."""
+        """Returns the position if an epoch has yielded at least one batch. `now` contains the current states."""
         trail = self._trails[-1]
         if trail.later:
             return trail.position(now)._replace(ended=False)
@@ -354,7 +354,7 @@ class Progress:
             self.position, self.ended, self.digest = position, position.ended, position.digest
 
     def count(self, index: Any) -> None:
-        """Counts a batch."""
+        """Counts a batch, or records its indices."""
         if isinstance(self.since, list):
             self.since.append(index)
         else:

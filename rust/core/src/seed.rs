@@ -56,7 +56,7 @@ impl SeedGenerator {
         *self = Self::new(seed);
     }
 
-    /// Returns a seed that is the same in all generators with the same seed.
+    /// Returns a seed from the shared stream. Generators that were created from one seed return equal seeds.
     pub fn generate_shared_seed(&mut self) -> u64 {
         self.shared.next_u64()
     }

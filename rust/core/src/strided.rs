@@ -1,7 +1,6 @@
 //! Copies elements with gaps between them, for example of a flipped or cropped image, into contiguous memory.
 //!
-//! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged. The elements along
-//! the merged axes are copied line by line.
+//! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {
@@ -30,7 +29,7 @@ pub struct Strided {
 }
 
 /// Returns the order of an array's axes in memory, outermost first. Copying in this order reads the memory as
-/// sequentially as possible. Axes with equal strides, or all axes if the array repeats elements, keep their order.
+/// sequentially as possible. Axes with equal strides keep their order. With a stride of 0, all axes do.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {

@@ -11,7 +11,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The variables and random generators to exchange when another shard runs, for the libraries that are loaded now.
+/// The variables and random generators that a process saves and restores when it switches to another shard.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
     /// Triples: a dict or object, the name of an entry or attribute, the expected value. Missing entries count as None.

@@ -1,4 +1,4 @@
-"""`isinstance` treats torch's pipes and datasets and this package's classes alike, in any order of imports."""
+"""Pipes of this package are instances of torch's pipe classes, and vice versa, in any order of imports."""
 
 import importlib
 import pickle

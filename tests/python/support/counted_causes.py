@@ -50,7 +50,7 @@ def slow(**changes: Any) -> Cause:
     return Cause("loading", "reads", **{"reads": 80.0, **changes})
 
 
-#: The expected advice for each class of loaders, which mentions the arguments of that class.
+#: For each loader class, a text that the expected advice contains.
 WORKERS = {"StatefulDataLoader": "num_workers=", "DataLoader2": "MultiProcessingReadingService("}
 CAUSES: dict[str, Cause] = {
     "decoding computes": slow(computes=0.95),
@@ -181,7 +181,7 @@ def _flow(peer: int, sends: bool, items: int, size: int = 0, wait: Any = None, *
 
 
 def _stages(cause: Cause, door: Door, batches: int, factor: float, last: Page | None) -> list[Page]:
-    """Returns the counters of the functions that a process runs, as the given class of loaders counts them."""
+    """Returns the counters of all functions in a process, in the form of the loader class `door`."""
     reads = _pipe(*READS, 4 * batches, cause.reads * factor * batches * MS, reader=1)
     pads = _pipe(COLLATES[door], "train.py:30", batches, cause.collates * factor * batches * MS)
     if door == "DataLoader2":

@@ -1,6 +1,6 @@
 """The host of a worker on another machine: a Ray actor that runs next to the worker's own process.
 
-Role: runs on the machine that Ray chooses. The host spawns the worker as a separate process. The worker has the same
+Role: the host runs on a machine that Ray chooses, and spawns the worker as a separate process. The worker has the same
 links as a worker on the main process's machine, but the links lead to the host. User code runs in the worker's process,
 has its own main thread and interpreter lock, and can crash only the worker. The host forwards the contents of the
 worker's links without decoding them. The host runs no user code, and its worker exits together with the host.
@@ -53,8 +53,8 @@ SEEN = 0.5
 APART = 32 << 10
 #: If this many bytes wait to be passed to the worker, the main process must not send more.
 FULL = 8 << 20
-#: On the host's machine, the indices of the worker and of the dispatching process, for the words in shared memory that
-#: wake processes and for the pages of counters.
+#: The indices of the worker and of the dispatching process on the host's machine. An index selects the process's bell
+#: and its page of counters.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -64,13 +64,11 @@ class RemoteSetup:
 
     Args:
         name: the name of the worker in messages.
-        worker_id: the number of the worker.
-        num_workers: the number of workers.
         program_class: module and name of the program's class.
         cadence: how often the worker takes snapshots.
         budget: bytes of shared memory for the items that the worker sends.
         full_stats: whether the time of each pipe is measured.
-        counts: the counters of the earlier processes that this worker replaces.
+        counts: the statistics of the processes that ran this worker before, as bytes.
         dispatcher_page: the index, in the main process, of the dispatching process's page of counters; None if nothing
             is dispatched.
         window: number of items that the dispatching process may be ahead of the worker.
@@ -109,8 +107,8 @@ class About:
     """The description of a worker that has started, or failed to start.
 
     Args:
-        pid: the process number of the worker.
-        host: the process number of the worker's host.
+        pid: the process id of the worker.
+        host: the process id of the worker's host.
         node: the name and address of the machine.
         address: the address of the machine.
         exitcode: the exit code of the worker; None while it runs.
@@ -127,7 +125,7 @@ class About:
 
 @dataclass(frozen=True)
 class Seen:
-    """The state of a worker, as its host sees the worker.
+    """The state of a worker, as reported by its host.
 
     Args:
         counts: the counters of the worker.
@@ -145,7 +143,7 @@ class Told:
     """A message from the main process to a host.
 
     Args:
-        number: the position of this call among the calls of `tell` for its lane, from 0.
+        number: the sequence number of this call of `tell` for the lane, from 0.
         words: the latest control words of the lane (integers in shared memory); None if they have not changed.
         frame: commands, or dispatched items.
         holds: whether the host must stop returning the worker's items, because the main process has no space for them.
@@ -162,7 +160,7 @@ class Pulled:
     """The result of a call of `pull`.
 
     Args:
-        number: the position of this call among the calls of `pull` for its lane, from 0.
+        number: the sequence number of this call of `pull` for the lane, from 0.
         words: the latest control words of the lane (integers in shared memory); None if they have not changed.
         frame: the worker's messages without their large buffers, followed by these buffers; empty if there are no
             messages.
@@ -203,8 +201,8 @@ class _WorkerLane:
     Args:
         inbound: the link from the worker.
         outbound: the link to the worker.
-        bells: the words in shared memory that wake processes on this machine.
-        own: the index of the word in `bells` that wakes this side.
+        bells: the integers in shared memory that wake processes on this machine.
+        own: the index in `bells` of the integer that wakes this process.
     """
 
     def __init__(self, inbound: Link, outbound: Link, bells: BellBoard, own: int) -> None:
@@ -261,7 +259,7 @@ class _WorkerLane:
             most: if a frame has at least this many bytes, no further messages of the worker are added to it.
             look: a function that returns the worker's state, or None if no report is needed. Its argument is True for
                 the last report.
-            exitcode: returns the exit code of the worker.
+            exitcode: a function that returns the exit code of the worker.
         """
         with self._pulling:
             if not self._has_ended:
@@ -360,7 +358,7 @@ class Host:
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
     def tell(self, lane: int, told: Told) -> None:
-        """Passes a message of the main process to the worker. The frame waits until it fits into the link.
+        """Passes a message of the main process to the worker.
 
         Args:
             lane: 0 for commands and items, 1 for dispatched items.

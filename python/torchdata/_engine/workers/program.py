@@ -3,8 +3,8 @@ runner that carries out commands for the program.
 
 Role: the engine itself handles only processes, links and commands. The engine runs three kinds of programs: the graphs
 of `DataLoader2`, the datasets of `StatefulDataLoader` and the functions of nodes. The main process pickles a program
-once for all children that run it. The class of a program specifies the runner, and defines the words in messages that
-differ between the three kinds of programs.
+once for all children that run it. Each kind is a subclass of `Program`, which specifies the runner and the wording of
+error messages.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class EpochProgram(Program):
         """The runner calls this method after the last epoch, if the process continues."""
 
     def enter(self) -> None:
-        """The runner calls this method when the process switches from another shard's program to this program, unless
-        only `globals` must be exchanged."""
+        """The runner calls this method when the process switches from another shard's program to this program. The
+        runner skips this call if it is enough to save and restore `globals`."""
 
     def leave(self) -> None:
         """The runner calls this method before it switches the process to another shard's program; see `enter`."""
@@ -182,8 +182,8 @@ class EpochProgram(Program):
         """
 
     def note(self) -> object:
-        """Returns an object for the main process's `Listener`, or None. The runner calls this method whenever it takes
-        a snapshot, and at the end of each iteration."""
+        """Returns an object to send to the main process's `Listener`, or None to send nothing. The runner calls this
+        method whenever it takes a snapshot, and at the end of each iteration."""
         return None
 
     @abstractmethod

@@ -2,8 +2,8 @@
 
 Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
 (`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. Different items at
-one position do not prove different orders, because a source may augment its items at random. An item at different
-positions in two workers proves different orders, unless the workers agree at all positions that both have sampled.
+one position do not prove different orders, because a source may augment its items at random. If an item has different
+positions in two workers, their orders differ, unless the workers agree at all positions that both have sampled.
 
 If a source is assumed to divide its items among the workers, two workers that read the same items cause an error.
 """
@@ -79,7 +79,7 @@ class _Shares:
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:
-        """Records a worker's samples. Returns the number of another worker that has read the same items, or None."""
+        """Records a worker's samples. Returns the index of another worker that has read equal items, or None."""
         mine = self._samples.setdefault(worker, set())
         mine.update(checksum for _, checksum in note.samples)
         self._is_whole[worker] = note.start == 0 and note.length == len(mine) > 0

@@ -251,7 +251,7 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
-        #: The common parts of all shards of the process. `_place` is the number of this shard in the process.
+        #: The pipes that run once for all shards of this process. `_place` is the index of this shard in the process.
         self._common, self._place = CommonParts(is_alone=True), 0
         #: Stops the threads that read ahead for this shard while another shard runs, because these threads also draw
         #: random numbers.
@@ -359,8 +359,8 @@ class GraphProgram(EpochProgram):
             self._begin_common_part(seeds)
 
     def _begin_common_part(self, seeds: bytes) -> None:
-        """Lets the pipes before the filters run once for all shards of the process, if the number of shards is fixed.
-        Functions of the user may give each shard other pipes."""
+        """Runs the pipes before the sharding filters once for all shards of the process. This requires a fixed number
+        of shards, and no function of the user that may change the pipes of a shard."""
         if self._shard.splits and not self.replaced and self.init_fn is None and self.reset_fn is None:
             seed = partial(self._seed_common_part, seeds)
             self._common.begin(self.datapipe, seed, self._tell_torch, is_first=self._place == 0)
@@ -417,7 +417,7 @@ class GraphProgram(EpochProgram):
         if self._unsaved is not None or self._passes > 1 or not caches.may_snapshot(begins):
             return None
         if not begins and caches.filled(begins) is not None:
-            most = self._child.largest_snapshot  # also if larger snapshots are wanted, because caches can be refilled
+            most = self._child.largest_snapshot  # large snapshots are not needed, because caches can be refilled
         try:
             graph = Graph(self.datapipe)
             # Threads also draw random numbers.
@@ -493,7 +493,7 @@ class GraphProgram(EpochProgram):
     def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out:
-            self._read_share_out()  # an epoch that interrupts this wait must not resume
+            self._read_share_out()  # precedes the loading, because a new epoch may interrupt this wait
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # the main process also read ahead
             self._search_anew()

@@ -1,8 +1,8 @@
-"""Finds items that change, or end, when the next items are read.
+"""Finds items that change, or become unusable, when the source reads later items.
 
-Role: items of a common part wait for their shards (see `common_parts`). Some sources overwrite one buffer for each
-item, or yield the same object again. Such an item must not wait. The module compares the addresses of the objects and
-arrays in an item with those of the items that wait. The code imports neither NumPy nor torch.
+Role: items of a common part wait for their shards (see `common_parts`). Some sources reuse one buffer or one object for
+all items. Items of these sources must not wait. The module compares the addresses of the objects and arrays in an item
+with the addresses in the waiting items. The code imports neither NumPy nor torch.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class ReusedObjects:
 
     Args:
         waits: a function that returns whether the item at a position still waits for its shard.
-        oldest: a function that returns a position that no waiting item precedes.
+        oldest: a function that returns a lower bound of the positions of all waiting items.
     """
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
         self._waits, self._oldest = waits, oldest
-        #: Whether an item has been found that contains a stream, or that uses the memory of an item that waits.
+        #: Whether an item was found that contains a stream, or that shares memory with an item that `waits`.
         self.is_found = False
         #: The position of the last item that contained an object, by the object's id.
         self._objects: dict[int, int] = {}

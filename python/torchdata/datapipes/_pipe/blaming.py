@@ -1,4 +1,4 @@
-"""Names pipes in error messages. If a pipe only reads a dataset, the name is that of the dataset's class or function.
+"""Names pipes in error messages. A pipe that only reads a dataset gets the name of the dataset's class or function.
 
 The functions of this module are pure and run in the process that raises the exception.
 """
@@ -17,7 +17,7 @@ __all__ = ["blamed_name", "codes_read_by", "counted_at"]
 
 
 def codes_read_by(datapipe: Any) -> list[UsersCode]:
-    """Returns the user code of the datasets that the map-style sources of `datapipe` read."""
+    """Returns the user's methods, such as `__getitem__`, that the map-style sources of `datapipe` call."""
     read = [source for source in sources_of(datapipe) if not is_iter_pipe(source)]
     return [code for source in read for code in codes_of_dataset(source, INDEXED)]
 

@@ -146,7 +146,7 @@ class SampledStream:
             position += 1
 
     def _note_draws(self, before: dict[str, Any], is_second: bool = False) -> None:
-        """Records whether the stream has drawn from the global random generators, whose states were `before`."""
+        """Records whether the global random generators have changed since their states `before` were saved."""
         after = save_generators()
         before.pop("awaited", None)
         if any(before[name] != after[name] for name in before.keys() & after.keys()):

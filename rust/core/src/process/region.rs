@@ -54,8 +54,8 @@ impl Region {
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
-    /// Frees the pages of `offset..offset + len`. Freed pages are zero, and use no memory until they are touched (or
-    /// reserved, on the fallback). Fails if the file system of the fallback does not support holes.
+    /// Frees the pages of `offset..offset + len`. Freed pages are zero, and use no memory until they are touched or
+    /// passed to `reserve`. Fails if the region is a temporary file whose file system does not support holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
         // SAFETY: the range is inside the mapping, which is shared memory, and callers do not need the freed contents.

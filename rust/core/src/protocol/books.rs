@@ -114,8 +114,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates empty records. The log keeps the deliveries that the user has not received, and `beyond` deliveries
-    /// before them. If it is unknown how many items the user has received, the log keeps `unknown` deliveries.
+    /// Creates empty records. The log keeps the deliveries that the user has not received, and the last `beyond`
+    /// deliveries that the user has received. If the user's position is unknown, the log keeps `unknown` deliveries.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })

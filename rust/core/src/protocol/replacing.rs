@@ -18,7 +18,7 @@ struct Deaths {
 /// The result of counting one exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// How many processes have exited at this item.
+    /// How many processes have exited while computing this item.
     pub deaths: usize,
     /// Whether this exit was not counted before.
     pub is_new: bool,

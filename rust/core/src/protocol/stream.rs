@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-/// One iteration over a pipe through one link. Streams are ordered by time. Every unit contains its stream. Passes
-/// count from 1. An epoch has several passes only if a worker's pipe iterates several times over the dispatched items,
-/// as `cycle` does.
+/// The number of an epoch, and the number of a pass in this epoch. Streams are ordered by time. Every unit contains its
+/// stream. Passes count from 1. An epoch has several passes only if a worker's pipe iterates several times over the
+/// dispatched items, as `cycle` does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 

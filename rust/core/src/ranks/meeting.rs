@@ -247,7 +247,8 @@ impl Meeting {
         Self::new(RankRole::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
     }
 
-    /// Creates the `Meeting` of a rank above 0, with a socket to rank 0. Operation 0 ends when all ranks are connected.
+    /// Creates the `Meeting` of a rank above 0, with a socket to rank 0. Joining is operation 0, which
+    /// ends when all ranks are connected.
     pub fn join(mut socket: TcpStream, rank: u32, tokens: Tokens, patience: Duration) -> std::io::Result<Self> {
         socket.set_nonblocking(false)?;
         socket.set_write_timeout(Some(patience))?;
@@ -310,7 +311,7 @@ impl Meeting {
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
-        // If this process was stopped during the timeout, the result may have arrived, so messages are read first.
+        // Messages are read first, because the result may have arrived while this process was suspended.
         table.turn(now);
         either!(&mut table.role, role => role.give_up(operation, now));
         self.send(table);

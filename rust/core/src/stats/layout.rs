@@ -35,7 +35,7 @@ pub(super) const PLACE: usize = 112;
 pub struct BoardConfig {
     /// The number of processes.
     pub pages: u32,
-    /// The maximum number of link ends of a process.
+    /// The maximum number of link endpoints in a process.
     pub flows: u32,
     /// The maximum number of pipes of a process. Further pipes are not counted.
     pub pipes: u32,

@@ -129,8 +129,8 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
 /// The caller ensures that nothing except the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
-    // SAFETY: the code only reads existing objects under the GIL. Fields are only read from objects of the array's own
-    // type, an exact ndarray.
+    // SAFETY: the code only reads existing objects under the GIL. Fields are only read from objects whose
+    // type is exactly `ndarray`, which is the type of `array`.
     unsafe {
         let class = ffi::Py_TYPE(object);
         while ffi::Py_TYPE(object) == class {

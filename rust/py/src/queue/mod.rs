@@ -32,7 +32,7 @@ struct Entry {
     content: Py<PyAny>,
     /// The number of the item, or None if the queue does not record positions.
     index: Option<Index>,
-    /// The state of the source after the item, or any object that the worker stores with the item if `index` is None.
+    /// The state of the source after the item. If `index` is None, an object that the worker adds to the item.
     mark: Option<Py<PyAny>>,
     /// Whether a hold of the queue need not wait for a worker that processes this item.
     is_plain: bool,

@@ -7,7 +7,7 @@ pub const END: u16 = 1;
 pub const ERROR: u16 = 2;
 /// A message of the control protocol, such as a command.
 pub const MESSAGE: u16 = 3;
-/// A flag in the kind: the payload was too long to be sent inline, and is the last buffer.
+/// A flag in a unit's kind: the payload was too long to be sent inline, and is in the last buffer of the unit.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 /// A snapshot of the graph after all items that were sent before the snapshot.
 pub const STATE: u16 = 4;

@@ -63,7 +63,7 @@ struct Surplus {
     most: u64,
     /// Whether `on_surplus` was already called in this epoch.
     said: bool,
-    /// The function that issues the warning. Its arguments are the awaited peer, the received peer, and `bytes`.
+    /// Issues a warning about this memory use. The arguments are the awaited peer, the received peer, and `bytes`.
     on_surplus: Option<Py<PyAny>>,
 }
 

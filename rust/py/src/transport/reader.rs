@@ -27,7 +27,7 @@ use crate::errors;
 
 /// The flags with which other threads control the reading thread, which checks the flags during waits.
 pub struct Signs {
-    /// The current epoch. A thread that reads for another epoch must stop.
+    /// The number of the current epoch. A thread that still reads an earlier epoch must stop.
     pub epoch: AtomicU64,
     /// Whether the reading thread must not return any more items of the epoch.
     pub stopped: AtomicBool,

@@ -26,7 +26,7 @@ use torchdata_core::sampled_clock::SampledClock;
 use super::kinds as kind;
 use crate::errors;
 
-/// The prefix of the first snapshot's content if no snapshot can be taken. The reason follows the prefix.
+/// If no snapshot can be taken, the first snapshot contains this prefix and the reason instead of a state.
 pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;

@@ -16,7 +16,7 @@ const SPINS: u32 = 40;
 /// not ring the bell. A check consists of two system calls without the GIL, so the checks use less than 1 % of a core.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// This process's statistics about how often yielding before the first sleep has helped.
+/// Records how often yielding the processor has made a sleep unnecessary in this process.
 static TURNS: Turns = Turns::new();
 
 /// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.

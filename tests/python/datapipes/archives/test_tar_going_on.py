@@ -21,7 +21,7 @@ from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterDataPipe,
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The size in bytes of each member. A read-ahead buffer is only a few times larger than a member.
+#: The size in bytes of each file in an archive. A read-ahead buffer has room for only a few such files.
 SIZE = 100_000
 MEMBERS = 40
 
@@ -30,12 +30,11 @@ def shard_of(number: int = 0) -> bytes:
     return tar_of([(f"{number}-{key}.bin", bytes([key]) * SIZE) for key in range(MEMBERS)])
 
 
-#: The contents of the members of a shard.
 CONTENTS = [bytes([key]) * SIZE for key in range(MEMBERS)]
 
 
 def gone_on(build: Callable[[], Any], count: int) -> tuple[list[Any], Any]:
-    """Returns the first members, and a new pipe that resumes after these members."""
+    """Returns the contents of the first `count` files, and a new pipe that resumes after these files."""
     items = iter(pipe := build())
     head = [read(next(items)) for _ in range(count)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))
@@ -129,7 +128,7 @@ def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
 
 
 class Pairs(IterDataPipe[Any]):
-    """A source of one archive, which is opened again in each epoch."""
+    """A source that yields one archive per epoch, and reopens it for each epoch."""
 
     def __init__(self, path: str, kind: str, start: int) -> None:
         self.arguments = path, kind, start

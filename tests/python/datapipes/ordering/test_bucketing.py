@@ -1,4 +1,4 @@
-"""Pipes that batch similar items create the batches of torchdata 0.9, and keep within their limits."""
+"""Pipes that group similar items into batches create the same batches as torchdata 0.9."""
 
 import io
 import itertools
@@ -17,7 +17,7 @@ from torchdata.datapipes.utils import StreamWrapper
 
 NUMBERS = [7, 3, 9, 1, 4, 0, 8, 2, 6, 5]
 
-#: Batches that torchdata 0.9.0 creates from NUMBERS, if every random pipe in the composition has the seed 5.
+#: Batches that torchdata 0.9.0 creates from NUMBERS if all its random pipes have the seed 5.
 UPSTREAM_BUCKETS: list[tuple[dict[str, Any], list[list[int]]]] = [
     ({"batch_size": 3, "drop_last": True}, [[5, 4, 0], [8, 2, 6], [7, 3, 1]]),
     ({"batch_size": 3, "batch_num": 2, "bucket_num": 2, "sort_key": sorted}, [[5, 6, 8], [0, 2, 4], [1, 3, 7], [9]]),

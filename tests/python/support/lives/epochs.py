@@ -1,4 +1,4 @@
-"""Contains the expected items of an epoch, and compares received items with them."""
+"""Contains the expected items of an epoch, and compares received items with the expected items."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ class Epoch(list[Any]):
     fails = False
     #: The number of items after which a loop leaves the epoch, or None for a complete epoch.
     until: int | None = None
-    #: The items of each worker, if the loader has no defined order and if these items are known.
+    #: The items that each worker must send; None if the loader has a defined order, or if the items are unknown.
     shares: list[list[Any]] | None = None
 
     @property

@@ -17,7 +17,7 @@ class Program:
     bare: bool = False
     stop_epoch: int = 0
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The states to resume from, as fractions of the epoch: 0 stands for its beginning, and 1 for its end.
+    #: The positions of the states to resume from, from 0 (the beginning of the epoch) to 1 (its end).
     resumed: tuple[float, ...] = ()
     #: The number of items that a loader yields before it loads a state. -1 means that a new loader loads the state.
     used: int = -1
@@ -40,7 +40,7 @@ class Program:
         )
 
     def words(self, graph: Graph) -> str:
-        """Describes the actions of the program. This method must be called after the graph was built."""
+        """Returns a text that describes the actions of the program. `graph` must have been built."""
         parts = [" ".join(graph.words)]
         parts += [f"break in epoch {epoch} behind {count}" for epoch, count in self.breaks.items()]
         if not self.bare:

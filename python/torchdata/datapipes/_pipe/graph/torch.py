@@ -49,8 +49,8 @@ class Counterpart:
         self._module: Any = None
 
     def meet(self, ours: Any, module: Any) -> None:
-        """Registers `ours` and PyTorch's base class with each other, and gives the latter the functional forms of
-        `ours`."""
+        """Registers `ours` and PyTorch's base class with each other, and adds the functional forms of `ours` to
+        PyTorch's class."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return
@@ -63,14 +63,14 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Gives PyTorch's base class a form or method, unless the name exists and is not the form `before`."""
+        """Adds a method to PyTorch's base class. An existing method is replaced only if it is the form `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
             self.base.functions.setdefault(name, method)
 
     def form(self, name: str) -> Callable[..., Any] | None:
-        """Returns the functional form of PyTorch's base class with the given name; None if there is none."""
+        """Returns the method that PyTorch's base class has registered as the functional form `name`, or None."""
         found: Callable[..., Any] | None = None if self.base is None else self.base.functions.get(name)
         return found
 
@@ -231,7 +231,7 @@ def yielded_so_far(datapipe: Any) -> int | None:
 def note_passes_of_torchs(note: Callable[[Any], None]) -> None:
     """Makes PyTorch call `note` with each of its pipes when a pass of the pipe begins.
 
-    `note` is called before the pipe begins to read its sources only if its `__iter__` is a generator function.
+    If the `__iter__` of a pipe is not a generator function, the pipe may read its sources before `note` is called.
     """
 
     def change(_torchs: Any) -> None:

@@ -278,7 +278,7 @@ def can_reset(kind: type) -> bool:
 
 
 def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
-    """Returns the entry with the seeds that the pipe's record contains."""
+    """Returns `entry`, updated by the seeds in the pipe's record."""
     if record.seed is None and not record.seeded:
         return entry
     seed = entry.seed if record.seed is None else record.seed
@@ -343,7 +343,7 @@ def pending_seed(datapipe: Any) -> Any:
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """After a replay, sets the seeds for the next passes that loaded states contain."""
+    """After a replay, sets the seeds that loaded states contain for the next passes of pipes."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
@@ -520,7 +520,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
 
 
 def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
-    """Calls `take`, a method of `pipe` that loads `state`. For a pipe of this package, first checks the state."""
+    """Loads `state` into `pipe` by its method `take`. For a pipe of this package, first checks the state."""
     if not type(pipe).__module__.startswith("torchdata."):
         take(state)
         return

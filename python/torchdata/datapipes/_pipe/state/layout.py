@@ -29,7 +29,7 @@ __all__ = [
 #: The version of the layout of graph states.
 STATE_VERSION = 3
 
-#: The maximum number of values in a state. `checksum` raises an error for more values.
+#: The maximum number of values in a state. `checksum` raises an error for a state with more values.
 _PARTS = 1 << 20
 
 #: A list or tuple that contains only values of these types counts as one value in a checksum.
@@ -222,7 +222,7 @@ def checksum(value: Any) -> int:
 
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
-    """Context that converts an error in loading the state of a pipe to a ValueError: the state is damaged."""
+    """Context in which an error in loading a pipe's state becomes a ValueError that reports a damaged state."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:

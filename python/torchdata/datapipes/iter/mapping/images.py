@@ -61,8 +61,8 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument has an unsupported value; or, while iterating, an image cannot be decoded. A note names
-            the path if an item contains one.
+        ValueError: an argument has an unsupported value; or, while iterating, an image cannot be decoded. If the
+            item contains a path, a note on the exception names it.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -131,7 +131,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """Has the signature of `_Decoder`, for which the constructor checks the columns."""
+        """Is never called. The constructor checks the columns against this signature, which `_Decoder` shares."""
 
 
 class _Decoder:

@@ -145,8 +145,8 @@ class S3Settings:
 
 
 def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns the region (as a dict) and the credential provider from the user's AWS profile. Each of them is left out
-    if `given` or the environment already contains it.
+    """Returns the region (as a dict) and the credential provider from the user's AWS profile. A value that `given` or
+    the environment already contains is left out.
 
     boto3 reads the profile's files, and is imported only if the files exist.
     """

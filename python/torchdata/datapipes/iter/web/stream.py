@@ -69,7 +69,7 @@ class _Version(NamedTuple):
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """Describes a header, contained in both versions, that shows that the file has changed; None otherwise."""
+        """Returns a description of a header that both versions contain and that differs; None if there is none."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -98,7 +98,7 @@ class HttpRecipe:
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
-        """Requests the file from `offset` on. Returns a response, and how many bytes of it precede `offset`.
+        """Requests the file from `offset` on. Returns a response, and how many of its first bytes must be dropped.
 
         Returns None instead of a response if the file ends at this offset.
 
