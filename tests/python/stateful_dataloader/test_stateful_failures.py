@@ -286,13 +286,15 @@ for end in {ENDS}:
         break
     os.wait()
 else:
-    end = "for batch in iterator: pass"
+    end = None
 iterator = iter(StatefulDataLoader(Slow(), num_workers=2, multiprocessing_context="fork"))
 next(iterator)
 try:
     with open(sys.argv[1], "a") as file:
         print(*iterator._pool.pids, file=file)
-    exec(end)
+    if end is None:
+        list(iterator)
+    exec(end or "")
 except KeyboardInterrupt:
     print("interrupted")
 """

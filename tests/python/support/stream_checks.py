@@ -22,7 +22,8 @@ def open_files(*, sockets: bool = True) -> int:
 
 def _is_open_file(descriptor: str) -> bool:
     try:
-        return not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
+        # Libraries open sockets, and what they wait at (anonymous inodes, pipes), once and keep them.
+        return not os.readlink(f"/proc/self/fd/{descriptor}").startswith(("socket:", "anon_inode:", "pipe:"))
     except FileNotFoundError:  # the descriptor was closed meanwhile, like that of the listing itself
         return False
 
