@@ -196,7 +196,7 @@ endif
 test-alone: setup
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PYTEST)/alone.xml -n 3 --dist loadfile -m alone
 test-beside: setup
-	nice -n 10 $(PYTEST)/beside.xml -n 3 --dist loadfile -m 'not alone and not ray'
+	nice -n 10 $(PYTEST)/beside.xml -n 3 -m 'not alone and not ray'
 test-ray: setup
 	$(PYTEST)/ray.xml -n 2 --dist loadfile -m ray
 
