@@ -56,7 +56,7 @@ class DrawnGraph:
         return [node for group in self.groups for node in group.nodes]
 
     def mark_ends(self) -> None:
-        """Marks nodes to which no arrow leads as sources, and nodes from which no arrow starts as ends."""
+        """Marks nodes without incoming arrows as sources, and nodes without outgoing arrows as ends."""
         heads, tails = ({getattr(arrow, end) for arrow in self.arrows} for end in ("head", "tail"))
         for node in self.nodes:
             if node.key not in heads:

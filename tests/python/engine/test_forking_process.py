@@ -98,7 +98,7 @@ def test_a_program_is_imported_once_for_all_its_workers(name, tmp_path):
     assert imports_of(tmp_path, main) == imports
 
 
-@pytest.mark.skipif(not TORCH, reason="needs torch")
+@pytest.mark.skipif(not TORCH, reason="PyTorch is not installed, and the workers use it")
 @pytest.mark.parametrize("source", ["range(4)", "list(torch.arange(4))"])
 def test_torch_is_imported_once_for_workers_that_receive_tensors_and_not_for_other_workers(source, tmp_path):
     check = f"import torch; assert read(parent_has_torch, {source}) == [{'torch' in source}] * 4"

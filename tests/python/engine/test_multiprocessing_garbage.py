@@ -52,7 +52,7 @@ def test_settings_are_those_of_the_main_process_and_its_module_once_the_worker_h
     assert (seen["now"], seen["enabled"]) == ([1234, 5, 6], False)
 
 
-@pytest.mark.skipif(not TORCH, reason="needs torch")
+@pytest.mark.skipif(not TORCH, reason="PyTorch is not installed, and the workers use it")
 def test_torch_imported_late_by_a_worker_is_not_searched_either(tmp_path):
     without, late = seen_in_a_worker(tmp_path, "spawn", inside="if number == 1: import torch", items=2)
     assert late["kept"] > 2 * without["kept"]

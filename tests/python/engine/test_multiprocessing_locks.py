@@ -108,7 +108,7 @@ def test_loaders_start_while_threads_of_main_draw_seed_or_print(busy, started, t
     if "torch" not in busy:
         return run_apart(script, unread)
     if not TORCH:
-        pytest.skip("draws from the generator of torch")
+        pytest.skip("PyTorch is not installed, and the threads draw from its generator")
     (tmp_path / "program.py").write_text(script)
     run = run_program(tmp_path / "program.py", ignored="Warning")
     assert (run.returncode, run.stderr) == (0, "")

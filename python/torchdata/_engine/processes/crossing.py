@@ -324,8 +324,8 @@ def _adopt(duplicate: Any) -> SharedPickle:
 class Parcel:
     """The pickled objects for a child that another process forks, and the descriptors that these objects need.
 
-    While the objects are pickled, multiprocessing uses the parcel in place of its own `Popen` object, and adds the
-    descriptors of locks and queues to the parcel.
+    During pickling, multiprocessing uses the parcel as its `Popen` object, and adds the descriptors of locks and queues
+    to the parcel.
 
     Args:
         contents: the objects, which are pickled separately.

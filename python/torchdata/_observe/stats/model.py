@@ -159,7 +159,7 @@ class Reading:
 class LoaderStats:
     """The statistics of a loader, from its beginning or since an earlier `LoaderStats`."""
 
-    #: The counters from which these statistics were computed, and from which later statistics can start counting.
+    #: The counters behind these statistics. Later statistics can be computed relative to these counters.
     reading: Reading = field(repr=False, compare=False)
     full: bool = told("whether the time of each pipe was measured")
     epoch: int = told("the number of the current or last epoch, from 1; 0 before the first epoch", gauge())

@@ -60,8 +60,8 @@ def _instance_of(value: Any, module: str, name: str) -> bool:
 def is_indexed(value: Any) -> bool:
     """Returns whether the value has a length and integer indices, such as a sequence or PyTorch's `Dataset`.
 
-    The result is False for a mapping, whose keys are arbitrary, and for PyTorch's `IterableDataset`, whose inherited
-    `__getitem__` only raises an error.
+    The result is False for a mapping, because its keys can be any objects. The result is also False for PyTorch's
+    `IterableDataset`, because its `__getitem__` only raises an error.
     """
     kind = type(value)
     return (

@@ -171,8 +171,8 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
 def too_many(
     skipped: dict[tuple[str, str], int], limit: int | float | None, name: str, items: str, where: str, last: str = ""
 ) -> TooManySkipped:
-    """Returns the error that reports too many skipped items. In the message, `items` says which items the limit refers
-    to, and `where` in which process and epoch they were counted."""
+    """Returns the error that reports too many skipped items. The message contains `items`, the kind of items that
+    the limit counts, and `where`, the process and the epoch of the count."""
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "

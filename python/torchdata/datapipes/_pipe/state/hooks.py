@@ -24,7 +24,7 @@ class PipeHooks:
     """
 
     #: Whether the pipe yields one item for each item of its source, in the source's order, and depends on nothing else.
-    #: A pipe with `one_to_one = True` needs no state of its own.
+    #: Such a pipe needs no state.
     one_to_one: ClassVar[bool] = False
 
     #: Whether `len` must read items.
