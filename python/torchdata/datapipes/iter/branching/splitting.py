@@ -258,7 +258,7 @@ class _RoundRobinMain(DealMain):
         return turn
 
     def length(self, instance: int) -> int:
-        """Returns the number of items of one child. If the items cannot be divided evenly, the first children get one more."""
+        """Returns the number of items of one child. Of a rest, each of the first children gets one item."""
         return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
 
 
