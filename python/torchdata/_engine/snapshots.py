@@ -23,10 +23,8 @@ from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process takes the next snapshot after max(SECONDS, FACTOR * c). The snapshot
 #: also delays other processes by about c seconds, because it copies memory and evicts their data from caches. With this
-#: interval, taking snapshots costs less than 2 % of the running time. A replacement recomputes the items of half an
-#: interval on average: with two workers, this takes a few milliseconds, a fifth of the time that the workers need to
-#: start.
-SECONDS, FACTOR = 0.01, 100.0
+#: interval, taking snapshots costs less than 1 % of the running time.
+SECONDS, FACTOR = 0.02, 250.0
 #: The interval between snapshots is multiplied by the number of processes, but at most by `ADDING_UP`, because a reader
 #: in strict order may wait for the snapshot of each process. With more processes, the reader receives items of other
 #: processes during a snapshot.
