@@ -82,13 +82,22 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
         assert epochs_of(later, len(wanted)) == wanted, moment
 
 
-class TakesOnce(IterableDataset[int]):
+class _HasPlace:
+    """An iterable whose next iterator starts at the loaded position, and at the beginning if no state was loaded."""
+
+    place = start = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["place"]
+
+
+class TakesOnce(_HasPlace, IterableDataset[int]):
     """A stream with a state. The generator function starts at the loaded position, and counts from there."""
 
     length, pause = 9, 0.0
-
-    def __init__(self) -> None:
-        self.place = self.start = 0
 
     def share(self) -> list[int]:
         info = get_worker_info()
@@ -100,12 +109,6 @@ class TakesOnce(IterableDataset[int]):
             time.sleep(self.pause)
             self.place += 1
             yield number
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state["place"]
 
 
 class Walk:
@@ -135,21 +138,14 @@ class Shuffled(Sampler[int]):
         return iter(order)
 
 
-class Places(Sampler[int]):
+class Places(_HasPlace, Sampler[int]):
     """A sampler with a state. Each new iterator starts at the beginning unless a state was loaded."""
 
     def __init__(self, length: int = 12) -> None:
         self.length = length
-        self.place = self.start = 0
 
     def __iter__(self) -> Iterator[int]:
         self.place, self.start = self.start, 0
         for index in range(self.place, self.length):
             self.place += 1
             yield index
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state["place"]
