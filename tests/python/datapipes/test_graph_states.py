@@ -14,7 +14,7 @@ from pipes_table import seed
 from pipes_table.core import Doubling, plus_one
 from random_graphs.check import start
 from random_graphs.users import ByHand, Declared, OneToOne, Unstated, UnstatedRandom, UnstatedTwice, drawn, is_odd
-from resuming import with_state
+from resuming import check_graph_resumes, with_state
 from torchdata._plain_pickles import from_plain, to_plain
 from torchdata.datapipes.iter import IterableWrapper, Mapper, SampleMultiplexer
 from torchdata.datapipes.map import SequenceWrapper
@@ -90,21 +90,7 @@ def _by_index(build: Callable[[Any], Any]) -> Any:
 
 @pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
 def test_a_graph_resumes_at_every_position_and_continues_with_the_next_epoch(build: Callable[[], Any]) -> None:
-    start(5)
-    pipe = build()
-    epochs = [list(pipe) for _ in range(3)]
-    for epoch in range(2):
-        for position in range(len(epochs[epoch]) + 2):
-            start(5)
-            pipe = build()
-            for _ in range(epoch):
-                list(pipe)
-            list(islice(pipe, position))
-            state, generators = pickle.loads(pickle.dumps((save_state(pipe), save_generators())))
-            start(99)
-            load_state(other := build(), state)
-            load_generators(generators)
-            assert [list(other), list(other)] == [epochs[epoch][position:], epochs[epoch + 1]], (epoch, position)
+    check_graph_resumes(build)
 
 
 @pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)

@@ -4,9 +4,12 @@ and a function that loads the state of a pipe."""
 import pickle
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
-from torchdata.datapipes.state import load_state
+from random_graphs.check import start
+from torchdata.datapipes._pipe.graph.traversal import walk
+from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
 
 
 def begun(loader: Any, state: Any = None, seed: int = 3) -> Any:
@@ -87,3 +90,35 @@ def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: 
         "saved again by the last loader at the end of its epoch"
     )
     return whole
+
+
+def stood(pipe: Any) -> bytes:
+    """Returns the pickle of a pipe's state and of the generators' states, while no thread of the pipe reads."""
+    with standing_still(walk(pipe)):
+        return pickle.dumps((save_state(pipe), save_generators()))
+
+
+def check_graph_resumes(make: Callable[[], Any], end: Callable[[Any], Any] = lambda _: None) -> None:
+    """Resumes a graph at every position of two epochs. `end` ends the threads of a graph that is not read any more."""
+    start(5)
+    pipe = make()
+    epochs = [list(pipe) for _ in range(3)]
+    for epoch in range(2):
+        for position in range(len(epochs[epoch]) + 2):
+            start(5)
+            pipe = make()
+            assert [list(pipe) for _ in range(epoch)] == epochs[:epoch]
+            reading = islice(pipe, position)
+            list(reading)
+            saved = stood(pipe)
+            end(pipe)
+            for _ in range(2):  # the second time, the state is saved right after the iteration has begun
+                start(99)
+                state, generators = pickle.loads(saved)
+                load_state(pipe := make(), state)
+                load_generators(generators)
+                begun = iter(pipe)
+                saved = stood(pipe)
+                found = list(begun), list(pipe)
+                end(pipe)
+                assert found == (epochs[epoch][position:], epochs[epoch + 1]), (epoch, position)

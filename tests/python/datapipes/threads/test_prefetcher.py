@@ -14,13 +14,13 @@ import pytest
 from one_rank import Alone
 from random_graphs.check import start
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept, unpinned
-from resuming import with_state
+from resuming import check_graph_resumes, stood, with_state
 from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
-from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
+from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state
 from waiting import wait_for
 
 
@@ -235,11 +235,6 @@ def read_ahead(pipe: Any, size: int = 2) -> Any:
     return UnstatedTwice(pipe).map(drawn).prefetch(size)
 
 
-def stopped(pipe: Any) -> bytes:
-    with standing_still(walk(pipe)):
-        return pickle.dumps((save_state(pipe), save_generators()))
-
-
 DRAWN_IN_THREAD: dict[str, Callable[[Any], Any]] = {
     "at the end": read_ahead,
     "far ahead": lambda pipe: read_ahead(pipe, 50).map(abs),
@@ -252,37 +247,12 @@ DRAWN_IN_THREAD: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("build", DRAWN_IN_THREAD.values(), ids=DRAWN_IN_THREAD)
 def test_a_replay_repeats_random_draws_that_a_thread_made_ahead_of_a_state(build: Callable[[Any], Any]) -> None:
-    def made() -> Any:
-        return build(IterableWrapper(range(7)))
-
     def left(pipe: Any) -> None:
         for each in walk(pipe):
             if isinstance(each, Prefetcher):
                 each.shutdown()
 
-    start(5)
-    pipe = made()
-    epochs = [list(pipe) for _ in range(3)]
-    for epoch in range(2):
-        for position in range(len(epochs[epoch]) + 2):
-            start(5)
-            pipe = made()
-            assert [list(pipe) for _ in range(epoch)] == epochs[:epoch]
-            reading = islice(pipe, position)
-            list(reading)
-            saved = stopped(pipe)
-            left(pipe)
-            for _ in range(2):  # the second time, the state is saved right after the iteration has begun
-                start(99)
-                pipe = made()
-                state, generators = pickle.loads(saved)
-                load_state(pipe, state)
-                load_generators(generators)
-                begun = iter(pipe)
-                saved = stopped(pipe)
-                found = list(begun), list(pipe)
-                left(pipe)
-                assert found == (epochs[epoch][position:], epochs[epoch + 1]), (epoch, position)
+    check_graph_resumes(lambda: build(IterableWrapper(range(7))), left)
 
 
 @pytest.mark.parametrize("size", [1, 50])
@@ -299,7 +269,7 @@ def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_cha
     iterator = iter(pipe)
     first = list(islice(iterator, 6))
     wait_for(lambda: len(pipe.datapipe._data.queue) == 8)
-    saved, generators = pickle.loads(stopped(pipe))
+    saved, generators = pickle.loads(stood(pipe))
     pipe.datapipe.shutdown()
     start(99)
     pipe = with_state(build(30, size), saved)
