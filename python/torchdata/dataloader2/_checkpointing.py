@@ -21,7 +21,9 @@ from torchdata.dataloader2.state.identity import require_same_settings
 from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME, dump, parse
 from torchdata.dataloader2.state.position import LoaderState, Position, Randomness, SavedRanks
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint, require_arguments
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
+from torchdata.datapipes.iter.mapping.wrapping import IterableWrapper
 
 #: If recomputing items takes fewer seconds than this, resuming causes no warning.
 _LEAST = 5.0
@@ -132,6 +134,7 @@ class StateKeeper:
             )
         state, positions = read(state_dict, allow_pickle=allow_pickle)
         snapshot = self._snapshot_for(state, strict, allow_pickle)
+        self.set(state, strict, positions)  # precedes the rest, which Ctrl-C may interrupt
         if begun or pipeline.is_taken_over or run.epochs:
             run.close()
             pipeline.take_back()
@@ -140,9 +143,36 @@ class StateKeeper:
             pipeline.datapipe = pipeline.snapshot.copy()
         else:
             pipeline.take(snapshot, is_adapted=True)
-        self.set(state, strict, positions)
         if begun:
             run.begin()
+
+    def read_again(self) -> None:
+        """Resumes the running epoch after an item was interrupted, for example by Ctrl-C.
+
+        A pipe that was interrupted may have lost items, and a generator that was interrupted yields nothing more. The
+        loader therefore loads its own state, which does not contain the interrupted item.
+
+        Raises:
+            RuntimeError: the pipeline reads a one-shot iterator, whose items cannot be computed again.
+        """
+        for pipe in Graph(self._pipeline.datapipe):
+            if isinstance(pipe, IterableWrapper) and pipe._was_read:
+                raise RuntimeError(
+                    f"this epoch cannot continue after an interruption, such as Ctrl-C: {pipe._name()} is a one-shot "
+                    "iterator, so the interrupted item is lost. Give a list, or a generator function, which is called "
+                    "again"
+                )
+        delivery = self._run.delivery
+        delivery.begun = False
+        try:
+            self.load(self.take(0, False, has_begun=True), strict=True, allow_pickle=True)
+            if delivery.source is None:  # an earlier attempt was interrupted
+                self._run.begin()
+        except BaseException:
+            delivery.cut = True  # the next request tries again
+            raise
+        finally:
+            delivery.begun = True
 
     def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> GraphTemplate | None:
         """Returns a template of the pipe in the state, or None if the loader keeps its own pipe."""

@@ -231,7 +231,7 @@ class EpochRun:
             pipeline.hand_over(
                 lambda: None if resumed is None else resumed.shards(pipeline), in_shards, self.recorder.full
             )
-            tracker.find_output()
+        tracker.find_output()  # also if Ctrl-C interrupted an earlier attempt after the service had taken over
         service = pipeline.service
         if saved is not None:
             if position is not None:

@@ -18,6 +18,9 @@ from torchdata._reporting import fold
 from torchdata.dataloader2._epochs import LEFT, SHUT_DOWN, EpochRun
 from torchdata.dataloader2.error import PauseIteration
 
+if TYPE_CHECKING:
+    from torchdata.dataloader2._checkpointing import StateKeeper
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -30,6 +33,10 @@ class IteratedLoader(Protocol):
     @property
     def _run(self) -> EpochRun:
         """The object that runs the loader's epochs."""
+
+    @property
+    def _keeper(self) -> StateKeeper:
+        """The object that takes and loads the loader's states."""
 
 
 class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
@@ -81,7 +88,9 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
 
     def _go_on_cut(self) -> None:
         """Makes the loader continue after Ctrl-C has interrupted the computation of an item."""
-        self._run.position.go_on_cut()
+        if self._run.position.may_lose():
+            self.dataloader._keeper.read_again()
+        self._run.delivery.cut = False
 
     def _refuse(self) -> Never:
         """Raises RuntimeError with the reason why this iterator yields no more items: a shutdown, or another epoch."""

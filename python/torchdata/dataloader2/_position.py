@@ -83,9 +83,6 @@ class Tracker:
         #: `_is_resumed`: whether the running epoch was resumed from a loaded state. `_is_strict`: whether items that
         #: are recomputed for resuming must equal the items delivered earlier.
         self._is_resumed, self._is_strict = False, True
-        #: `_cut_at`: the number of delivered items when Ctrl-C last interrupted the computation of an item. `_lost`:
-        #: the number of items from workers that the main process has lost because of Ctrl-C.
-        self._cut_at = self._lost = 0
         #: In a resumed epoch, the number of items that were delivered before the restored mark; otherwise 0.
         self._before = 0
         #: In a resumed epoch, the number of workers' items that the main process's pipes had read at the restored mark.
@@ -162,26 +159,15 @@ class Tracker:
                 f"the state of {items_ago} items ago was requested, but only {self._delivery.given} items were "
                 "delivered since the epoch began or the state was loaded"
             )
-        if given < self._cut_at:
-            raise ValueError(
-                f"the state of {items_ago} items ago was requested, but a later item was cut off, for example by "
-                "Ctrl-C, and the loader has continued without it"
-            )
         if self._only_counts and self.output is not None:
-            workers = self.output.position(given + self._lost)
+            workers = self.output.position(given)
             if workers is not None:
                 given += self._before
                 return Position(given, workers=workers, in_main=False, untold=self.output.untold(workers)), given
         elif items_ago == 0 and looks:
             self._mark()
         given += self._before
-        newest = next((mark for mark in reversed(self._marks) if mark.given <= given), None)
-        if newest is None:
-            raise RuntimeError(
-                "an item was cut off, for example by Ctrl-C, and the loader has continued without it. Its pipes cannot "
-                f"be saved, so the position is unknown: {self.unsaved or (self.output and self.output.unsaved)}"
-            )
-        return newest, given
+        return next(mark for mark in reversed(self._marks) if mark.given <= given), given
 
     def _mark(self) -> None:
         """Records the current state of the main process's pipes as a mark, unless an item is being computed."""
@@ -197,36 +183,15 @@ class Tracker:
         if mark is not None:
             self._marks[1:] = [*self._marks[1:][-1:], mark]
 
-    def go_on_cut(self) -> None:
-        """Makes the loader continue after Ctrl-C has interrupted the computation of an item, which may be lost.
+    def may_lose(self) -> bool:
+        """Returns whether the pipes in this process lose items if an exception such as KeyboardInterrupt leaves them.
 
-        After this call, no state of an earlier position can be requested, because a loader that resumes there would
-        yield the lost item. Raises TimeoutError if a thread that reads ahead in the main process hangs.
+        Ctrl-C does not interrupt workers and threads, and a queue that the main thread reads keeps its items.
         """
-        delivery = self._delivery
-        with self._run.held:
-            if self._only_counts and self.output is not None:
-                self._lost = self._lost_in_main(self.output)
-                self._marks = [] if self.output.is_local else self._marks
-            else:
-                mark, beginning = self._look(self._before + delivery.given), self._marks[:1]
-                self._marks = [] if mark is None else [mark._replace(beginning=one.beginning) for one in beginning]
-                self._is_resumed = True
-            self._cut_at = int(delivery.given)
-        delivery.cut = False
-
-    def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Returns how many items from workers were lost because Ctrl-C interrupted the main process's pipes after these
-        pipes had read the items, and before they yielded or buffered the items."""
-        if output.is_local:  # no pipe buffers items, and an interruption may have occurred in the shards themselves
-            return output.delivered - int(self._delivery.given)
-        pipes = Graph(self._pipeline.datapipe).pipes
-        holding = [pipe for pipe in pipes if isinstance(pipe, HOLDING)]
-        if len(holding) + 1 == len(pipes):
-            return 0  # the threads have read the items, and an interruption of the main thread does not affect them
-        with standing_still(pipes):
-            held = sum(len(pipe.state_dict()["items"]) for pipe in holding)
-            return token_of(output).yielded - self._yielded_before - held - int(self._delivery.given)
+        last = self._pipeline.datapipe
+        if isinstance(last, (Prefetcher, PinMemory)):
+            return last.has_ended()
+        return not isinstance(last, FullSync) and (not isinstance(last, WorkerOutput) or last.is_local)
 
     def _look(self, given: int, beginning: WorkersPosition | None = None) -> Position | None:
         """Returns the current position with the state of the main process's pipes; None if this state cannot be saved.
@@ -330,7 +295,7 @@ class Tracker:
         self._delivery.given = 0
         self._delivery.cut = False
         self._is_resumed, self._is_strict = resumed is not None, strict
-        self._before = self._cut_at = self._lost = 0
+        self._before = 0
         self._since = time.monotonic()
         self._seconds_before = 0.0 if resumed is None else resumed.seconds or 0.0
         self.end = None

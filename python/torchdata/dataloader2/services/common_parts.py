@@ -187,8 +187,6 @@ class CommonPart:
         #: An iterator that appends one item to the queue of its shard in each step.
         self._dealt: Iterator[None] = iter(())
         self._has_ended = False
-        #: Whether a step is running, or was interrupted, for example by Ctrl-C. Only the snapshots are then valid.
-        self._is_busy = False
         #: Snapshots in the order of their positions. The first snapshot precedes the positions of all shards.
         self._snapshots: list[_Start] = []
         self._wants_snapshot = False
@@ -198,9 +196,6 @@ class CommonPart:
         self._reused = ReusedObjects(self._waits, self._oldest)
         self._whose: Share | None = None
         self._seeded: dict[str, Any] = {}
-        self._reset_turns()
-
-    def _reset_turns(self) -> None:
         #: The generators of the shard that requests an item, and the generators of this part.
         self._globals = ShardGlobals(), ShardGlobals()
         self._turns = ShardTurns(self._globals, self._exchange, 0)
@@ -229,10 +224,8 @@ class CommonPart:
         if share.datapipe._position() >= self._first:
             share.skip_from(self._first)
         else:
-            self._is_busy = True
             self._remove(share, share.start)
             self._deal()
-            self._is_busy = False
 
     def _remove(self, share: Share, start: _Start | None) -> None:
         """Lets a shard run its own replica if it requests another item."""
@@ -244,11 +237,9 @@ class CommonPart:
 
     def fill(self, share: Share) -> bool:
         """Runs the replica until the shard has an item. Returns False if the replica has ended."""
-        if self._is_busy:
-            self._undo()
         if self._has_ended:
             return False
-        self._is_busy, self._whose = True, share
+        self._whose = share
         witness = None if self.is_running or self._snapshots else witnessing.current
         enter = self._enter
         enter(1)
@@ -263,25 +254,15 @@ class CommonPart:
                     break
             else:
                 self.close()
-        except Exception as error:
-            if self.is_running and not is_of_handler(error):
+        except Exception:
+            if self.is_running:
                 self._deal()
-                self._is_busy = False
             raise
         finally:
             enter(0)
         if len(self._shares) > 1:
             self._look_after(share)
-        self._is_busy = False
         return bool(share.queue) or share.part is not self
-
-    def _undo(self) -> None:
-        """Returns to the first snapshot after an interruption, which may have lost an item or exchanged only some of
-        the random generators."""
-        self._shares = [share for share in self._shares if share.part is self]
-        self._snapshots = self._snapshots[:1]
-        self._runner, self._has_ended = None, False
-        self._reset_turns()
 
     def close(self) -> None:
         """Stops reading."""

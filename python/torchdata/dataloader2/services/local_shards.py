@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from torchdata._engine.items.torch_worker import torch_as_it_was
-from torchdata._engine.snapshots import Account, Kept, reason_in
+from torchdata._engine.snapshots import Account, Kept
 from torchdata._engine.workers.epochs import StopPosition
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata.datapipes._pipe import random as own_random
@@ -61,9 +61,6 @@ class LocalShards:
         #: `_is_busy`: whether an item is being computed. `_is_stopped`: whether an item was interrupted. Both flags
         #: prevent snapshots.
         self._is_busy = self._is_stopped = False
-        #: Whether an interrupted item was lost in this run. After a loss, only later snapshots can be used, because
-        #: resuming from an earlier snapshot would yield the lost item.
-        self._has_lost = False
         for shard, each in enumerate(self._programs):
             with self._as_shard(each, enters=False):
                 each.prepare(ChildInfo(shard, num_shards, False, None))
@@ -98,7 +95,7 @@ class LocalShards:
         turn, given = (0, [(0, 0)] * self.num_shards) if position is None else (position.turn, position.given)
         self._positions.clear()
         self._positions.append(_Delivered(0, turn - 1, given))
-        self._is_busy = self._is_stopped = self._has_lost = False
+        self._is_busy = self._is_stopped = False
         self._snapshots = [(0, [None] * self.num_shards if position is None else position.kept[0])]
         self._iterators = []
         starts = [None] * self.num_shards if position is None else position.resumptions
@@ -141,9 +138,6 @@ class LocalShards:
     def __next__(self) -> Any:
         """Returns the next item. Other threads can access the shards only between two items."""
         with one_at_a_time():
-            if self._is_busy:
-                self._is_busy, self._has_lost, self._snapshots = False, True, []
-                self._make_snapshots()
             total, last, given = self._positions[-1]
             for step in range(self.num_shards):
                 shard = (last + 1 + step) % self.num_shards
@@ -202,8 +196,6 @@ class LocalShards:
             with self._as_shard(program):
                 made = program.snapshot()
             snapshots.append(None if made is None else (given, *made))
-        if self._has_lost and any(one is None or reason_in(one[3]) for one in snapshots):
-            return
         self._snapshots[1:] = [*self._snapshots[1:][-1:], (total, snapshots)]
 
     def follow(self, delivery: object) -> None:

@@ -177,7 +177,7 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
-    """Interrupts the loop by Ctrl-C at an arbitrary moment, and resumes from the loader's state with another loader."""
+    """Interrupts the loop by Ctrl-C at an arbitrary moment. Then continues it, or resumes with another loader."""
     most = run.size - run.is_left  # if the epoch is left early, one more item must remain
     if run.at >= most:
         return
@@ -200,7 +200,8 @@ def interrupt(run: Run) -> None:
         raise Differs(f"{run.at} items of epoch {run.epoch} came, and {given} are counted")
     run.did.append(f"interrupted at {given}")
     run.given += [None] * (given - run.at)
-    run.go_on(reads_on=False)
+    if run.dice.random() < 0.5:
+        run.go_on(reads_on=False)
 
 
 def victim(run: Run) -> tuple[int, int] | None:

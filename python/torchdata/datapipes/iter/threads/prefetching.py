@@ -111,7 +111,8 @@ class _Reader(Iterator[Any]):
         self._data.queue.close()
 
     def __del__(self) -> None:
-        self._data.queue.close()
+        if hasattr(self, "_data"):  # Ctrl-C can interrupt `__init__`
+            self.close()
 
 
 def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> None:
@@ -222,6 +223,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def _halt_at(self, ahead: Lead) -> Halt:
         self._halt = Halt(self._passes + ahead.passes, ahead)
         return self._halt
+
+    def has_ended(self) -> bool:
+        """Returns whether the thread has read its source to the end, or has ended with an exception."""
+        return self._data is not None and self._data.is_over
 
     def _threads_at_work(self) -> Work | None:
         return None if self._data is None or self._data.is_inherited else self._data
