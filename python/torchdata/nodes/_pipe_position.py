@@ -70,8 +70,12 @@ class PipePosition(PipePasses):
 
     def is_repeatable(self) -> bool:
         """Whether the pipe yields the same items in the same order after each reset to the same position."""
+        return all(map(is_repeatable, self.nodes()))
+
+    def nodes(self) -> list[BaseNode[Any]]:
+        """Returns the nodes that pipes of the graph read."""
         nodes = (getattr(pipe, "source_node", None) for pipe in Graph(self.pipe))
-        return all(is_repeatable(node) for node in nodes if isinstance(node, BaseNode))
+        return [node for node in nodes if isinstance(node, BaseNode)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_epoch": 0, "_loaded": False}

@@ -22,6 +22,7 @@ from torchdata.datapipes._pipe.seeking import is_stream, seek
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._fields import StateFields
+from torchdata.nodes._functions import not_the_end
 from torchdata.nodes._pipe_position import PipePosition
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.map import ParallelMapper
@@ -43,7 +44,7 @@ class IteratingNode(BaseNode[T]):
     ITERATOR_KEY = "_iterator"
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset(
-        {"_digest", "_it", "_loaded_digest", "_num_yielded", "_started", "_stream", "_to_drop"}
+        {"_digest", "_it", "_loaded_digest", "_num_yielded", "_saved", "_started", "_stream", "_to_drop"}
     )
 
     _it: Iterator[Any] = iter(())
@@ -62,6 +63,9 @@ class IteratingNode(BaseNode[T]):
     #: state, which is compared with `_digest` when the items are reread.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
+
+    #: The last state of a pipe that was saved between two items.
+    _saved: dict[str, Any] | None = None
 
     #: The name of the node's attribute that contains the iterable.
     ITERABLE: ClassVar[str]
@@ -91,6 +95,27 @@ class IteratingNode(BaseNode[T]):
         rest = stream.begin() if state is None else stream.go_to(state)
         self._it = rest if stream.has_state else stream.iterator
         return stream.has_state
+
+    def _return_to(self, yielded: int) -> None:
+        """Reads the iterable again up to the position after `yielded` items.
+
+        Raises:
+            RuntimeError: the iterable is a one-shot iterator, or the position of its pipe was never saved.
+        """
+        iterable = getattr(self, self.ITERABLE)
+        self._it, why = iter(()), None
+        state = self._saved if isinstance(self._stateful, PipePosition) else self.get_state()
+        if state is None:
+            why = "the position of its pipe was never saved"
+        elif self._stateful is None and iter(iterable) is iterable:
+            why = f"the {type(iterable).__name__} is a one-shot iterator, so the interrupted item is lost"
+        if why is not None:
+            raise RuntimeError(f"{type(self).__name__} cannot continue after an interruption, such as Ctrl-C: {why}")
+        self.reset(state)
+        self._started = True
+        self._arrive()
+        while self._num_yielded < yielded:
+            self.next()
 
     def _new_digest(self) -> SampleDigest | None:
         """Returns an empty checksum, if the iterable has no state and may yield other items when it is reread."""
@@ -157,7 +182,15 @@ class IteratingNode(BaseNode[T]):
                 self._advance()  # raises an error
             self._started = True
             self._arrive()
-        item: T = next(self._it)
+        try:
+            item: T = next(self._it)
+        except Exception:
+            raise
+        except BaseException:
+            # A generator yields nothing more after an exception, and a pipe may have lost an item.
+            if self._stateful is not None or getattr(self._it, "gi_frame", self) is None:
+                self._it = _Interrupted(self)
+            raise
         if self._digest is not None and self._digest.next == self._num_yielded:
             self._digest.add(item)
         self._num_yielded += 1
@@ -165,6 +198,8 @@ class IteratingNode(BaseNode[T]):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position; see `BaseNode.get_state`."""
+        if isinstance(self._it, _Interrupted):
+            self._it.read_again()
         state: dict[str, Any] = {self.NUM_YIELDED_KEY: self._num_yielded}
         if self._stateful is None:
             digest = self._loaded_digest or self._digest
@@ -198,6 +233,30 @@ class IteratingNode(BaseNode[T]):
             raise
         except Exception as error:
             raise TypeError(f"{type(self).__name__}: the length of {type(iterable).__name__} is not known") from error
+
+
+class _Interrupted(Iterator[Any]):
+    """Replaces a node's iterator that an exception such as KeyboardInterrupt has left within an item.
+
+    Before the next item or state, the node reads its iterable again.
+    """
+
+    def __init__(self, node: IteratingNode[Any]) -> None:
+        self._node, self._yielded = node, node._num_yielded
+
+    def __next__(self) -> Any:
+        self.read_again()
+        return next(self._node._it)
+
+    def read_again(self) -> None:
+        node, yielded = self._node, self._yielded
+        try:
+            node._return_to(yielded)
+        except BaseException as error:
+            node._it, node._num_yielded, node._started, node._to_drop = self, yielded, True, 0
+            if isinstance(error, StopIteration):
+                raise not_the_end(f"pipe of {type(node).__name__}, when it was read again", error) from error
+            raise
 
 
 class IterableWrapper(IteratingNode[T]):
@@ -249,13 +308,24 @@ class IterableWrapper(IteratingNode[T]):
             TypeError: the state was saved within an epoch, and the iterable is a set without a fixed order.
             ValueError: a field of the state is missing or out of range.
         """
+        self._saved = initial_state
         if initial_state is None:
             self._begin_epoch()
+            if isinstance(self._stateful, PipePosition) and not self._stateful.nodes():
+                with contextlib.suppress(Exception):  # an error is raised if the program requests a state
+                    self._saved = self.get_state()
         else:
             self._go_to(StateFields("IterableWrapper", initial_state))
             if self._num_yielded:
                 in_fixed_order(self.iterable)
         super().reset(initial_state)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position; see `BaseNode.get_state`."""
+        state = super().get_state()
+        if isinstance(self._stateful, PipePosition):
+            self._saved = state
+        return state
 
     def _repeats(self) -> bool:
         return not isinstance(self._stateful, PipePosition) or self._stateful.is_repeatable()

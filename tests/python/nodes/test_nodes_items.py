@@ -1,13 +1,15 @@
 """Nodes that change, group or select items yield the expected items, and have states with the documented contents."""
 
+import itertools
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from node_sources import Epochs, at_odds, numbers, outcomes
+from torchdata.datapipes.iter import IterableWrapper as Pipe
 from torchdata.nodes import (
     BaseNode,
     Batcher,
@@ -19,6 +21,7 @@ from torchdata.nodes import (
     ParallelMapper,
     SamplerWrapper,
     Unbatcher,
+    from_pipe,
 )
 from torchdata.nodes.map import MapOverBatch
 
@@ -151,6 +154,73 @@ def test_an_item_interrupted_by_ctrl_c_comes_next_in_this_loop_and_from_a_state(
         assert got + list(other) == got + list(cut_off) == expected
         other.reset(None)
         assert list(other) == expected
+
+
+class Generating:
+    def __init__(self, at: int) -> None:
+        self.cut_off = CutOff(at)
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(9):
+            yield self.cut_off(number)
+
+
+class GeneratingWithState(Generating):
+    number = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.number < 9:
+            cut_off = self.cut_off(self.number)
+            self.number += 1
+            yield cut_off
+        self.number = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.number = state["number"]
+
+
+#: Nodes whose iterable can be interrupted within an item.
+INTERRUPTED: dict[str, Callable[[int], BaseNode[Any]]] = {
+    "generator": lambda at: IterableWrapper(Generating(at)),
+    "generator with a state": lambda at: IterableWrapper(GeneratingWithState(at)),
+    "sampler": lambda at: SamplerWrapper(Generating(at)),
+    "pipe": lambda at: from_pipe(Pipe(range(9)).map(CutOff(at))),
+    "batches of a pipe": lambda at: from_pipe(Pipe(range(9)).map(CutOff(at)).batch(2)),
+    "shuffled pipe": lambda at: from_pipe(Pipe(range(9)).map(CutOff(at)).shuffle(buffer_size=3), seed=3),
+}
+
+
+@pytest.mark.parametrize("kind", INTERRUPTED)
+def test_a_source_interrupted_by_ctrl_c_is_read_again_and_loses_no_item(kind: str) -> None:
+    expected = [*INTERRUPTED[kind](-1)]
+    for at, early in itertools.product(range(9), (0, 3)):
+        node = INTERRUPTED[kind](at)
+        got: list[Any] = []
+        with pytest.raises(KeyboardInterrupt):
+            for item in node:
+                got.append(item)
+                if len(got) == early:
+                    node.state_dict()
+        if at % 2:
+            state = pickle.loads(pickle.dumps(node.state_dict()))
+            other = INTERRUPTED[kind](-1)
+            other.reset(state)
+            assert got + list(other) == expected
+        assert got + list(node) == expected
+
+
+def test_a_one_shot_iterator_that_ctrl_c_interrupted_raises_an_error_instead_of_ending() -> None:
+    node = IterableWrapper(iter(Generating(4)))
+    with pytest.raises(KeyboardInterrupt):
+        list(node)
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError, match="IterableWrapper cannot continue .* the generator is a one-shot iterator"
+        ):
+            next(node)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
