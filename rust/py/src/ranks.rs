@@ -1,6 +1,6 @@
-//! The Python class `Meeting`, which connects the ranks. Sockets are passed as descriptors, and waits release the GIL.
+//! Provides the Python class `Meeting`, which connects the ranks by sockets.
 //!
-//! A forked child lacks the `Meeting`'s thread and may inherit a locked lock, so all methods raise and drop nothing.
+//! A forked child lacks the thread and may inherit a locked lock, so all methods raise an error and nothing is dropped.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -16,12 +16,12 @@ use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
 
 use crate::enter::{self, Slices};
 
-/// The reason why operations fail: the fault, the ranks at fault, and the rank that has detected the fault.
+/// The reason of a failure, the ranks at fault, and the rank that has detected the fault.
 type Blame = (&'static str, Vec<u32>, u32);
 
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]
 pub struct PyMeeting {
-    /// None after `close`. A waiting thread has its own reference to the `Meeting`.
+    /// None after `close`.
     meeting: ManuallyDrop<Mutex<Option<Arc<Meeting>>>>,
     process: u32,
 }
@@ -74,7 +74,7 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Waits until an operation ends or the timeout expires, and then a little longer for the list of failed ranks.
+    /// Waits for the end of an operation, and after the timeout a little longer for the list of failed ranks.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;
@@ -105,8 +105,7 @@ impl PyMeeting {
         Ok(Self::new(Meeting::host(listener, size, Tokens { hello, welcome })?))
     }
 
-    /// Creates the `Meeting` of a rank above 0, which owns a socket to rank 0. Raises OSError if rank 0 does not
-    /// answer.
+    /// Creates the `Meeting` of a rank above 0, which owns a socket to rank 0.
     #[staticmethod]
     fn join(
         py: Python<'_>,
@@ -120,7 +119,7 @@ impl PyMeeting {
         Ok(Self::new(py.detach(|| Meeting::join(socket, rank, Tokens { hello, welcome }, patience))?))
     }
 
-    /// Waits until all ranks are connected. Returns None on success, or the ranks at fault.
+    /// Returns None once all ranks are connected, or the ranks at fault.
     fn open(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<Blame>> {
         Ok(self.end_of(py, 0, timeout)?.err())
     }
@@ -150,7 +149,7 @@ impl PyMeeting {
         Ok(self.get()?.descriptors())
     }
 
-    /// Informs all ranks that this rank leaves, and closes its connections. Does nothing in a forked child.
+    /// Informs all ranks that this rank leaves, and closes its connections.
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -158,7 +157,7 @@ impl PyMeeting {
         }
     }
 
-    /// How many seconds after the timeout a rank that has sent no message counts as silent.
+    /// A rank that has sent no message for this many seconds after the timeout counts as silent.
     #[classattr]
     #[pyo3(name = "WATCH")]
     fn watch() -> f64 {

@@ -1,4 +1,4 @@
-//! The shared memory of a link, its two ends, and the views that other processes have of a link.
+//! Creates and attaches the shared memory of links, and hands out the two ends of a link.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Creates a link. Sizes are rounded up as the layout requires.
+    /// Creates a link.
     pub fn create(config: LinkConfig) -> Result<Self, OpenError> {
         Ok(Self { layout: Arc::new(Layout::create(config)?) })
     }
@@ -65,7 +65,7 @@ impl Link {
         Ok(next)
     }
 
-    /// Returns whether a process has taken the consumer end. The load is relaxed, because no other data depends on it.
+    /// Returns whether a process has taken the consumer end.
     pub fn has_consumer(&self) -> bool {
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
@@ -79,8 +79,8 @@ impl Link {
         Probe { layout: Arc::clone(&self.layout) }
     }
 
-    /// Returns a handle that informs the consumer when the producer's process starves. `peer` is the consumer's
-    /// doorbell.
+    /// Returns a handle that informs the consumer when the producer's process waits for another process. `peer` is the
+    /// consumer's doorbell.
     pub fn announcer(&self, peer: BellRef) -> Announcer {
         Announcer { layout: Arc::clone(&self.layout), peer }
     }
@@ -103,11 +103,11 @@ impl Probe {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Equal positions have equal words, because a word is a position and its checksum. The consumer detects damage.
+        // Equal positions have equal words, because a word is a position and its checksum.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
-    /// Returns whether `epoch` is obsolete because the producer has ordered a later epoch, or a stop.
+    /// Returns whether the producer has ordered a later epoch than `epoch`, or a stop.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> Result<bool, Corrupted> {
         // SYNC(order): pairs with Producer::order.
@@ -117,7 +117,7 @@ impl Probe {
     }
 }
 
-/// Informs the consumer of a link that the producer's process starves, that is, waits for another process.
+/// Informs the consumer of a link that the producer's process waits for another process.
 #[derive(Debug, Clone)]
 pub struct Announcer {
     layout: Arc<Layout>,
@@ -125,14 +125,14 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Reports that the producer starves in `epoch`, and wakes the consumer.
+    /// Reports that the producer waits in `epoch`, and wakes the consumer.
     pub fn starve(&self, epoch: u32) {
         // SYNC(starve): pairs with Consumer::starves; no other data is read through this word.
         self.layout.header().starving.store(seal(u64::from(epoch)), Ordering::Release);
         self.peer.ring();
     }
 
-    /// Reports that the producer no longer starves.
+    /// Reports that the producer no longer waits.
     pub fn go_on(&self) {
         self.layout.header().starving.store(seal(0), Ordering::Relaxed);
     }

@@ -1,6 +1,6 @@
-//! Leases of blocks: the consumer uses blocks of the producer's arena, and returns them.
+//! Manages leases: the consumer's rights to use blocks of the producer's arena until it returns them.
 //!
-//! Leases exist in the process that receives the items. Any thread can drop a lease.
+//! Any thread of the receiving process can drop a lease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,24 +11,21 @@ use crate::error::NoMemory;
 use crate::process::board::BellRef;
 use crate::process::fork;
 
-/// The state that all leases of a link share in order to return their blocks.
 #[derive(Debug)]
 pub(super) struct Returns {
     layout: Arc<Layout>,
     queue: Mutex<Queue>,
     peer: BellRef,
-    /// The total size of all leases in bytes.
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The `fork::generation` of the process that owns the leases. A forked child must not return blocks.
+    /// The `fork::generation` of the process that owns the leases, because a forked child must not return blocks.
     generation: u64,
 }
 
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// Blocks that did not fit into the return ring. The return ring has an entry for each block of the arena, so it is
-    /// full only if a producer sends one block many times.
+    /// Blocks that did not fit into the return ring, which happens only if a producer sends one block many times.
     overflow: Vec<u64>,
 }
 
@@ -67,7 +64,7 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If the return ring is corrupted, the blocks stay in `overflow`, and the next read reports this.
+        // If the return ring is corrupted, blocks stay in `overflow`, and the next read reports the corruption.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
@@ -76,7 +73,8 @@ impl Returns {
             queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
-        // Deleting an array wakes up the producer only if the producer waits for blocks.
+        // A system call for each deleted array would be expensive, so the producer is only woken up if it waits for
+        // blocks.
         if header.blocks_wanted.is_raised() {
             self.peer.ring();
         }

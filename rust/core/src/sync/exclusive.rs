@@ -11,7 +11,6 @@ use crate::sync::primitive::{AtomicUsize, Ordering};
 /// value.
 #[derive(Debug)]
 pub struct Exclusive<T> {
-    /// The thread that holds the value (see `this_thread`), or 0 if no thread holds the value.
     holder: AtomicUsize,
     value: UnsafeCell<T>,
 }
@@ -23,11 +22,11 @@ unsafe impl<T: Send> Sync for Exclusive<T> {}
 #[derive(Debug)]
 pub struct Held<'a, T> {
     owner: &'a Exclusive<T>,
-    /// Prevents another thread from releasing the value.
+    /// The guard cannot be sent to another thread.
     _of_this_thread: PhantomData<*const ()>,
 }
 
-/// Returns the address of a thread-local variable, which is unique to this thread while the thread runs.
+/// The address of a thread-local variable is unique while its thread runs.
 fn this_thread() -> usize {
     thread_local!(static OWN: u8 = const { 0 });
     OWN.with(|own| std::ptr::from_ref(own) as usize)
@@ -39,7 +38,7 @@ impl<T> Exclusive<T> {
         Self { holder: AtomicUsize::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Returns the value, or None if a thread (even the current thread) already holds the value.
+    /// Returns the value, or None if any thread, even the current one, already holds the value.
     #[inline]
     pub fn try_hold(&self) -> Option<Held<'_, T>> {
         // SYNC(exclusive): pairs with the drop of `Held`.

@@ -1,6 +1,4 @@
 //! Iterates over a sequence by index, and can skip items.
-//!
-//! The iterator runs in any process and thread that iterates the pipes.
 
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -28,9 +26,9 @@ fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<SequenceKin
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
     kind: SequenceKind,
-    /// The length of an immutable sequence. A list can change, so its length is read each time.
+    /// Not used for a list, which can change its length.
     length: usize,
-    /// The index of the next item, or `u64::MAX` after the end. The end is final, even if a list grows afterwards.
+    /// The index of the next item, or `u64::MAX` after the end, which is final even if a list grows.
     position: GilNumber,
 }
 
@@ -74,7 +72,6 @@ impl SequenceIterator {
 
 #[pymethods]
 impl SequenceIterator {
-    /// Creates an iterator over `sequence` that starts with item number `position`.
     #[new]
     fn new(sequence: &Bound<'_, PyAny>, position: usize) -> PyResult<Self> {
         let length = sequence.len()?;
