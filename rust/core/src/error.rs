@@ -74,7 +74,6 @@ pub enum TakeError {
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);
 
-/// Explains which limit was reached and how to raise it.
 fn way_out(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EMFILE) => {

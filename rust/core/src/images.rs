@@ -12,7 +12,7 @@ use crate::strided::Strided;
 
 pub use fast_image_resize::FilterType as Filter;
 
-/// The maximum scratch memory that a thread keeps between two images, in bytes.
+/// The maximum memory in bytes that a thread keeps between two images.
 const MOST_KEPT: usize = 16 << 20;
 
 /// The reason why an image cannot be resized.

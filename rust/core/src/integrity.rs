@@ -18,7 +18,7 @@ const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
 /// Returns a sealed word for shared memory: the lower 48 bits of `value`, and a check in the upper bits.
 ///
-/// The check always detects a change within one byte, and detects another change with a probability of 1 - 2^-16.
+/// A change within one byte is always detected, and other changes with a probability of 1 - 2^-16.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
     let value = value & SEALED;
@@ -208,7 +208,7 @@ mod tests {
                 }
             }
         }
-        // A change within one byte changes the product by at least 2^48, so the check in the upper bits changes, too.
+        // A change within one byte changes the product by at least 2^48, and so the check in the upper bits.
         for byte in 0..6 {
             for change in 1..=255_u64 {
                 let moved = (change << (8 * byte)).wrapping_mul(WORD);

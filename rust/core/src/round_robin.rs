@@ -1,7 +1,5 @@
 //! The rotation (round robin) in which items are collected from, or distributed to, several peers.
 //!
-//! The caller asks a [`RoundRobin`] which peer is next, transfers an item, and reports the result.
-//!
 //! An epoch begins with peer 0, and peers that have ended are skipped.
 
 /// A rotation that skips peers that have ended.
@@ -26,7 +24,7 @@ impl RoundRobin {
         self.current = 0;
     }
 
-    /// Starts with all peers active and `peer` as the next peer. Panics if no peer has the number `peer`.
+    /// Starts with all peers active and `peer` as the next peer.
     pub fn start_at(&mut self, peer: usize) {
         assert!(peer < self.ended.len(), "there are {} peers, so there is no peer {peer}", self.ended.len());
         self.start();
@@ -55,7 +53,7 @@ impl RoundRobin {
         }
     }
 
-    /// Marks a peer as ended, and skips the peer from now on. Panics if no peer has the number `peer`.
+    /// Marks a peer as ended, and skips the peer from now on.
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;

@@ -45,7 +45,6 @@ impl SampledClock {
 mod tests {
     use super::*;
 
-    /// Returns the numbers of calls between successive readings of the clock, if `call` passes between two calls.
     fn steps(clock: &mut SampledClock, now: &mut Instant, call: Duration, looks: usize) -> Vec<u32> {
         let mut found = Vec::new();
         while found.len() < looks {

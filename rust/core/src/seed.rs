@@ -8,9 +8,7 @@
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// The version of the format of [`SeedGenerator::export`].
 const STATE_VERSION: u8 = 1;
-/// The number of bytes of an exported state, which contains the version, and the key and position of both streams.
 const STATE_LEN: usize = 1 + 2 * (32 + 16);
 const SHARED: u64 = 0x7368_6172_6564; // "shared"
 

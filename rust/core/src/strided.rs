@@ -135,7 +135,7 @@ unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
     unsafe { from.offset(index as isize * axis.stride) }
 }
 
-/// The copies of consecutive elements are `step` bytes apart in `to`.
+/// Consecutive copies are `step` bytes apart in `to`.
 ///
 /// # Safety
 /// `run` bytes are readable at each element of `axis`, and `to` is writable for each copy.

@@ -1,7 +1,7 @@
 //! Reads `tf.train.Example` and `tf.train.SequenceExample` from protocol buffers without copying.
 //!
 //! A SequenceExample also maps names to lists of features (see TensorFlow's `example.proto` and `feature.proto`). As
-//! protocol buffers require, unknown fields are skipped, repeated messages are merged, and number lists may be packed.
+//! protocol buffers require, unknown fields are skipped and repeated messages are merged.
 
 use crate::formats::wire::{Fields, WireError, WireValue};
 
@@ -91,7 +91,7 @@ pub struct Example<'a> {
 }
 
 impl<'a> Example<'a> {
-    /// Reads a record. Skips features if `wanted` returns false for their names.
+    /// Reads a record.
     pub fn parse(record: &'a [u8], wanted: impl Fn(&str) -> bool) -> Result<Self, WireError> {
         let mut example = Self::default();
         for field in Fields::new(record) {

@@ -43,8 +43,7 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// The maximum number of consecutive digits in a pax header. The maximum prevents regular expressions in readers from
-/// taking quadratic time for a long sequence of digits.
+/// Longer numbers in a pax header could make regular expressions in readers take quadratic time.
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 

@@ -105,7 +105,7 @@ impl Records {
         }
     }
 
-    /// Must be called at the end of the file. Returns an error if the file ends within a record.
+    /// Must be called at the end of the file.
     pub fn finish(&self) -> Result<(), RecordError> {
         let found = self.unread().len() as u64;
         let wanted = self.length()?.map_or(HEAD, |length| HEAD + length + TAIL) as u64;

@@ -28,7 +28,7 @@ struct Holders {
 
 #[derive(Debug)]
 struct Allocator {
-    /// Maps the offsets of free ranges to their lengths. Adjacent free ranges are always merged.
+    /// Maps the offsets of free ranges to their lengths.
     free: BTreeMap<u64, u64>,
     taken: HashMap<u64, Holders>,
     /// The capacity of the return ring limits the number of allocated blocks.
@@ -215,8 +215,6 @@ impl Arena {
     }
 
     /// Reclaims blocks, and returns free pages that were unused for some seconds to the system.
-    ///
-    /// Returns whether a later call may have an effect.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
     }
@@ -279,7 +277,7 @@ impl Arena {
     }
 }
 
-/// A block in the memory of the producer. Dropping the `Block` frees the memory, unless the block was sent.
+/// A block in the memory of the producer.
 #[derive(Debug)]
 pub struct Block {
     arena: Arc<Arena>,

@@ -1,7 +1,7 @@
 //! Transfers units and control words from a link on one machine to the copy of this link on another machine.
 //!
-//! A worker on another machine has a control link and a data link, and the main process has a copy of each link. On
-//! each machine, a carrier is the consumer of one link and the producer of the other link.
+//! For a worker on another machine, a carrier on each machine is the consumer of one link and the producer of the other
+//! link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
@@ -35,8 +35,8 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// The bytes that describe a unit in a frame: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// Sealed control words for the carrier on the other machine. The words `order` and `starving` are read from the
-/// inbound link. The words `granted` and `acknowledged` are read from the outbound link.
+/// Sealed control words for the carrier on the other machine. The words are `order` and `starving` of the inbound link,
+/// and `granted` and `acknowledged` of the outbound link.
 pub type Words = [u64; 4];
 
 /// Several units that are transferred together.
@@ -165,7 +165,7 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`. `peer` is the other process's doorbell.
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,
@@ -199,7 +199,7 @@ impl Carrier {
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes. Returns the control words if one has changed.
+    /// Takes units until the link is empty or the frame has `most` bytes.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
@@ -225,8 +225,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. In this case, the caller
-    /// retries with the same frame once [`Carrier::has_room`] returns true.
+    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. The caller then retries
+    /// with the same frame once [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], separate: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (head_left, separate_left) =

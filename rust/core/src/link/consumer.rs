@@ -168,7 +168,7 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Ends this pass early. Afterwards, the producer sends no further items of the pass.
+    /// Ends this pass early.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
@@ -198,7 +198,7 @@ impl Consumer {
         self.taken
     }
 
-    /// Sets the window. A window of 0 pauses the producer.
+    /// Sets the window.
     pub fn set_window(&mut self, window: u64) {
         let grant = self.receiving.set_window(window);
         self.tell(grant);
@@ -310,7 +310,6 @@ impl Consumer {
         Ok(self.next::<false>(unit)?.is_some())
     }
 
-    /// Replaces `unit` with the next unit, and returns the stream of this unit.
     pub(super) fn take_any(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
         self.next::<true>(unit)
     }

@@ -41,7 +41,7 @@ impl Link {
         self.layout.region()
     }
 
-    /// Takes the producer end. `peer` is the doorbell of the consumer process, which the producer rings.
+    /// Takes the producer end.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -49,7 +49,7 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end. `peer` is the doorbell of the producer process, which the consumer rings.
+    /// Takes the consumer end.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -57,8 +57,7 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end of a new link after the producer process was replaced. The new end continues the
-    /// stream and the counters of `earlier`, the consumer end of the previous link.
+    /// Takes the consumer end of a new link after the producer process was replaced.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);
@@ -79,8 +78,7 @@ impl Link {
         Probe { layout: Arc::clone(&self.layout) }
     }
 
-    /// Returns a handle that informs the consumer when the producer's process waits for another process. `peer` is the
-    /// consumer's doorbell.
+    /// Returns a handle that informs the consumer when the producer's process waits for another process.
     pub fn announcer(&self, peer: BellRef) -> Announcer {
         Announcer { layout: Arc::clone(&self.layout), peer }
     }

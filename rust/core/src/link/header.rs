@@ -7,8 +7,7 @@
 //! …          arena          arena_capacity bytes, blocks of the producer
 //! ```
 //!
-//! Fields of the header have a fixed width and contain no addresses. The creator writes the version last, so a process
-//! that reads the version also sees the sizes.
+//! The creator writes the version last, so a process that reads the version also sees the sizes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -34,8 +33,7 @@ pub(crate) const BLOCK_ALIGN: u64 = 4096;
 pub struct LinkConfig {
     /// The bytes of the data ring: a power of two, at least 4096.
     pub ring_capacity: u64,
-    /// The number of entries of the return ring, and the maximum number of allocated blocks. The number must be a power
-    /// of two.
+    /// The number of entries of the return ring, and the maximum number of allocated blocks.
     pub return_capacity: u64,
     /// Bytes of the arena.
     pub arena_capacity: u64,
@@ -75,10 +73,9 @@ type Word = CachePadded<AtomicU64>;
 
 /// A stray write to the header is either detected or harmless.
 ///
-/// The sizes are read once and checked for consistency. Cursors and entries of the return ring are sealed, and units
-/// carry checksums. Damaged `sent` and `received` falsify statistics, and `producer_taken` and `consumer_taken` only
-/// detect misuse. A damaged `blocks_wanted` or `items_wanted` causes an unnecessary wake-up, or delays a wake-up by at
-/// most 100 ms.
+/// Cursors and entries of the return ring are sealed, and units carry checksums. Damaged `sent` and `received` falsify
+/// statistics, and `producer_taken` and `consumer_taken` only detect misuse. A damaged `blocks_wanted` or
+/// `items_wanted` causes an unnecessary wake-up, or delays a wake-up by at most 100 ms.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {

@@ -1,13 +1,12 @@
 //! Finds chunks of an arena that were unused for a while, so that their free pages can be returned to the system.
 //!
-//! The producer calls this module while it holds the lock of the arena. Allocating or freeing a block *touches* the
-//! chunks of this block. A chunk is *idle* if it was not touched for a whole period. Blocks of similar size touch the
-//! same chunks repeatedly, so pages in regular use are not returned.
+//! The producer calls this module while it holds the lock of the arena. A chunk is *idle* if no block in it was
+//! allocated or freed (it was not *touched*) for a whole period. Blocks of similar size touch the same chunks
+//! repeatedly, so pages in regular use are not returned.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// A chunk has the size of a huge page.
 const CHUNK: u64 = 2 << 20;
 /// The time without access after which a chunk is idle.
 pub const PERIOD: Duration = Duration::from_secs(2);
@@ -46,7 +45,7 @@ impl IdleChunks {
         self.known == 0
     }
 
-    /// Returns the ranges of chunks that have become idle, ordered and merged. Each range is returned once.
+    /// Returns the ranges of chunks that have become idle, ordered and merged.
     pub fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         if self.is_empty() || now.saturating_duration_since(self.began) < PERIOD {
             return Vec::new();

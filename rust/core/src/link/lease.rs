@@ -1,6 +1,4 @@
 //! Manages leases: the consumer's rights to use blocks of the producer's arena until it returns them.
-//!
-//! Any thread of the receiving process can drop a lease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -81,7 +79,7 @@ impl Returns {
     }
 }
 
-/// The right to use a block of the producer's arena. Dropping the lease on any thread returns the block.
+/// The right to use a block of the producer's arena.
 #[derive(Debug)]
 pub struct Lease {
     returns: Arc<Returns>,

@@ -19,7 +19,6 @@ use crate::protocol::{Account, Ahead, Permit, Reader, Sending, Stream};
 use crate::sampled_clock::SampledClock;
 use crate::stats::{FlowRef, add};
 
-/// The number of items after which a sleeping consumer is woken up.
 const WAKE_BATCH: u32 = 64;
 
 /// The minimum and maximum number of items between calls of `tidy`, because reading the clock is expensive for small
@@ -129,7 +128,7 @@ impl Producer {
         &self.arena
     }
 
-    /// Returns the maximum length of an inline payload. A longer payload is sent in a block or in fragments.
+    /// Returns the maximum length of an inline payload.
     pub fn max_inline(&self) -> usize {
         (self.layout.config.ring_capacity / 4) as usize
     }
@@ -201,7 +200,7 @@ impl Producer {
         self.sending.owed()
     }
 
-    /// Counts a recomputed item. `table` contains the lengths of the item's buffers as returned by [`sampled_len`].
+    /// Counts a recomputed item.
     pub fn made_again(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
         let mut copy = vec![0; payload.len().next_multiple_of(8)];
         let mut before = self.header(kind, table.len(), payload.len()).checksum(0);

@@ -1,8 +1,8 @@
 //! Defines the format of a unit (message) in the ring of a link.
 //!
-//! A unit is an item, an end, an error, a message, or a fragment of a buffer that is too large for the arena. A unit
-//! consists of a [`UnitHeader`], a table of its blocks, and an inline payload, and is contiguous. If a unit does not
-//! fit before the end of the ring, one word marks the remaining bytes as padding.
+//! A unit is an item, an end, an error, a message, or a fragment of a buffer that is too large for the arena. A unit is
+//! contiguous: a [`UnitHeader`], a table of its blocks, and an inline payload. If a unit does not fit before the end of
+//! the ring, one word marks the remaining bytes as padding.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};

@@ -1,8 +1,8 @@
 //! Decides when a producer wakes up a sleeping consumer.
 //!
-//! If each small item woke up the consumer, it would soon sleep again, so the scheduler would limit the throughput. A
-//! producer therefore rings the bell for a batch of items, for an item that has waited some tens of microseconds, or
-//! immediately if items are rare. A consumer that is awake takes items immediately.
+//! Each wake-up costs time of the scheduler, which would limit the throughput of small items. A producer therefore
+//! rings the bell for a batch of items, for an item that has waited some tens of microseconds, or immediately if items
+//! are rare.
 //!
 //! If a consumer reads several links in turn, only items of the awaited link wake up the consumer.
 

@@ -19,7 +19,6 @@ use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering, fence};
 pub trait Parker {
     /// Sleeps while `word` equals `seen`, for at most `timeout`.
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
-    /// Wakes all threads that sleep on `word`.
     fn unpark(&self, word: &AtomicU32);
 }
 
@@ -105,8 +104,7 @@ impl Bell {
     }
 }
 
-/// A flag that a thread raises while it waits for an event that is frequent but rarely awaited. The flag avoids ringing
-/// the bell for each event, and no event is missed:
+/// A flag that a thread raises while it waits for an event that is frequent but rarely awaited.
 ///
 /// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
 /// thread stores the event, executes a fence, and reads the flag.

@@ -1,8 +1,7 @@
 //! Drops mappings and descriptors that a forked child has inherited but does not need.
 //!
-//! The memory of a link is only freed when no process maps it, so an inherited mapping would leak the memory. This
-//! module therefore registers the mapping of every link. A forked worker drops mappings of other workers and loaders
-//! before it starts threads.
+//! The memory of a link is only freed when no process maps it, so an inherited mapping would leak the memory. A forked
+//! worker drops mappings of other workers and loaders before it starts threads.
 //!
 //! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork. A
 //! child keeps the mappings of entries that were incomplete at the fork.
@@ -14,10 +13,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 const SMALLEST_PAGE: usize = 4096;
 
 const FREE: u32 = 0;
-/// The entry is incomplete, or belongs to a parent process.
 const OPAQUE: u32 = 1;
 const MAPPING: u32 = 2;
-/// The entry contains a descriptor in `start`.
 const DESCRIPTOR: u32 = 3;
 /// The entry describes a mapping that every forked child replaces by zeros, even if user code has forked.
 const OWN_MAPPING: u32 = 4;
@@ -158,8 +155,8 @@ impl Drop for Descriptor {
 }
 
 /// Drops all registered mappings and descriptors except `keep` and pinned mappings. Must be called in a forked child
-/// with a single thread. Private, zero-filled memory replaces dropped mappings, so remaining references to the mappings
-/// are harmless.
+/// with a single thread. Private, zero-filled memory replaces the mappings, so remaining references to them are
+/// harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {
@@ -186,7 +183,6 @@ pub fn drop_all_but(keep: &[&Mapping]) {
     }
 }
 
-/// The end is the end of the last page, assuming the smallest page size.
 fn span(entry: &InheritedEntry) -> (usize, usize) {
     let (start, len) = (entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
     (start, start + len.next_multiple_of(SMALLEST_PAGE))

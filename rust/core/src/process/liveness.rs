@@ -102,8 +102,7 @@ fn has_exited(pid: i32) -> bool {
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // Only the id of a process can be checked if the process is not a child of this process. A later process with
-        // the same id may be mistaken for the watched process, but only in the portable fallback.
+        // Only the id of a process that is not a child can be checked, and a later process may have this id.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }

@@ -39,7 +39,6 @@ impl System for Portable {
         nap(word, seen, timeout);
     }
 
-    /// A sleeping thread checks the word regularly.
     fn unpark(&self, _word: &AtomicU32) {}
 
     fn watch(&self, _pid: i32) -> io::Result<Option<OwnedFd>> {
@@ -47,7 +46,6 @@ impl System for Portable {
     }
 }
 
-/// The intervals between two checks of the word grow from 20 µs to 1 ms.
 fn nap(word: &AtomicU32, seen: u32, timeout: Duration) {
     let deadline = Instant::now() + timeout;
     let mut nap = Duration::from_micros(20);
@@ -80,7 +78,6 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// No other process can open the file.
 fn temporary_file(len: usize) -> io::Result<File> {
     let folder = std::env::temp_dir();
     let file = match nameless_file(&folder) {

@@ -51,8 +51,7 @@ impl Region {
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
-    /// Frees the pages of `offset..offset + len`, which are zero afterwards. Fails if a temporary file is on a file
-    /// system without support for holes.
+    /// Frees the pages of `offset..offset + len`, which are zero afterwards.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
         // SAFETY: the range is inside the mapping, which is shared memory, and callers do not need the freed contents.
@@ -64,8 +63,7 @@ impl Region {
         Self::map(File::from(fd))
     }
 
-    /// Maps a region of another process for reading. The file must be sealed against shrinking, because reading a
-    /// removed page causes SIGBUS.
+    /// The file must be sealed against shrinking, because reading a removed page causes SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
         if !system().is_sealed(file.as_fd()) {
             return Err(OpenError::Invalid("it is not sealed against shrinking"));

@@ -50,8 +50,6 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     unsafe { info.si_pid() == libc::getpid() }
 }
 
-/// Starts a thread that receives no signals of the process.
-///
 /// Python reacts to a signal immediately only if the signal interrupts the main thread. Besides, Rust's alternate stack
 /// for threads is too small for Python's handlers of several simultaneous signals.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {

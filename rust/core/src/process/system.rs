@@ -9,7 +9,6 @@ use std::time::Duration;
 use memmap2::MmapRaw;
 
 pub(super) trait System: Sync {
-    /// Creates a file of `len` zero bytes that several processes can map.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File>;
 
     fn is_sealed(&self, file: BorrowedFd<'_>) -> bool;
@@ -17,7 +16,7 @@ pub(super) trait System: Sync {
     /// Ensures that a part of a memory file can be used, and may overwrite it with zeros.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Returns whether the file must stay open while it is mapped, because `reserve` needs the open file.
+    /// Whether `reserve` needs the open file while it is mapped.
     fn keeps_files(&self) -> bool;
 
     fn advise_huge(&self, map: &MmapRaw, offset: usize, len: usize);
@@ -40,11 +39,10 @@ pub(super) trait System: Sync {
         }
     }
 
-    /// Implements `Parker::park` for a word that other processes may change.
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
 
     fn unpark(&self, word: &AtomicU32);
 
-    /// Returns a descriptor that becomes readable when the process exits, or None without support for such descriptors.
+    /// The descriptor becomes readable when the process exits, and is None if the system lacks such descriptors.
     fn watch(&self, pid: i32) -> io::Result<Option<OwnedFd>>;
 }

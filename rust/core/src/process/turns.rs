@@ -9,12 +9,11 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The maximum number of yields in one wait.
 const MOST: u32 = 10;
 /// While waits do not yield, every `TRY_AGAIN`th wait yields up to `TRIED` times to test whether yielding helps.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
-/// If a sleep takes fewer nanoseconds than this, the next wait yields the maximum number of times.
+/// If a sleep takes fewer nanoseconds than this, the next wait yields `MOST` times.
 const NEAR: u64 = 50_000;
 
 /// A yield of at least this many nanoseconds is attributed to an unrelated thread. With up to 64 workers on 2 cores,
@@ -23,7 +22,6 @@ const UNRELATED_YIELD: u64 = 1_500_000;
 /// With more processes than this, yields to processes of the loader take as long as yields to unrelated threads.
 const MOST_PROCESSES: usize = 32;
 const PRICE: u64 = 8;
-/// If `Turns::paid` is more than this many nanoseconds in the future, waits do not yield.
 const CREDIT: u64 = 100_000_000;
 const REST: u64 = 50;
 

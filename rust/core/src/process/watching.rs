@@ -44,7 +44,7 @@ pub const UNWATCHED: u8 = 2;
 /// A flag of a heartbeat: an asynchronous exception, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
 
-/// The heartbeat of a caller, which counts the caller's calls. The watching thread may read old values.
+/// The heartbeat of a caller, which counts the caller's calls.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,

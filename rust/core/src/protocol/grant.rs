@@ -5,8 +5,7 @@
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! The low bits of epoch, pass and count suffice, because the streams of writer and reader are never far apart. If a
-//! writer confuses two streams, it sends an item too early, which the reader leaves in the ring (see `Receiving`).
+//! The low bits of epoch, pass and count suffice, because the streams of writer and reader are never far apart.
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};

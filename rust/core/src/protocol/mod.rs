@@ -1,7 +1,7 @@
 //! The protocol between the processes of a loader: state machines that use no shared memory, processes or Python.
 //!
-//! All decisions of the protocol are made in this module. The code that works with rings, doorbells and processes
-//! passes its observations to these state machines and executes their decisions.
+//! The code that works with rings, doorbells and processes passes its observations to these state machines and executes
+//! their decisions.
 //!
 //! | machine | used by | decides |
 //! | --- | --- | --- |
@@ -17,9 +17,9 @@
 //! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
 //! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
 //!
-//! The model checker (`tests/protocol/`) explores all interleavings of small loaders. The model checker verifies that
-//! there are no deadlocks, and that no item is lost, duplicated or delivered to another epoch. If a process exits
-//! early, the loader raises an error and never ends as if the data had ended.
+//! The model checker (`tests/protocol/`) explores all interleavings of small loaders, and verifies that no deadlock
+//! occurs and no item is lost, duplicated or delivered to another epoch. If a process exits early, the loader raises an
+//! error and never ends as if the data had ended.
 
 mod account;
 mod books;

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-/// The number of an epoch, and the number of a pass in this epoch. Streams are ordered by time. Passes count from 1,
-/// and only a pipe like `cycle`, which iterates several times over dispatched items, causes a second pass.
+/// The number of an epoch, and the number of a pass in this epoch. Passes count from 1, and only a pipe like `cycle`,
+/// which iterates several times over dispatched items, causes a second pass.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 

@@ -1,8 +1,7 @@
 //! Tracks a consumer's position in a source that is read ahead: a snapshot (mark), and the items delivered since.
 //!
-//! Items are numbered in the order in which they are taken from the source. Only received results count, so items in
-//! progress do not affect the position. To resume, the source is restored from the mark, and results that the consumer
-//! has already received are dropped.
+//! Only received results count, so items in progress do not affect the position. To resume, the source is restored from
+//! the mark, and results that the consumer has already received are dropped.
 //!
 //! Dropping a mark may run arbitrary Python code, so marks that are no longer needed are collected in
 //! [`QueuePosition::spent`] until the lock is released.
@@ -112,7 +111,6 @@ mod tests {
         (*place.mark(), place.steps(), place.ahead().collect())
     }
 
-    /// A mark is the number of the following item in this test.
     fn given(place: &QueuePosition<u64>) -> Vec<u64> {
         let (mark, steps, ahead) = shown(place);
         (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()

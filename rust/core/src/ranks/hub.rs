@@ -181,7 +181,7 @@ impl Hub {
         }
     }
 
-    /// The hub decides once each missing rank has sent a message, or `WATCH` has passed.
+    /// The hub waits until each missing rank has sent a message, or until `WATCH` has passed.
     fn judge(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

@@ -25,7 +25,6 @@ use crate::process::signals::without_signals;
 /// The maximum duration of one wait of a caller.
 pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The time that a new connection has to identify itself.
 const HELLO: Duration = Duration::from_secs(5);
 
 /// The maximum number of unidentified connections beyond one per rank, because each uses a descriptor.
@@ -85,7 +84,6 @@ pub struct Tokens {
     pub welcome: Token,
 }
 
-/// A descriptor to poll for reading, and whether to poll it also for writing.
 type Source = (Arc<dyn AsFd + Send + Sync>, bool);
 
 #[derive(Debug)]

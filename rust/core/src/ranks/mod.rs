@@ -64,7 +64,6 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// `last` is the last finished operation with its result.
     fn to(operation: u64, last: Option<(u64, i64)>, verdict: Option<&Verdict>) -> Option<Self> {
         match last {
             Some((ended, value)) if ended == operation => Some(Self::Least(value)),

@@ -16,11 +16,9 @@ use super::layout::{Flow, PageHeader, PipeRecord, Sequence, Wait, add, write_tex
 use crate::error::Corrupted;
 
 const WORD: usize = size_of::<u64>();
-/// The words before the counters: the time of the copy, and the number of pipes and flows (link ends).
 const HEAD: usize = 3;
 const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another machine have inconsistent lengths");
 
-/// Consecutive words of a page that are copied together.
 struct Span {
     words: Range<usize>,
     /// The index of the sequence number that guards `words`.

@@ -15,12 +15,10 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// The version of the layout, which must be increased with every change of the layout.
 pub(super) const VERSION: u32 = 6;
-/// The size of a board's header, and the unit for the sizes of pages.
 pub(super) const MEMORY_PAGE: usize = 4096;
-/// A histogram of durations has four bins per doubling, starting at 16 ns.
+/// The bins of a histogram of durations: four per doubling, starting at 16 ns.
 pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
-/// The maximum number of bytes for the source location of a pipe's function.
 pub(super) const LOCATION: usize = 192;
 /// Further exception types are only counted in `PipeRecord::skipped`.
 pub(super) const KINDS: usize = 4;
@@ -218,7 +216,6 @@ pub struct PipeRecord {
     /// The number of items that all iterators of this pipe have yielded, minus `yielded`.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
-    /// 1 + the index of the pipe that reads this pipe, or 0.
     pub(super) reader: AtomicU32,
     /// Properties of the pipe, which Python defines in `datapipes`.
     pub(super) flags: AtomicU32,
@@ -233,7 +230,6 @@ pub struct PipeRecord {
     pub skipped: AtomicU64,
     pub(super) label: [AtomicU8; LABEL],
     pub(super) location: [AtomicU8; LOCATION],
-    /// The number of calls by duration, extrapolated from measured calls.
     pub(super) histogram: [AtomicU32; STEPS],
     pub(super) kinds: [SkippedKind; KINDS],
 }
@@ -352,7 +348,6 @@ const _: () = {
     assert!(std::mem::offset_of!(PipeRecord, sequence) == 16);
 };
 
-/// A text is truncated at a character boundary.
 pub(super) fn write_text(place: &[AtomicU8], text: &str) {
     let end = text.char_indices().map(|(at, one)| at + one.len_utf8()).take_while(|&end| end < place.len()).last();
     let bytes = &text.as_bytes()[..end.unwrap_or(0)];

@@ -107,7 +107,6 @@ impl PageRef {
         Ok(Some(pipes as usize))
     }
 
-    /// `shown` is the page number in the result.
     fn read_as(&self, shown: usize) -> Result<Option<Value>, Unreadable> {
         let Some(pipes) = self.counted_pipes()? else { return Ok(None) };
         let header = self.header();

@@ -6,9 +6,8 @@ use std::ops::{Deref, DerefMut};
 
 use crate::sync::primitive::{AtomicUsize, Ordering};
 
-/// A value that only one thread at a time can access. An `Exclusive` is cheaper than a mutex, which checks for waiting
-/// threads when it is released. If the process forks while another thread holds the value, the child can never hold the
-/// value.
+/// A value that only one thread at a time can access. Unlike a mutex, an `Exclusive` need not check for waiting threads
+/// when it is released. If the process forks while another thread holds the value, the child can never hold the value.
 #[derive(Debug)]
 pub struct Exclusive<T> {
     holder: AtomicUsize,

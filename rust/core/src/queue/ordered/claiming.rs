@@ -113,8 +113,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Stores the outcomes that `complete` creates from the remaining part of each item and the processed part.
-    /// `complete` runs under the lock and must not call this queue. The caller drops the returned parts, whose slots
-    /// were drained in the meantime.
+    /// `complete` runs under the lock and must not call this queue. The caller drops the returned parts of drained
+    /// slots.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -134,7 +134,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Returns claimed items to the queue, where workers claim these items first. `restore` puts the part that `take`
-    /// has removed back into the item. The caller drops the returned parts, whose slots were drained in the meantime.
+    /// has removed back into the item. The caller drops the returned parts of drained slots.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();

@@ -7,15 +7,11 @@
 //!   source until it calls [`OrderedQueue::leave_source`] or stores the result.
 //! - [`OrderedQueue::try_claim`] returns an item that the consumer has submitted.
 //!
-//! Results are returned in the order of the slots, or in the order in which they become ready. Several threads can hold
-//! the queue (see [`OrderedQueue::hold`]) in order to inspect every item.
-//!
 //! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or show the buffered items
 //! to saved states and Python's garbage collector.
 //!
-//! One lock protects all state, and is held for a few instructions only, never while the caller's code runs. Removed
-//! contents are dropped after the lock is released. A thread is woken up only if it sleeps, because every wake-up is a
-//! system call. If several workers sleep, one worker is woken up, and this worker wakes up the next one.
+//! One lock protects all state, and is held for a few instructions only, never while the caller's code runs. Wake-ups
+//! are system calls, so only a sleeping thread is woken up, and one worker wakes up the next.
 
 mod answers;
 mod claiming;
@@ -266,8 +262,7 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Removes all outcomes, all submitted items, and the queue's copies of items in progress. The slots of items in
-    /// progress stay reserved.
+    /// Removes all outcomes, all submitted items, and the queue's copies of items in progress.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.clear();

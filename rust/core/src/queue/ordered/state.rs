@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use super::answers::{Outcome, Slot};
 use crate::sync::primitive::{Condvar, MutexGuard};
 
-/// The maximum duration of one sleep within a wait.
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
