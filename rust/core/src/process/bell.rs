@@ -19,6 +19,7 @@ use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering, fence};
 pub trait Parker {
     /// Sleeps while `word` equals `seen`, for at most `timeout`.
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
+    /// Wakes all threads that sleep on `word`.
     fn unpark(&self, word: &AtomicU32);
 }
 

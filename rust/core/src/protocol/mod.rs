@@ -9,10 +9,7 @@
 //! | [`Ahead`] | the reader of a link | how many bytes of large buffers the writer may be ahead |
 //! | [`Receiving`] | the reader of a link | whether to take, drop or leave a unit, and the grant |
 //! | [`Dealing`] | a worker, the dispatching process | the reader of the next item, and the end of a pass |
-//! | [`Owners`] | the dispatching process, the main process | the readers of dispatched items if they do not follow
-//! from the item numbers |
-//! | [`Collecting`] | the main process, a worker that reads dispatched items | the next peer, and whether to wait,
-//! receive early or fail |
+//! | [`Collecting`] | the main process, a worker that reads dispatched items | the next peer, and whether to wait |
 //! | [`Books`] | the main process, a worker that reads dispatched items | the snapshots to keep |
 //! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
 //! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
