@@ -178,8 +178,6 @@ class Listener(ThreadingHTTPServer):
 
 
 class Server:
-    """The test's interface to the server: its address, its folder, and the requests that the server has received."""
-
     def __init__(self, folder: Path, root: str) -> None:
         self.folder, self.root = folder, root
 
@@ -199,7 +197,7 @@ class Server:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def sent(self) -> int:
-        """Returns the number of bytes sent since the log began, rounded down to whole pieces."""
+        """Returns the number of bytes sent, rounded down to whole pieces."""
         log = self.folder / SENT
         return PIECE * log.stat().st_size if log.exists() else 0
 

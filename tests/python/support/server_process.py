@@ -1,4 +1,4 @@
-"""Test servers: a server in a separate process, which exits when its standard input ends, and answers to requests."""
+"""Runs a test server in a separate process, which exits when its standard input ends."""
 
 import contextlib
 import os
@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Answers requests without a log."""
-
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: Any
@@ -42,7 +40,7 @@ class Answering(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def server_process(*arguments: str, told: str = "") -> Iterator[str]:
-    """Runs Python with `arguments` and the input line `told`, and yields the URL that the process serves."""
+    """Yields the URL that the process serves."""
     command = [sys.executable, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -61,7 +59,7 @@ def server_process(*arguments: str, told: str = "") -> Iterator[str]:
 
 
 def serve(server: BaseServer) -> NoReturn:
-    """Runs a server in this process, which was started by `server_process`. Prints the port of the server."""
+    """Prints the port of the server."""
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
     sys.stdin.read()

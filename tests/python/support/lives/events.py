@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lives.run import Run
 
 Event = Callable[["Run"], None]
-#: Each entry contains an event, the event's relative frequency, and the condition under which the event is possible.
+#: Each event with its relative frequency, and the condition under which it is possible.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
@@ -33,7 +33,7 @@ def event(weight: int = 1, may_come: Callable[[Run], bool] = lambda run: True) -
 
 
 def possible(run: Run) -> list[Event]:
-    """Returns the currently possible events, repeated according to their weights."""
+    """Events are repeated according to their frequencies."""
     return [function for function, weight, may_come in EVENTS if may_come(run) for _ in range(weight)]
 
 
@@ -94,7 +94,7 @@ def read_by_a_thread(run: Run) -> None:
 
 @event(may_come=lambda run: not (run.life.draws_in_main or "failing" in [*run.life.before, *run.life.behind]))
 def beside(run: Run) -> None:
-    """Creates another loader of the same plan, and reads both loaders in turn."""
+    """Reads another loader of the same plan in turn with this loader."""
     if run.dice.random() < 0.7:
         return
     run.did.append("beside:")

@@ -16,11 +16,11 @@ from typing import Any
 
 
 class DifferentElsewhere(AssertionError):
-    """Raised if a call in a fresh interpreter fails, for example because of different items."""
+    """A call in a fresh interpreter has failed, for example because of different items."""
 
 
 def elsewhere(module: str, function: str, *arguments: Any) -> None:
-    """Calls a function of a module in a fresh interpreter. The function's result is dropped."""
+    """Calls a function of a module in a fresh interpreter, and drops the result."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "job")
         with open(path, "wb") as file:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from leftovers import descendants
 
-#: In seconds: the mean time between two stops, and the mean and maximum duration of a stop.
+#: Seconds: the mean time between two stops, and the mean and maximum duration of a stop.
 EVERY, MEAN, MOST = 0.1, 0.06, 0.4
 
 
@@ -49,7 +49,7 @@ def _stop(pid: int, seconds: float) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Returns whether a process has exited, or whether a test has stopped it."""
+    """Returns true if a process has exited, or if a test has stopped it."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "tTZ"
     return True
