@@ -3,8 +3,7 @@
 //!
 //! A frame contains copies of the control words, and all units that wait when the frame is created. Received control
 //! words are stored immediately, but units wait for space, because the reader may wait for a control word instead of
-//! units. A worker may exit while its units are still transferred. The main process may detect the exit of a worker's
-//! host before the last frames arrive.
+//! units. The main process may detect the exit of a worker's host before the last frames arrive.
 
 use std::collections::VecDeque;
 

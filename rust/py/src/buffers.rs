@@ -66,7 +66,7 @@ impl ArenaBuffer {
 
 /// Creates a `bytes` object whose contents stay where they are. `memory` is a writable buffer with `room` bytes for the
 /// header of the object, the contents, and a zero. In a private mapping, the system therefore copies only the page of
-/// the header. The object and the buffer are never freed. Raises `BufferError` if the header does not fit.
+/// the header. The object and the buffer are never freed.
 #[pyfunction]
 pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<Bound<'py, PyAny>> {
     let buffer = PyBuffer::<u8>::get(memory)?;

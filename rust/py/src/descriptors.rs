@@ -43,13 +43,12 @@ impl OwnedDescriptor {
 
 #[pymethods]
 impl OwnedDescriptor {
-    /// Takes ownership of a descriptor, of which the object keeps a duplicate.
     #[new]
     fn new(fd: i32) -> PyResult<Self> {
         Ok(Self(Mutex::new(Some(take_fd(fd)?))))
     }
 
-    /// Returns the number of the descriptor, or -1 if it is closed.
+    /// Returns -1 if the descriptor is closed.
     fn fileno(&self) -> i32 {
         self.held().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }

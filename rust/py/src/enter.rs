@@ -57,8 +57,8 @@ pub fn wait(
     }
 }
 
-/// Waits up to `limit` for an event that must be checked regularly, and returns whether it has occurred. `look` checks
-/// for the event immediately, and then after each slice.
+/// Waits like `wait`, for an event that must be checked regularly. `look` checks for the event immediately, and then
+/// after each slice.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

@@ -14,10 +14,9 @@ use pyo3::types::{PyBool, PyDict, PyType};
 
 use crate::panics::caught;
 
-/// An attempt is repeated only if a Ctrl-C has interrupted it.
 const TRIES: usize = 1000;
 
-/// A derived class inherits `__del__`, and must have a method `_finalize(interrupted)`.
+/// A derived class must have a method `_finalize(interrupted)`.
 pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let slot = |number: c_int, pointer: *mut c_void| ffi::PyType_Slot { slot: number, pfunc: pointer };
     let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`.";
@@ -38,7 +37,7 @@ pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// Preserves an exception that is being raised when the object is dropped.
+/// If the object is dropped while an exception is raised, this exception is preserved.
 unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     let run = |py: Python<'_>| {
         // SAFETY: the interpreter keeps the object alive during the call.

@@ -68,7 +68,6 @@ impl GilNumber {
         }
     }
 
-    /// Stores `new` if the current number is `old`, and returns whether `new` was stored.
     #[inline]
     pub fn replace(&self, old: u64, new: u64) -> bool {
         if cfg!(Py_GIL_DISABLED) {

@@ -58,7 +58,7 @@ fn is_portable() -> bool {
     process::portable()
 }
 
-/// Returns whether the portable fallback is used because the system lacks or forbids a feature of Linux.
+/// Returns whether the system lacks or forbids a feature of Linux, so that the portable fallback is used.
 #[pyfunction]
 fn system_lacks() -> bool {
     process::choice() == process::Choice::Lacking

@@ -15,7 +15,6 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyString};
 
-/// While a value of this type exists, NumPy is loaded.
 #[derive(Debug, Clone, Copy)]
 pub struct NumPy(NonNull<*const c_void>);
 
@@ -95,7 +94,6 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     Ok(NumPy(table))
 }
 
-/// Returns a module if its import is complete.
 fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     let name = PyString::new(py, name);
     // SAFETY: the call returns a new reference or NULL. NULL without an exception means that the module is not loaded.
@@ -122,7 +120,7 @@ impl NumPy {
         unsafe { self.entry(2) }
     }
 
-    /// If `own` is true, the dtype is a new object.
+    /// If `own` is true, the dtype is a new object that the caller may change.
     ///
     /// # Safety
     /// `number` is the type number of a built-in dtype.
@@ -176,8 +174,6 @@ impl NumPy {
         }
     }
 
-    /// The array has its own memory if `data` is NULL.
-    ///
     /// # Safety
     /// `dtype` is built-in. `strides` is NULL or as long as `shape`. `data`, if given, covers and outlives the array.
     pub unsafe fn array<'py>(
@@ -209,7 +205,6 @@ impl NumPy {
         }
     }
 
-    /// `base` owns the memory of the array.
     pub fn set_base(self, array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
         // SAFETY: the entry is PyArray_SetBaseObject, which takes the reference to `base` even after an error.
         let done = unsafe {

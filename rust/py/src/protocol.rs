@@ -18,13 +18,12 @@ fn command(kind: &str, number: u64) -> PyResult<Command> {
     }
 }
 
-/// Returns the value of the control word `order` for a command, or None if the command abandons no epoch.
+/// Returns the value that announces a command in shared memory, or None if the command abandons no epoch.
 #[pyfunction]
 pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)
 }
 
-/// Decides how a child reacts to commands.
 #[pyclass(frozen, name = "Obedience", module = "torchdata._native")]
 pub struct PyObedience(Mutex<Obedience>);
 
@@ -65,7 +64,7 @@ impl PyObedience {
     }
 }
 
-/// The state of a loader's children, with the dispatching process last (see `torchdata_core::protocol::Replacing`).
+/// The dispatching process is the last child (see `torchdata_core::protocol::Replacing`).
 #[pyclass(frozen, name = "Replacing", module = "torchdata._native")]
 pub struct PyReplacing(Mutex<Replacing>);
 

@@ -21,7 +21,6 @@ type Blame = (&'static str, Vec<u32>, u32);
 
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]
 pub struct PyMeeting {
-    /// None after `close`.
     meeting: ManuallyDrop<Mutex<Option<Arc<Meeting>>>>,
     process: u32,
 }
@@ -74,7 +73,7 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Waits for the end of an operation, and after the timeout a little longer for the list of failed ranks.
+    /// After the timeout, waits a little longer for the list of failed ranks.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;
@@ -105,7 +104,6 @@ impl PyMeeting {
         Ok(Self::new(Meeting::host(listener, size, Tokens { hello, welcome })?))
     }
 
-    /// Creates the `Meeting` of a rank above 0, which owns a socket to rank 0.
     #[staticmethod]
     fn join(
         py: Python<'_>,
@@ -128,7 +126,6 @@ impl PyMeeting {
         Ok(self.get()?.serve()?)
     }
 
-    /// Returns the minimum of the values of all ranks, or the ranks at fault.
     fn least(&self, py: Python<'_>, value: i64, timeout: f64) -> PyResult<(Option<i64>, Option<Blame>)> {
         let meeting = self.get()?;
         meeting.serve()?;
@@ -149,7 +146,6 @@ impl PyMeeting {
         Ok(self.get()?.descriptors())
     }
 
-    /// Informs all ranks that this rank leaves, and closes its connections.
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take();

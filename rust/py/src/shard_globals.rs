@@ -10,13 +10,10 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The variables and random generators that a process saves and restores when it switches to another shard.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
-    /// Triples of a dict or object, a name, and the expected value of this entry or attribute. Missing entries count as
-    /// None.
+    /// Triples of a dict or object, a name, and the expected value of this entry or attribute.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
-    /// The dicts of modules, with the names of variables.
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
     memory: Vec<PyBuffer<u8>>,
 }
@@ -149,7 +146,6 @@ impl ShardTurns {
         self.entered.load(Relaxed)
     }
 
-    /// Switches the process to a shard.
     pub fn enter(&self, py: Python<'_>, shard: usize) -> PyResult<()> {
         let left = self.entered.swap(shard, Relaxed);
         if shard != left {

@@ -39,7 +39,6 @@ pub fn watch_before_fork(py: Python<'_>) {
     py.detach(|| watch.stop());
 }
 
-/// Allows the watching thread to start again in the parent after a fork.
 #[pyfunction]
 pub fn watch_after_fork(py: Python<'_>) {
     watch(py).fork_is_over();

@@ -8,11 +8,9 @@
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! A carrier preserves the stream and the kind of each unit, joins fragments, and does not decode units. Control words
-//! in the header of a link are transferred separately from units (see [`Words`]). A control word may be late, and may
-//! overtake older units, because readers only need the most recent value. A control word never waits for units, because
-//! the space for a unit may only become free after a control word was read. The caller must write each frame exactly
-//! once, in the order in which `take` returned the frames.
+//! A control word may be late, and may overtake older units, because readers only need the most recent value. A control
+//! word never waits for units, because the space for a unit may only become free after a control word was read. The
+//! caller must write each frame exactly once, in the order in which `take` returned the frames.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -6,8 +6,7 @@
 //! ringing thread sees the count. If the ringing thread's fence is first, the sleeper sees the change when it checks
 //! for work. If the word changes between the sleeper's check and its sleep, the sleep returns immediately.
 //!
-//! A ringing thread claims all sleepers, so that further rings are cheap until the sleepers run. After a timeout, a
-//! sleeper decrements the count, unless a ringing thread has claimed the sleeper.
+//! A ringing thread claims all sleepers, so that further rings are cheap until the sleepers run.
 //!
 //! A stray write to the bell delays a sleeper until its timeout, or causes an unnecessary wake-up.
 

@@ -50,7 +50,7 @@ impl Order {
         }
     }
 
-    /// The bytes that `take` returns are not trusted.
+    /// The bytes from `take` come from another process and are not trusted.
     pub fn read<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         match take(1)?[0] {
             0 => Ok(Order::C),
@@ -99,7 +99,7 @@ fn layout(item: usize, shape: &[npy_intp], strides: &[npy_intp], axes: &[usize])
     Strided::new(item, axes.iter().map(|&axis| (shape[axis] as usize, strides[axis])))
 }
 
-/// Returns None if the array must be pickled.
+/// Returns None if the array cannot be sent as plain bytes and must be pickled.
 pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let fields = fields(array);
     let (dtype, item) = Dtype::of(array.py(), fields.descr)?;
@@ -200,7 +200,7 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
     fields(array).data.cast()
 }
 
-/// Returns None if the scalar must be pickled.
+/// Returns None if the scalar cannot be sent as plain bytes and must be pickled.
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;

@@ -19,7 +19,7 @@ use super::{Tag, malformed, numbers};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
 
-/// If `may_lease` is true, arrays use the memory of leased buffers, otherwise copies.
+/// If `may_lease` is true, arrays use the shared memory of the buffers, otherwise copies.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],
@@ -31,7 +31,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// The encoder nests items less deeply.
+/// The encoder never nests items so deeply.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {
@@ -39,11 +39,10 @@ struct Decoder<'py, 'a> {
     rest: &'a [u8],
     buffers: &'a [Buffer],
     may_lease: bool,
-    /// Objects to which later parts of the item can refer by number.
+    /// Objects to which later parts of the item refer by number.
     kept: Vec<Bound<'py, PyAny>>,
 }
 
-/// The maximum capacity in bytes of the memory that a thread keeps for the next string.
 const MOST_KEPT: usize = 4 << 20;
 
 thread_local! {
@@ -227,7 +226,6 @@ impl<'py, 'a> Decoder<'py, 'a> {
         (0..count).map(|_| self.item(depth + 1)).collect()
     }
 
-    /// A lease that must not be kept is copied.
     fn writable(&self, bulk: Bulk<'_>) -> PyResult<Bound<'py, PyAny>> {
         match bulk {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => {

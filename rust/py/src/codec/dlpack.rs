@@ -33,7 +33,6 @@ impl ElementType {
     const BFLOAT: u8 = 4;
     const COMPLEX: u8 = 5;
 
-    /// Returns None if an element has several lanes or does not fill whole bytes.
     pub fn size(self) -> Option<usize> {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }
@@ -42,7 +41,7 @@ impl ElementType {
         self.code == Self::COMPLEX
     }
 
-    /// Torch negates the imaginary part of a conjugate lazily, for example.
+    /// Torch negates some elements lazily, for example in the imaginary part of a conjugate.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -80,7 +79,7 @@ struct Versioned {
 #[repr(C)]
 struct ExchangeApi {
     version: [u32; 2],
-    /// A pointer to an older table, and two functions that this module does not need.
+    /// This module does not use these three pointers.
     others: [usize; 3],
     object_of: unsafe extern "C" fn(*mut Versioned, *mut *mut ffi::PyObject) -> c_int,
     describe: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut Described) -> c_int>,
@@ -107,7 +106,7 @@ struct Torch {
     stride: Py<PyString>,
 }
 
-/// FORK: no lock is used that a child could inherit. A fork waits until the import is complete.
+/// FORK: no lock is used that a child could inherit.
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {
@@ -297,7 +296,6 @@ impl Torch {
     }
 }
 
-/// An ordinary exception means that torch cannot describe the tensor.
 fn none_of<T>(py: Python<'_>, error: PyErr) -> PyResult<Option<T>> {
     HAS_REFUSED.store(true, Relaxed);
     if error.is_instance_of::<PyException>(py) { Ok(None) } else { Err(error) }
@@ -308,7 +306,6 @@ pub enum Memory {
     Own(Own),
 }
 
-/// The memory is aligned for all element types.
 pub struct Own(Vec<u128>);
 
 impl Own {

@@ -9,7 +9,6 @@ use pyo3::prelude::*;
 use super::malformed;
 use crate::numpy_api::numpy;
 
-/// A NumPy dtype of numbers or times in native byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dtype {
     number: u8,
@@ -24,7 +23,7 @@ struct TimeUnit {
 }
 
 impl TimeUnit {
-    /// NumPy does not use number 3.
+    /// NumPy defines no unit with the number 3.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }
@@ -48,7 +47,7 @@ fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
 }
 
 impl Dtype {
-    /// Returns None if the array must be pickled.
+    /// Returns None for dtypes whose arrays must be pickled.
     pub fn of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<(Self, usize)> {
         // SAFETY: callers pass the descriptor of an existing object.
         let fields = unsafe { &(*descr).fields };
@@ -71,7 +70,6 @@ impl Dtype {
         Some((Self { number: u8::try_from(number).ok()?, unit }, size_of(py, descr)?))
     }
 
-    /// Returns None unless NumPy's type number belongs to booleans or numbers.
     pub fn of_number(py: Python<'_>, number: c_int) -> PyResult<Option<(Self, usize)>> {
         if !is_number(number) {
             return Ok(None);
@@ -92,7 +90,7 @@ impl Dtype {
         }
     }
 
-    /// The bytes that `take` returns are not trusted.
+    /// The bytes from `take` come from another process and are not trusted.
     pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         let number = take(1)?[0];
         let mut unit = None;

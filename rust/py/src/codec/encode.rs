@@ -26,23 +26,22 @@ const DEEPEST: usize = 64;
 /// A string of at least this length is sent only once, even if it occurs several times in the item. Shorter strings,
 /// such as most dictionary keys, are always copied, because a copy is as fast as a lookup.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// After each item, larger tables of objects are reduced to this capacity.
+/// After each item, the encoder reduces larger tables of objects to this capacity.
 const MOST_REMEMBERED: usize = 1024;
 
-/// The first address of a memory range, and the address after the last byte.
+/// The address of the first byte, and the address after the last byte.
 type Span = (usize, usize);
 
 #[derive(Clone, Copy)]
 struct Within<'a> {
     arena: &'a Arc<Arena>,
     depth: usize,
-    /// Whether no code outside the item refers to the enclosing containers.
     alone: bool,
 }
 
 impl Within<'_> {
-    /// Returns whether no code outside the item refers to this object. Each object except the item itself has one
-    /// reference from its container and one from the encoder.
+    /// An object with more references than one from its container and one from the encoder is also used outside the
+    /// item.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: the call only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
@@ -54,8 +53,7 @@ impl Within<'_> {
 }
 
 enum Stop {
-    /// The item must be pickled as a whole, because it is too deeply nested or contains an object twice (or possibly,
-    /// in a pickled member).
+    /// The item must be pickled as a whole, because it is too deeply nested or may contain an object twice.
     Whole,
     Error(PyErr),
 }
@@ -66,20 +64,20 @@ impl From<PyErr> for Stop {
     }
 }
 
-/// An encoder can be reused for many items, so that its vectors need not be allocated again.
 #[derive(Default)]
 pub struct Encoder {
     pub payload: Vec<u8>,
     pub buffers: Vec<OutBuffer>,
     /// The addresses of the item's containers and arrays to which other code also refers.
     visited: FxHashSet<usize>,
-    /// The long strings and bytes objects to which other code also refers, by address. Each entry contains the object's
-    /// number in the item, and a reference that keeps the address valid.
+    /// The long strings and bytes objects to which other code also refers, by address. The stored reference keeps the
+    /// address of each object valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     announced: u64,
     /// The memory of the item's tensors: the end address for each start address.
     spans: BTreeMap<usize, usize>,
-    /// The offset of the member that must be pickled last, because the member may contain objects of other members.
+    /// The member that must be pickled last, with its offset in the payload, because it may contain objects of other
+    /// members.
     pickled_member: Option<(usize, Py<PyAny>)>,
     /// Whether an equal item may be encoded to different bytes. Pickles and references to strings depend on the
     /// identity of objects, and the bytes of arrays depend on the order of the axes.
@@ -127,8 +125,7 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Returns an error if the item contains this object twice. An object with two references cannot occur twice,
-    /// because one reference belongs to the encoder.
+    /// An object with two references cannot occur twice, because one reference belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -138,7 +135,7 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes. A new
+    /// Writes a reference and returns true if the item already contains this string of `len` characters or bytes. A new
     /// long string is always announced with `Kept`, because the encoding must not depend on reference counts.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
@@ -406,7 +403,7 @@ impl Encoder {
         true
     }
 
-    /// Returns the memory ranges of the tensors in the object, which do not overlap.
+    /// The returned memory ranges of the object's tensors do not overlap.
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         self.opaque = true;
         let py = item.py();

@@ -38,7 +38,7 @@ pub fn malformed() -> PyErr {
 
 /// Buffers of at least this many bytes are sent out of band, because a lease is cheaper than two copies.
 pub const OUT_OF_BAND: usize = 8 << 10;
-/// Further buffers of an item are sent inline.
+/// An item has at most this many buffers, and larger parts beyond this number are sent inline.
 pub const MOST_BUFFERS: usize = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

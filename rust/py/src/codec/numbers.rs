@@ -96,8 +96,7 @@ pub unsafe fn put_block(
     }
 }
 
-/// Writes `Tag::Unsigned` at `place` if the ints exceed i64. Returns false if a member is not an int, or if no kind of
-/// word can represent all members.
+/// Returns false if a member is not an int, or if neither i64 nor u64 can represent all members.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,

@@ -73,7 +73,7 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// Returns the address of contiguous bytes, which are a copy if the elements have gaps.
+    /// If the elements have gaps, the returned address is that of a contiguous copy.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);

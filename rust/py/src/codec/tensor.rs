@@ -8,14 +8,13 @@ use super::malformed;
 
 pub enum Layout {
     Contiguous,
-    /// The elements are encoded in memory order without gaps, and the decoded tensor has these strides, in elements.
+    /// The elements have no gaps, and the decoded tensor has these strides, in elements.
     MemoryOrder(Vec<i64>),
-    /// The elements have gaps, so a copy without gaps is encoded, which has these strides, in elements.
+    /// The elements have gaps, and the decoded tensor is a copy with these strides, in elements.
     WithGaps(Strided, Vec<i64>),
 }
 
 impl Layout {
-    /// Returns None if the tensor must be pickled.
     pub fn of(tensor: &Exported<'_>) -> PyResult<Option<Self>> {
         if tensor.is_contiguous() {
             return Ok(Some(Layout::Contiguous));
@@ -47,7 +46,6 @@ fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided,
     Some((strided, dense))
 }
 
-/// `strides` is None for contiguous elements, and a tensor has at most 255 dimensions.
 pub fn write(payload: &mut Vec<u8>, element: ElementType, shape: &[i64], strides: Option<&[i64]>) {
     payload.extend_from_slice(&[element.code, element.bits, shape.len() as u8, u8::from(strides.is_some())]);
     for extent in shape.iter().chain(strides.unwrap_or_default()) {
@@ -61,7 +59,7 @@ pub struct Description {
     pub len: usize,
 }
 
-/// The bytes that `take` returns are not trusted.
+/// The bytes from `take` come from another process and are not trusted.
 pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Description> {
     let &[code, bits, dimensions, has_strides] = take(4)? else { return Err(malformed()) };
     let element = ElementType { code, bits, lanes: 1 };

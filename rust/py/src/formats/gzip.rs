@@ -1,6 +1,4 @@
 //! Decompresses gzip streams, whose bytes come from a Python stream, without the GIL.
-//!
-//! The thread that iterates an archive uses the [`GzipReader`] of this archive.
 
 use std::io::{BufRead, Error, ErrorKind, Read};
 
@@ -10,7 +8,6 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// The number of bytes that are requested from the stream at a time.
 const PIECE: usize = 64 << 10;
 const MOST: usize = 256 << 10;
 
@@ -19,13 +16,12 @@ const FIRST: u8 = 0x1f;
 /// Decompresses the contents of a gzip file. The file may have several members, with zeros between and after them.
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
-    /// None between two gzip members and after the last member.
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The stream after the last gzip member was read. This field must be dropped with the GIL held, because otherwise
-    /// PyO3 would take a lock, which a forked child could inherit.
+    /// This field must be dropped with the GIL held, because otherwise PyO3 would take a lock, which a forked child
+    /// could inherit.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
-    /// An error that is raised once all bytes that were decompressed before it were returned.
+    /// The error is raised once all bytes that were decompressed before it were returned.
     failed: Option<Error>,
 }
 
@@ -76,7 +72,7 @@ impl GzipReader {
         self.decoder.as_ref().is_some_and(|decoder| !decoder.get_ref().is_drained())
     }
 
-    /// Decompresses bytes into the buffer from index `begin`, and returns 0 after the last member.
+    /// Writes bytes into the buffer from index `begin`, and returns 0 after the last gzip member.
     fn inflate(&mut self, begin: usize) -> Result<usize, Error> {
         while let Some(mut decoder) = self.decoder.take() {
             let count = decoder.read(&mut self.buffer[begin..]);
@@ -97,7 +93,7 @@ impl GzipReader {
     }
 }
 
-/// Skips zeros before the next member. Other data after a member is ignored, as by gzip(1).
+/// Zeros before the next gzip member are skipped, and other data is ignored, as by gzip(1).
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;

@@ -1,7 +1,4 @@
 //! Reads TFRecord files of examples.
-//!
-//! The thread that iterates a pipe uses the [`TFRecordReader`] of this pipe. Each piece of the Python stream is copied,
-//! and created arrays own their memory.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -27,10 +24,10 @@ pub struct TFRecordReader {
 
 #[pymethods]
 impl TFRecordReader {
-    /// Creates a reader of a stream. `read(size)` returns the next bytes of the stream. If `wanted` is not None, only
-    /// features with these names are read. `convert(array)` converts each array, and `finish(example)` converts each
-    /// dictionary. A record of more than `longest` bytes is rejected. The stream is at byte `offset`, where record
-    /// number `record` begins. `unread` contains bytes after `offset` that were already read from the stream.
+    /// `read(size)` returns the next bytes of the stream. If `wanted` is not None, only features with these names are
+    /// read. `convert(array)` converts each array, and `finish(example)` converts each dictionary. The stream is at
+    /// byte `offset`, where record number `record` begins. `unread` contains bytes after `offset` that were already
+    /// read from the stream.
     #[new]
     #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]
@@ -83,7 +80,6 @@ impl TFRecordReader {
         self.records.record()
     }
 
-    /// Returns the bytes after `offset` that were already read from the stream.
     #[getter]
     fn unread<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.records.unread())
@@ -98,7 +94,6 @@ impl TFRecordReader {
 }
 
 impl TFRecordReader {
-    /// Returns false at the end of the stream.
     fn fill(&mut self, py: Python<'_>) -> PyResult<bool> {
         let piece = self.read.bind(py).call1((PIECE,))?;
         let filled = |length: usize| length > 0;
@@ -155,7 +150,6 @@ struct Maker {
     wanted: Option<FxHashSet<String>>,
     convert: Option<Py<PyAny>>,
     finish: Option<Py<PyAny>>,
-    /// A buffer that is reused for all features.
     floats: Vec<f32>,
     integers: Vec<i64>,
 }

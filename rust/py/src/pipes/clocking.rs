@@ -1,8 +1,7 @@
 //! Measures the time of pipes in some of their calls, so that measuring costs little even for small items.
 //!
 //! A root call is not nested in a call of another pipe; about one root call per `interval` is measured, together with
-//! its nested calls. The own time of a pipe excludes the pipes from which it reads in the same thread. The interval
-//! varies at random, so that measured calls do not coincide with a periodic pattern of the pipeline.
+//! its nested calls. The own time of a pipe excludes the pipes from which it reads in the same thread.
 //!
 //! A root call may make many nested calls, so a guard (`guard.rs`) calls this module for nested calls only if
 //! [`is_measuring`], or to detect that its calls are no longer nested.
@@ -17,7 +16,6 @@ const COST: u64 = 60;
 /// Measuring all pipes may take 1/`PRICE` of the time, and measuring only the loader 1/`PRICE_METERED`.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
-/// The maximum number of calls that a measured call represents.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
 /// An unmeasured call of more nanoseconds than this is slow, which the coarse clock detects.
@@ -36,16 +34,15 @@ pub fn is_measuring() -> bool {
 }
 
 struct Clocking {
-    /// The number of nested calls in progress in this thread, including the root call.
+    /// Includes the root call.
     depth: Cell<u32>,
     /// The number of calls that the current root call represents, or 0 if it is not measured.
     weight: Cell<u64>,
-    /// The nanoseconds spent in calls that the innermost measured call has made itself.
+    /// The nanoseconds that the innermost measured call has spent in nested calls.
     children: Cell<u64>,
     calls: Cell<u64>,
     countdown: Cell<u64>,
     gap: Cell<u64>,
-    /// The upper limit for the mean of the next gap (see [`next_gap`]).
     most: Cell<u64>,
     last: Cell<u64>,
     /// The moving average of the durations of root calls in nanoseconds.
@@ -77,8 +74,8 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
 }
 
-/// Returns how many calls a measured call must represent, so that measuring `calls` calls of `usual` nanoseconds costs
-/// at most 1/`price` of the time.
+/// Returns after how many calls to measure one, so that measuring `calls` nested calls costs at most 1/`price` of the
+/// time.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
@@ -106,11 +103,10 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// For a measured call: the nanoseconds without nested calls, and the maximum number of calls that it represents.
+    /// The nanoseconds of a measured call without nested calls, and the maximum number of calls that it represents.
     pub own: Option<(u64, u64)>,
-    /// If a root call was measured or slow: its nanoseconds, and the number of calls that it represents.
+    /// The nanoseconds of a measured or slow root call, and the number of calls that it represents.
     pub whole: Option<(u64, u64)>,
-    /// The nanoseconds since the previous measured root call.
     pub passed: u64,
 }
 

@@ -34,16 +34,14 @@ enum DeliveryStep<'py> {
     Left,
 }
 
-/// Reads items from a source for the user of a loader, and counts them.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Delivery {
     source: GilCell<Option<EpochSource>>,
     valid: AtomicI64,
-    /// Changes whenever `source` or `valid` changes.
     version: GilNumber,
     turn: Py<Turn>,
     begun: AtomicBool,
-    /// The items of the current epoch that the user has received, without items of earlier runs.
+    /// Excludes items that the user has received in earlier runs.
     given: Arc<GilNumber>,
     /// The heartbeat of calls of the source, with flags for a paused or limited loader, a missing watching thread, and
     /// an interrupted call.
@@ -195,7 +193,6 @@ impl Delivery {
         self.given.store(count);
     }
 
-    /// Whether an item is being computed in any thread.
     #[getter]
     fn busy(&self) -> bool {
         self.pulse.is_inside()
@@ -248,7 +245,7 @@ impl Delivery {
     }
 }
 
-/// The base class of loader iterators, which returns items in the common case.
+/// The base class of loader iterators.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct DeliveryIterator {
     delivery: Py<Delivery>,
@@ -301,7 +298,7 @@ impl DeliveryIterator {
     }
 }
 
-/// Waits until the loader is neither paused, limited nor on hold.
+/// Waits until the loader is neither paused, limited nor held by a thread that saves its state.
 #[cold]
 fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();

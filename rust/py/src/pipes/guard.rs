@@ -35,44 +35,37 @@ struct Guard {
     // The fields that each item needs come first, so that they share one cache line.
     /// The guard is valid while this number equals the token's number.
     id: u64,
-    /// Valid as long as the guard owns `token_object`.
+    /// The guard owns the token through `token_object`.
     token: *const IterationToken,
     /// The function that returns the next item from `argument`: the iterator's own function, or `next_timed` or
     /// `next_metered` with this guard.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The counter of items on a board, or null, valid as long as the token.
+    /// The item counter of the pipe in shared memory, or null, valid as long as the token.
     counter: *const AtomicU64,
-    /// The guard owns this reference and the next two references, which are NULL after clearing.
+    /// The guard owns the iterator, the pipe and the token, which are NULL after clearing.
     iterator: *mut ffi::PyObject,
     pipe: *mut ffi::PyObject,
     token_object: *mut ffi::PyObject,
-    /// The iterator's own function, which returns the next item.
     inner: ffi::iternextfunc,
-    /// The board's word for the running pipe, or null if pipes are not measured, valid as long as the token. While the
-    /// pipe of this guard runs, the word is `mark`.
+    /// The word in shared memory that shows the running pipe, or null if pipes are not measured. The word contains
+    /// `mark` while the pipe of this guard runs.
     current: *const AtomicU32,
     mark: u32,
-    /// Whether the last measured call was nested in another call.
     nested: bool,
     /// `next_timed` only uses the countdown to detect nested calls.
     metering: Metering,
     /// Whether the iterator is the built-in `map`, whose function must not end the data with a StopIteration (PEP 479).
     sealed: bool,
-    /// A boxed `Ranging` if PyTorch is loaded, otherwise NULL.
     ranging: *mut Ranging,
 }
 
 /// Reports the calls of a guard as ranges to torch's profiler.
 struct Ranging {
-    /// The function that `next_ranged` calls, with its argument.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The dictionary of the module `torch.autograd.profiler`, and the name of the variable that shows whether a
-    /// profiler runs.
     profiler: Py<PyDict>,
     runs: Py<PyString>,
-    /// Begins a profiler range for a pipe, and returns a function that ends this range.
     begin: Py<PyAny>,
 }
 
@@ -185,7 +178,7 @@ pub fn guard_iterator<'py>(
     }
 }
 
-/// The `__next__` of guards, whose code for the common case cannot panic.
+/// The code for the common case cannot panic.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the caller keeps the guard alive. A current guard is not cleared, so it owns its token and iterator.
     unsafe {
@@ -252,7 +245,6 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
     }
 }
 
-/// This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered`. The record is not used after the call, which may bind the token to another record.
@@ -273,7 +265,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// The board shows that this pipe is running during the call.
+/// During the call, the statistics show that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: see `next_metered` and `metered`. The token keeps the word `current` valid until the guard is cleared.
     unsafe {
@@ -310,7 +302,6 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// `first` is true for the first call of an epoch.
 unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) {
     // SAFETY: the caller passes a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
@@ -350,7 +341,7 @@ unsafe fn begin_range(py: Python<'_>, begin: &Py<PyAny>, pipe: *mut ffi::PyObjec
     begin.call1(py, (pipe,)).map_err(|error| error.write_unraisable(py, Some(begin.bind(py)))).ok()
 }
 
-/// Preserves an exception that the pipe has raised.
+/// An exception that the pipe has raised is preserved.
 fn end_range(py: Python<'_>, end: Py<PyAny>) {
     let passing = PyErr::take(py);
     if let Err(error) = end.call1(py, (py.None(), py.None(), py.None())) {
@@ -379,7 +370,6 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     }
 }
 
-/// The iterator has ended, has raised an exception that may be skipped, or is invalid.
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_item`.
@@ -482,7 +472,6 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bou
     }
 }
 
-/// The `repr` of a pipe may fail.
 fn describe(pipe: &Bound<'_, PyAny>) -> String {
     pipe.repr()
         .map(|text| text.to_string())
@@ -490,7 +479,7 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// Attributes of the iterator, such as a generator's `close`, are also attributes of the guard. Only calls C functions.
+/// Attributes of the iterator, such as a generator's `close`, are also attributes of the guard.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the interpreter calls the slot with an existing guard and a str. NULL comes with an exception.
     unsafe {
@@ -507,7 +496,6 @@ unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::P
     }
 }
 
-/// Only calls C functions.
 unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc, argument: *mut c_void) -> c_int {
     // SAFETY: the garbage collector calls the slot with an existing guard. NULLs are skipped.
     unsafe {
@@ -525,7 +513,6 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
     0
 }
 
-/// Only calls C functions.
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
     // SAFETY: as in `traverse`. `id` changes first: dropping a reference may run other code, and that code must see an
     // invalid guard.

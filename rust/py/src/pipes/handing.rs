@@ -114,7 +114,6 @@ impl<'py> Deferred<'py> {
         }
     }
 
-    /// A recorded signal is handled once the caller has returned to Python code.
     fn end(mut self) -> PyResult<()> {
         self.restore()
     }
@@ -141,7 +140,6 @@ pub fn signals(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     MODULE.get_or_try_init(py, || py.import("_signal").map(Bound::unbind)).map(|module| module.bind(py))
 }
 
-/// The previous handler handles signals that arrived earlier.
 fn install<'py>(py: Python<'py>, handler: &Bound<'py, PyAny>) -> PyResult<()> {
     signals(py)?.getattr("signal")?.call1((libc::SIGINT, handler)).map(drop)
 }

@@ -47,7 +47,6 @@ pub fn next_of<'py>(py: Python<'py>, iterator: &Py<PyAny>) -> PyResult<Option<Bo
 pub struct FilterIterator {
     source: Py<PyAny>,
     predicate: Py<PyAny>,
-    /// Items of these types are dropped without a call of `on_dropped`.
     plain: Vec<Py<PyType>>,
     on_dropped: Py<PyAny>,
     to_bool: Py<PyAny>,

@@ -14,11 +14,10 @@ use crate::pipes::clocking;
 
 pub struct Metering {
     pub countdown: u32,
-    /// How many calls the next measured call represents. `most` is the upper limit for the mean of random gaps.
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
-    /// The time at which the last measured call ended in nanoseconds, or 0.
+    /// The time in nanoseconds at which the last measured call ended, or 0.
     pub measured: u64,
 }
 
@@ -33,7 +32,7 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Returns the total nanoseconds of all calls that the ended measured call represents.
+    /// Returns the total nanoseconds of all calls that the measured call represents.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);
@@ -47,7 +46,6 @@ impl Metering {
     }
 }
 
-/// Counts and measures the items of an iterator that is not a pipe, after `count_into`.
 pub struct Meter(GilCell<Option<CountedItems>>);
 
 struct CountedItems {

@@ -21,14 +21,13 @@ fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<SequenceKin
     Some(SequenceKind::Range { start, step })
 }
 
-/// Iterates over a sequence like `iter`, and can skip items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
     kind: SequenceKind,
-    /// Not used for a list, which can change its length.
+    /// The length of a list is not stored, because a list can change.
     length: usize,
-    /// The index of the next item, or `u64::MAX` after the end, which is final even if a list grows.
+    /// `u64::MAX` after the end, which is final even if a list grows.
     position: GilNumber,
 }
 
@@ -58,7 +57,6 @@ impl SequenceIterator {
         }
     }
 
-    /// Skips up to `most` items, and returns the number of skipped items.
     pub fn pass_over(&self, py: Python<'_>, most: usize) -> usize {
         loop {
             let position = self.position.load();

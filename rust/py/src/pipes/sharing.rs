@@ -1,7 +1,6 @@
 //! Splits an indexable source into shares, none of which reads the items of another share.
 //!
-//! The guard of the source counts the skipped items of other shares as yielded. Positions and states therefore include
-//! these items. The GIL orders all accesses.
+//! The guard of the source counts the skipped items of other shares as yielded.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -35,11 +35,10 @@ impl BoardSlot {
 #[pyclass(frozen, module = "torchdata._native")]
 #[repr(C)]
 pub struct IterationToken {
-    /// The number of the valid iterator, or 0 before the first iterator.
     current: AtomicU64,
     /// The number of items that the valid iterator has yielded or skipped, including items before a resume.
     own: AtomicU64,
-    /// A boxed `BoardSlot` or null, which is the pipe's record in the statistics.
+    /// The record of the pipe in the statistics, as a boxed `BoardSlot` or null.
     place: AtomicPtr<BoardSlot>,
     /// The record that the next `begin` activates, changed only together with `place`.
     pending: GilCell<Option<Box<BoardSlot>>>,
@@ -54,7 +53,7 @@ impl IterationToken {
         self.current.load(Relaxed) == id
     }
 
-    /// Returns the board's item counter or null, valid as long as the token.
+    /// Returns the item counter in shared memory, or null, valid as long as the token.
     pub fn counter(&self) -> *const AtomicU64 {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }
@@ -72,8 +71,7 @@ impl IterationToken {
         unsafe { self.place.load(Acquire).as_ref() }
     }
 
-    /// Starts counting on a board with the next iteration. `root` marks the last pipe of a process, and `main` the last
-    /// pipe of the loader.
+    /// Starts counting on a board with the next iteration.
     pub fn bind(&self, py: Python<'_>, pipe: PipeRef, root: bool, main: bool) {
         self.pending.with(py, |pending| {
             let is_same = |place: &BoardSlot| {
@@ -99,7 +97,7 @@ impl IterationToken {
         });
     }
 
-    /// The count on the board still includes the items of earlier iterators.
+    /// The statistics still include the items of earlier iterators.
     fn restart(&self, yielded: u64) {
         self.own.store(yielded, Relaxed);
         if let Some(place) = self.place() {
@@ -137,7 +135,7 @@ impl IterationToken {
         }
     }
 
-    /// Starts an iteration, and makes older iterators invalid. Returns (id, whether to resume from a loaded state).
+    /// Returns (id, whether to resume from a loaded state).
     fn begin(&self, py: Python<'_>) -> (u64, bool) {
         self.activate(py);
         let id = self.current.fetch_add(1, Relaxed) + 1;
@@ -163,7 +161,6 @@ impl IterationToken {
         self.armed.store(false, Relaxed);
     }
 
-    /// Whether the time of each pipe is measured on the board on which this pipe counts, now or after the next `begin`.
     #[getter]
     fn is_timed(&self, py: Python<'_>) -> bool {
         self.pending.with(py, |pending| {
@@ -171,7 +168,7 @@ impl IterationToken {
         })
     }
 
-    /// Adds an item that was skipped because of an exception of type `kind` to the displayed counts.
+    /// Counts an item that was skipped because of an exception of type `kind`, for the statistics.
     fn count_skipped(&self, kind: &str) {
         if let Some(place) = self.place() {
             place.pipe.record().skip(kind);

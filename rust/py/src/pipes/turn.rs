@@ -32,19 +32,16 @@ fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// The waiting threads, and the error message that they raise after `close` was called.
 #[derive(Default)]
 struct Crowd {
     waiting: VecDeque<(u64, Thread)>,
     closed: Option<String>,
 }
 
-/// Determines which thread may read an iterator, and lets other threads wait.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
-    /// The number of the reading thread, or 0.
     reader: GilNumber,
-    /// 1 if threads wait or `close` was called, which is rare, and changed only together with `crowd`.
+    /// 1 if threads wait or `close` was called, which is rare, so that the common case avoids `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -77,7 +74,7 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Waits behind earlier requests, and reads until the returned guard is dropped.
+    /// Waits until earlier requests have ended, and lets the thread read until the returned guard is dropped.
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
@@ -129,7 +126,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Lets this thread read if it is next, or returns an error if it can never read.
+    /// Returns an error if this thread can never read.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self
             .crowd
@@ -156,7 +153,6 @@ impl Turn {
         }
     }
 
-    /// Returns whether no other thread of this process reads.
     fn is_left(&self) -> bool {
         let reader = self.reader.load();
         reader == 0 || reader == this_thread() || is_inherited(reader)
@@ -188,13 +184,12 @@ impl Turn {
         all.iter().for_each(Thread::unpark);
     }
 
-    /// Waits up to `seconds` until no other thread reads the iterator or waits to read.
     fn join(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let is_free = |py: Python<'_>| Ok(self.is_left() && self.crowd.with(py, |crowd| crowd.waiting.is_empty()));
         enter::poll(py, Some(duration(seconds)), is_free).map(drop)
     }
 
-    /// Waits up to `seconds`, or without limit, and returns whether no other thread reads.
+    /// Waits without limit if `seconds` is None, and returns whether no other thread reads.
     #[pyo3(signature = (seconds = None))]
     fn await_left(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         enter::poll(py, seconds.map(duration), |_| Ok(self.is_left()))

@@ -10,7 +10,6 @@ use crate::gil_cell::GilCell;
 /// hold, because the child may have inherited a locked lock.
 #[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
 pub struct ReadAheadHold {
-    /// None after the release.
     queue: GilCell<Option<Py<ReadAheadQueue>>>,
 }
 

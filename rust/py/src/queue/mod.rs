@@ -29,11 +29,11 @@ use crate::seconds::duration;
 
 struct Entry {
     content: Py<PyAny>,
-    /// The number of the item, or None if the queue does not record positions.
+    /// None if the queue does not record positions.
     index: Option<Index>,
     /// The state of the source after the item, or, without `index`, an object that the worker adds to the item.
     mark: Option<Py<PyAny>>,
-    /// Whether workers cannot change the item, so that a hold need not wait for them.
+    /// Whether workers cannot change the item, so that `hold` need not wait for these workers.
     is_plain: bool,
     is_small: bool,
 }
@@ -67,18 +67,16 @@ type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 /// The number of a slot, its kind ("waiting", "running", "result" or "error"), its content, and its `mark`.
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
-/// The queue between threads that read ahead and the consumer.
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
     /// None if the number of items to read ahead does not grow for small items.
     window: GilCell<Option<Window>>,
-    /// The process of the worker threads: its number of forks and its process id.
+    /// Identify the process of the worker threads, together with `process`.
     generation: u64,
     process: u32,
     name: String,
-    /// Whether buffered objects are kept when the queue is closed.
     keeps: bool,
     /// The error message of a closed queue, or None if it ends like an iterator.
     when_closed: Option<String>,
@@ -106,7 +104,6 @@ impl ReadAheadQueue {
         ))
     }
 
-    /// An outcome without a slot is appended.
     fn settle(&self, slot: Option<Slot>, outcome: Outcome<Entry>) -> PyResult<()> {
         let queue = self.get()?;
         match slot {
@@ -124,7 +121,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Source states that are no longer needed are dropped outside of the cell.
+    /// Source states that are no longer needed are dropped outside of the cell, because dropping may run Python code.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
@@ -193,7 +190,6 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Waits until the source and a slot are free, or returns None if no more items are needed.
     fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         let queue = self.get()?;
         loop {
@@ -205,7 +201,6 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Waits for a submitted item and claims it, or returns None if the queue is closed.
     fn claim(&self, py: Python<'_>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = self.get()?;
         loop {
@@ -263,7 +258,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Releases the slot of an item that an earlier run has delivered. `mark` is the source's state after this item.
+    /// Releases the slot of an item that an earlier run has delivered.
     #[pyo3(signature = (slot, index, mark=None))]
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);
@@ -278,8 +273,7 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
     }
 
-    /// Stores the result of a slot, with the number of the item and the state after the item. Also reserves the source
-    /// and the next slot if both are free.
+    /// Also reserves the source and the next slot if both are free.
     fn put_and_reserve(
         &self,
         slot: Slot,
@@ -305,7 +299,6 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Break(Entry::new(error)))
     }
 
-    /// Stores the end of the results, with the error that caused the end, if given.
     #[pyo3(signature = (slot, error=None))]
     fn finish(&self, slot: Option<Slot>, error: Option<Py<PyAny>>) -> PyResult<()> {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
@@ -390,7 +383,6 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Returns all buffered outcomes and items, in the order of their slots.
     fn slots(&self, py: Python<'_>) -> PyResult<Vec<SlotParts>> {
         let mut slots = Vec::new();
         self.get()?.for_each(|slot, view| {

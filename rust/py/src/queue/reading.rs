@@ -13,25 +13,22 @@ use super::window::is_small;
 use super::{Entry, ReadAheadQueue};
 use crate::gil_cell::GilCell;
 
-/// An item, its number, and the state of the source after the item.
 type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 
-/// Reads a source. The thread that has reserved the source owns all fields except the atomic fields.
+/// The thread that has reserved the source owns all fields except the atomic fields.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SourceReader {
-    /// `state_of` returns the state of the source.
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
     /// Converts the error of a source that cannot save its state to a placeholder for the state.
     unsaved: Py<PyAny>,
-    /// The number of items between two states, or 0.
+    /// The number of items between two saved states, or 0.
     frequency: u64,
     /// The first `dropped` items and the items in `ahead` are dropped.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
-    /// Whether the source has ended, or has failed and was not read again.
     ended: AtomicBool,
     /// An exception of `state_of` for the previous item, raised in place of the next item.
     state_error: GilCell<Option<Py<PyAny>>>,
@@ -85,7 +82,6 @@ impl SourceReader {
         Self { advance, state_of, unsaved, frequency, dropped, ahead, index, ended, state_error }
     }
 
-    /// Returns None if the item must be dropped.
     fn take(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>, slot: Slot) -> PyResult<Option<Taken>> {
         let (item, index, mark) = self.next(py)?;
         if self.is_dropped(index) {
@@ -95,8 +91,7 @@ impl SourceReader {
         Ok(Some((item, index, mark)))
     }
 
-    /// Submits the items of the source, so that other threads can claim them. Returns None if the queue is closed, or
-    /// the slot and the error if the source fails.
+    /// Returns None if the queue is closed, or the slot and the error if the source fails.
     fn hand_over(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = queue.get();
         let mut reserved = None;

@@ -12,7 +12,6 @@ const GROWTH: u64 = 8;
 pub(super) struct Window {
     least: usize,
     most: usize,
-    /// The number of consecutive small items that were delivered last.
     pub row: u64,
     /// The maximum number of items that were taken from the source so far.
     reach: u64,
@@ -30,7 +29,6 @@ impl Window {
         usize::try_from(self.row / GROWTH).map_or(self.most, |size| size.clamp(self.least, self.most))
     }
 
-    /// `given` includes this item.
     pub fn note(&mut self, is_small: bool, given: u64) {
         let before = self.size();
         self.row = if is_small { self.row.saturating_add(1) } else { 0 };
@@ -43,7 +41,6 @@ impl Window {
 }
 
 const SHORT: ffi::Py_ssize_t = 256;
-/// Tuples with at most this many small members count as small.
 const MOST_MEMBERS: usize = 16;
 
 /// Many small immutable objects can be read ahead and processed together.

@@ -25,7 +25,6 @@ pub struct Access {
 }
 
 pub struct Start {
-    /// For each peer, the items received in an earlier run.
     pub accounts: Vec<Account>,
     pub turn: Option<usize>,
     /// The number of passes over the dispatched items that were read.
@@ -64,7 +63,6 @@ impl Access {
         })
     }
 
-    /// Waits until the reading thread has stopped because of the caller's flags.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
@@ -89,7 +87,7 @@ impl Access {
         Ok(())
     }
 
-    /// Starts an epoch, and stops a thread that reads an earlier epoch.
+    /// Stops a thread that reads an earlier epoch.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;

@@ -36,8 +36,7 @@ impl PyCarrier {
 
 #[pymethods]
 impl PyCarrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`; `own` and `peer` are indices of
-    /// doorbells.
+    /// `own` and `peer` are the indices of doorbells.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,
@@ -50,8 +49,7 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Returns (words, frame). The control words are None if unchanged, and the frame is a list with a head and large
-    /// buffers, or empty.
+    /// Returns the control words, or None if unchanged, and a list with the head and large buffers of a frame.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -108,7 +106,6 @@ impl PyCarrier {
         py.detach(|| self.held().tidy(Instant::now())).map_err(errors::corrupted)
     }
 
-    /// Ends the wait in progress, or the next wait if no thread waits now.
     fn ring(&self) {
         self.rung.store(true, Relaxed);
         self.own.ring();

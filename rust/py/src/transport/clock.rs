@@ -9,25 +9,21 @@ use pyo3::prelude::*;
 struct Stall {
     patience: Duration,
     next: Duration,
-    /// Called with (peer, seconds) to warn of a long wait.
+    /// The callback with the arguments (peer, seconds) warns of a long wait.
     on_stall: Py<PyAny>,
 }
 
-/// Calls `on_hang` instead of raising an error when a wait is too long.
 struct Hang {
     next: Duration,
-    /// Called with (peer, seconds, patience in seconds), kills a hanging process, or returns false if none hangs.
+    /// The callback with the arguments (peer, seconds, patience in seconds) kills a hanging process, or returns false.
     on_hang: Py<PyAny>,
 }
 
-/// The number of calls of `on_hang` during each time limit.
 const CHECKS: u32 = 4;
 const MOST_TRIES: u32 = 8;
 
-/// Measures how long a reader waits for one item, possibly in several sleeps.
 pub struct Clock {
     limit: Option<Duration>,
-    /// The kind of the awaited peer for error messages.
     name: String,
     began: Option<Instant>,
     stall: Option<Stall>,
@@ -41,13 +37,13 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// Sets the function that is called regularly during waits, and that replaces the error after the time limit.
+    /// `on_hang` is called regularly during waits, and replaces the error after the time limit.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();
     }
 
-    /// Sets the function that warns after `patience`, and again whenever the duration of the wait has doubled.
+    /// `on_stall` warns after `patience`, and again whenever the duration of the wait has doubled.
     pub fn tell_stall_to(&mut self, patience: Duration, on_stall: Py<PyAny>) {
         self.stall = Some(Stall { patience, next: patience, on_stall });
     }
@@ -69,7 +65,6 @@ impl Clock {
         self.began = None;
     }
 
-    /// The awaited item has arrived, or the wait was given up.
     #[inline]
     pub fn came(&mut self) {
         self.began = None;

@@ -35,7 +35,7 @@ use crate::seconds::duration;
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
-    /// The positions and snapshots of all peers, which are consistent at any time, even for other threads.
+    /// Other threads find consistent positions and snapshots at any time.
     books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
 }
@@ -88,14 +88,12 @@ impl Collector {
         Ok(Self { access: Access::new(reader, own, on_demand), books, relay })
     }
 
-    /// Watches processes, each given by its id or by a descriptor that becomes readable when the process exits. After
-    /// an exit, a waiting reader calls `on_exit(index)`, which must raise.
+    /// Each process is given by its id, or by a descriptor that becomes readable when the process exits. After an exit,
+    /// a waiting reader calls `on_exit(index)`, which must raise.
     fn watch(&self, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
-    /// Watches processes, and replaces any process that exits.
-    ///
     /// `on_death(dead, received, ended, paused)` gets the indices of exited processes, the number of items and whether
     /// the end was received from each peer, and whether all peers are paused. It returns the processes to replace,
     /// after making sure that all of them have exited.
@@ -104,7 +102,7 @@ impl Collector {
     /// of the dispatching process. For each replaced process, it returns the index, the new link or None, and the id or
     /// descriptor of the replacement.
     ///
-    /// If a callback raises, nothing has changed, and the next call tries again. Process i sends over link i.
+    /// If a callback raises, nothing has changed, and the next call tries again.
     fn watch_and_replace(
         &self,
         processes: Vec<(usize, Sign<'_>)>,
@@ -127,15 +125,14 @@ impl Collector {
         Ok(())
     }
 
-    /// Sets `on_note(peer, note)` to be called for each note from a peer.
+    /// Calls `on_note(peer, note)` for each note from a peer.
     fn tell_note(&self, on_note: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.on_note = Some(on_note);
         Ok(())
     }
 
-    /// Counts the received units on a page of the board. Link i uses the set of counters `first` + i, and `peers`
-    /// contains the page number of each peer. In the main process, `IteratorGuard` counts the wait for the first item
-    /// of an epoch instead.
+    /// Link i uses the set of counters `first` + i, and `peers` contains the page number of each peer. In the main
+    /// process, `IteratorGuard` counts the wait for the first item of an epoch instead.
     fn count_into(
         &self,
         board: &Bound<'_, PyStatsBoard>,
@@ -150,20 +147,19 @@ impl Collector {
         Ok(())
     }
 
-    /// Counts waits for messages as idle time of the process that owns this page.
     fn count_idle(&self, board: &Bound<'_, PyStatsBoard>, page: usize) -> PyResult<()> {
         self.access.hold()?.meters.count_idle(board.get(), page)
     }
 
-    /// Sets `on_stall(peer, seconds)`, which is called after a wait of `seconds`, and whenever the time has doubled.
+    /// Calls `on_stall(peer, seconds)` after a wait of `seconds`, and whenever the time has doubled.
     fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_stall_to(duration(seconds), on_stall);
         Ok(())
     }
 
-    /// Sets `on_hang(peer, seconds, patience)`, where `patience` is the timeout, doubled for each process that was
-    /// killed for the awaited item. It is called regularly, kills a process that takes longer than `patience`, and
-    /// returns whether a process was killed.
+    /// `on_hang(peer, seconds, patience)` is called regularly, where each process that was killed for the awaited item
+    /// doubles `patience`. It kills a process that takes longer than `patience`, and returns whether a process was
+    /// killed.
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_hang_to(on_hang);
         Ok(())
@@ -202,7 +198,6 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Sets `delivery`, which counts the items that the user receives, or None if these items are not counted.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.access.hold()?.progress.given = given;
@@ -242,7 +237,6 @@ impl Collector {
         self.books.with(py, |books| books.total())
     }
 
-    /// Stores the snapshots from which this run resumes an earlier run.
     fn keep(&self, py: Python<'_>, snapshots: Vec<Option<Kept>>, dealt: Option<KeptDealt>) {
         let superfluous: Vec<Content> = self.books.with(py, |books| {
             let mut superfluous = Vec::new();
@@ -255,7 +249,7 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// Returns the position of a worker in the dispatched items: (pass, (items read, checksum)).
+    /// Returns (pass, (items read, checksum)) of a worker's dispatched items.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs().pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
@@ -265,7 +259,7 @@ impl Collector {
         self.access.finish_epoch(py, epoch)
     }
 
-    /// Pauses all peers, at any time, also during a read.
+    /// Can be called at any time, also during a read.
     fn pause(&self) {
         self.access.set_paused(true);
     }
@@ -297,7 +291,7 @@ impl Collector {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::taken).collect())
     }
 
-    /// Returns for each link the bytes of shared memory that received items still use.
+    /// Returns the bytes of shared memory that received items still use, for each link.
     fn leased(&self) -> PyResult<Vec<u64>> {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::leased).collect())
     }
@@ -347,12 +341,10 @@ impl Collector {
     }
 }
 
-/// Iterates over the items that a `Collector` receives in one epoch, or in one pass for dispatched items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ItemStream {
     collector: Py<Collector>,
     epoch: u32,
-    /// 0 before the first item was requested.
     pass: AtomicU64,
 }
 

@@ -1,9 +1,8 @@
-//! The kinds of units that links transport.
+//! Defines the kinds of units (messages) that links transport.
 
 pub const ITEM: u16 = 0;
 pub const END: u16 = 1;
 pub const ERROR: u16 = 2;
-/// A message of the control protocol, such as a command.
 pub const MESSAGE: u16 = 3;
 /// A flag: the payload was too long to be sent inline, and is in the last buffer of the unit.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
@@ -13,7 +12,7 @@ pub const STATE: u16 = 4;
 pub const RELAYED: u16 = 5;
 /// The result of a function call, followed by the number of the call (see `result_tail`).
 pub const RESULT: u16 = 6;
-/// A note from a worker to the main process, delivered in order with the items.
+/// Notes are delivered in order with the items of a worker.
 pub const NOTE: u16 = 7;
 pub const WHAT: u16 = 0xff;
 

@@ -18,7 +18,6 @@ pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
     bells.bell(index).ok_or_else(|| PyIndexError::new_err(format!("there are {} bells, not {index}", bells.len())))
 }
 
-/// The shared memory of one link.
 #[pyclass(frozen, name = "Link", module = "torchdata._native")]
 pub struct PyLink(pub Link);
 
@@ -58,7 +57,6 @@ impl PyLink {
     }
 }
 
-/// The doorbells of all processes of a loader.
 #[pyclass(frozen, name = "BellBoard", module = "torchdata._native")]
 pub struct PyBellBoard(pub Arc<BellBoard>);
 
@@ -69,7 +67,6 @@ impl PyBellBoard {
         BellBoard::create(count).map(Self).map_err(errors::open)
     }
 
-    /// Takes ownership of the descriptor.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         BellBoard::attach(take_fd(fd)?).map(Self).map_err(errors::open)

@@ -5,7 +5,6 @@ use torchdata_core::stats::{FlowRef, PageRef, WaitRef};
 
 use super::stats::PyStatsBoard;
 
-/// Empty if statistics are disabled.
 #[derive(Default)]
 pub struct Meters {
     waits: Vec<WaitRef>,
@@ -16,7 +15,6 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// See `Collector.count_into`.
     pub fn count_into(
         &mut self,
         board: &PyStatsBoard,

@@ -40,36 +40,30 @@ pub(super) struct Outlet {
     pub producers: Vec<Producer>,
     /// `tidy` needs the arenas while a producer waits.
     arenas: Vec<Arc<Arena>>,
-    /// Selects the shard (in a worker) or the reader (in the dispatching process) of the next item.
+    /// Selects the shard (in a worker) or the worker (in the dispatching process) of the next item.
     pub dealing: Dealing,
-    /// Whether this process is a worker with an iterator per shard, not a dispatching process with one iterator.
     pub has_shards: bool,
     /// Whether some shard may still have to recompute items of an earlier run.
     pub owes: bool,
     /// A shard whose iterator has ended, and whose end must still be sent.
     pub closing: Option<usize>,
-    /// The shard from whose iterator an item was last requested.
     pub entered: usize,
     pub own: BellRef,
     /// The control link, in which a pending command interrupts the pump.
     pub control: Option<Probe>,
     pub encoder: Encoder,
-    /// Whether another message follows immediately, so that the wake-up of the peer may be delayed.
     pub more_comes: bool,
     pub departing: Option<Departing>,
     /// Whether all items of the pass were computed, so that only the ends of the shards must still be sent.
     pub ending: bool,
     pub deadline: Option<Instant>,
-    /// The function that takes snapshots of the graph, and their schedule.
     pub taker: Option<(Py<PyAny>, Cadence)>,
-    /// Returns a note for the main process or None.
     pub noter: Option<Py<PyAny>>,
     /// In a worker: snapshots of the dispatching process for the main process.
     pub relay: Option<Arc<Relay>>,
-    /// For each shard or reader, the checksum that the recomputed items must have.
+    /// The checksum of the items to recompute, for each shard or reader.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
-    /// The waits for space and for requests of each reader, empty if statistics are disabled.
     pub meters: Vec<WaitRef>,
     /// The wait for the request of the next pass.
     pub idle: Option<WaitRef>,
@@ -78,7 +72,7 @@ pub(super) struct Outlet {
 
 /// Commands may be executed while the unit waits for free space.
 pub(super) struct Departing {
-    /// The shard (in a worker) or the reader (in the dispatching process) of the unit.
+    /// The index of the shard (in a worker) or of the reader (in the dispatching process).
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
@@ -87,7 +81,6 @@ pub(super) struct Departing {
     pub streamed: usize,
 }
 
-/// If one producer has several shards, switches it to shard `target`.
 #[inline]
 fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {
@@ -97,7 +90,6 @@ fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut P
     &mut producers[0]
 }
 
-/// Returns whether a later call may have an effect.
 pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     let mut untidy = false;
     for arena in arenas.iter().filter(|arena| arena.is_untidy()) {
@@ -108,7 +100,7 @@ pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// The unit was sent, or was dropped because its reader does not want it.
+    /// Includes a unit that was dropped because its reader does not want it.
     Done,
     Interrupted,
 }
@@ -119,7 +111,6 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 }
 
 impl Outlet {
-    /// A worker has one producer, and a dispatching process has several.
     pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Probe>) -> Self {
         let has_shards = producers.len() == 1;
         if has_shards {
@@ -181,7 +172,6 @@ impl Outlet {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
 
-    /// Waits until the next item can be sent or skipped, or returns None if a command is pending.
     #[inline]
     pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
         loop {
@@ -248,7 +238,6 @@ impl Outlet {
         self.depart_note(py, shard)
     }
 
-    /// Sends the encoded unit if there is one, and then the end of a shard if the shard has ended.
     #[inline]
     pub fn settle(&mut self, py: Python<'_>) -> PyResult<Sent> {
         if self.go_on(py)? == Sent::Interrupted {
@@ -259,7 +248,6 @@ impl Outlet {
         self.go_on(py)
     }
 
-    /// A small item is encoded and sent immediately if there is space.
     #[inline]
     pub fn depart_item(&mut self, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let Self { encoder, producers, has_shards, .. } = self;
@@ -282,7 +270,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Encodes an object, followed by the bytes in `behind`, as the unit that `go_on` sends.
+    /// `go_on` sends the encoded object, followed by the bytes in `behind`.
     pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.encode(object, self.producer(target).arena())?;
@@ -293,7 +281,6 @@ impl Outlet {
         Ok(())
     }
 
-    /// Encodes the pending note of a shard, which `go_on` sends.
     pub fn depart_note(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         let Some(noter) = &self.noter else { return Ok(()) };
         let note = noter.call1(py, (shard,))?;
@@ -389,7 +376,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Waits for memory if necessary, or returns None if waiting would free no memory.
+    /// Returns None if waiting would free no memory.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,

@@ -21,7 +21,7 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether the sender may already compute another item.
+    /// Whether the sender may already compute another item, because the unit was counted.
     pub counted: bool,
 }
 
@@ -53,13 +53,11 @@ fn count_copies(consumer: &Consumer, unit: &Unit) {
     add(&flow.copied, leased.map(Buffer::len).sum::<usize>() as u64);
 }
 
-/// The memory use of units that were received early.
 struct Surplus {
     bytes: u64,
     most: u64,
-    /// Whether `on_surplus` was already called in this epoch.
     said: bool,
-    /// Called with the awaited peer, the received peer, and `bytes`.
+    /// Called with the awaited peer, the received peer, and the bytes of units that were received early.
     on_surplus: Option<Py<PyAny>>,
 }
 
@@ -209,7 +207,6 @@ impl Peers {
         }
     }
 
-    /// Units are never received early.
     #[inline]
     pub fn next_to_deliver(&mut self, collecting: &mut Collecting) -> Next {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
@@ -257,7 +254,6 @@ impl Peers {
         may_lease(&self.links[self.link_of(peer)])
     }
 
-    /// If `leased` is false, the leased buffers of the unit were copied.
     #[inline]
     pub fn delivered(&mut self, peer: usize, leased: bool) {
         let link = self.link_of(peer);
@@ -320,8 +316,8 @@ impl Peers {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// If a peer waits for the dispatching process, finished items of other peers are received early, so that these
-    /// peers continue.
+    /// If a peer waits for the dispatching process, items of other peers are received early, so that these peers
+    /// continue.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
         // Items of the next peer are received, too, because its answer to a command may follow its items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
@@ -335,7 +331,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Receives all units that the exited producer of a link had completed.
+    /// The producer of the link has exited.
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
             // The process that owns this memory has exited, so its leases need not be returned.
@@ -348,7 +344,6 @@ impl Peers {
         }
     }
 
-    /// Includes items that were not delivered yet.
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
         items.for_each(|taken| delivered.count(taken.unit.digest));

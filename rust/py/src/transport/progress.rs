@@ -11,7 +11,7 @@ use super::snapshots::{Content, Opened, Relay, Relayed};
 use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct StreamProgress {
-    /// Consistent at any time, even for other threads.
+    /// Other threads find consistent records at any time.
     pub books: Arc<GilCell<Books<Content>>>,
     /// In a worker: snapshots of the dispatching process for the main process.
     pub relay: Arc<Relay>,

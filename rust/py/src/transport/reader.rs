@@ -24,11 +24,9 @@ use super::watched::{DeathWatch, Replacing};
 use crate::codec;
 use crate::errors;
 
-/// Flags that control the reading thread, which checks them during waits.
 pub struct Signs {
     /// A thread that still reads an earlier epoch must stop.
     pub epoch: AtomicU64,
-    /// Whether the reading thread must not return any more items of the epoch.
     pub stopped: AtomicBool,
     pub paused: AtomicBool,
     pub pass: AtomicU64,
@@ -67,7 +65,6 @@ pub struct Reader {
     own: BellRef,
     /// Called with (peer, description) for a failure that a peer reports, and must raise.
     on_error: Py<PyAny>,
-    /// Called with (peer, note).
     pub on_note: Option<Py<PyAny>>,
 }
 
@@ -282,7 +279,6 @@ impl Reader {
         if died { Ok(false) } else { waited.map(|()| true) }
     }
 
-    /// Waits until the next item can be delivered, or until other work was done.
     fn wait(&mut self, py: Python<'_>, signs: &Signs, epoch: u32) -> PyResult<()> {
         let turn = self.collecting.turn();
         let awoken = self.sleep(py, signs, epoch, turn);
@@ -350,7 +346,7 @@ impl Reader {
         awoken.and_then(|()| py.check_signals()).map(|()| Some(next))
     }
 
-    /// Waits until `limit` has passed since `started`, and returns whether a unit has arrived.
+    /// `limit` counts from the time `started`.
     fn await_unit(
         &mut self,
         py: Python<'_>,
@@ -373,7 +369,6 @@ impl Reader {
         }
     }
 
-    /// Units other than messages are skipped.
     pub fn receive<'py>(
         &mut self,
         py: Python<'py>,
@@ -445,12 +440,11 @@ pub type Callbacks = (
     Option<Py<PyAny>>,
 );
 
-/// Users never see this error.
 fn a_process_has_died() -> PyErr {
     PyRuntimeError::new_err("a process has died")
 }
 
-/// (results, total time of the results in seconds, message that follows the results or None)
+/// The results, their total time in seconds, and the message that follows the results.
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
 enum Came<'py> {

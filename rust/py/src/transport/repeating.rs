@@ -23,7 +23,6 @@ use crate::errors;
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
-    /// Must be called between two items.
     #[inline]
     pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
         if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
@@ -33,7 +32,6 @@ impl Outlet {
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
-    /// Relays a pending snapshot of the dispatching process, and waits for space if necessary.
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -71,7 +69,6 @@ impl Outlet {
         }))
     }
 
-    /// Waits for space if necessary.
     pub fn send_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let Some((head, content)) = self.take(py, shard)? else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -124,7 +121,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Compares the checksums after the last recomputed item.
+    /// The checksums are compared after the last recomputed item.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);

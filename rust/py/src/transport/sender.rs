@@ -34,8 +34,7 @@ fn deadline(seconds: Option<f64>) -> Option<Instant> {
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
-/// Sends the items of a worker's shards over one link, or of the dispatching process over several links. One thread
-/// sends, but any thread of the process may allocate arena memory.
+/// One thread sends, but any thread of the process may allocate arena memory.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Sender {
     outlet: Mutex<Outlet>,
@@ -87,8 +86,7 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
-    /// Counts the sent units on a page of the board. Link i uses the set of counters `first` + i, and `peers` contains
-    /// the page number of each peer.
+    /// Link i uses the set of counters `first` + i, and `peers` contains the page number of each peer.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -131,7 +129,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `taker(shard)` regularly between two items, for each shard. The pause between two calls is
+    /// The pump calls `taker(shard)` regularly between two items, for each shard. The pause between two calls is
     /// `factor` times the duration of a call, but at least `seconds`.
     ///
     /// `taker` returns None or (pass of the dispatched items, their items and checksum, bytes), and sends no units.
@@ -140,8 +138,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `noter(shard)` after each snapshot, and at the end of a shard. `noter` returns None or a
-    /// note, which the reading process passes to `on_note`, and must not send units.
+    /// The pump calls `noter(shard)` after each snapshot, and at the end of a shard. `noter` returns None or a note,
+    /// which the reading process passes to `on_note`, and must not send units.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet()?.noter = Some(noter);
         Ok(())
@@ -162,7 +160,7 @@ impl Sender {
         Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
     }
 
-    /// Sends a pending snapshot of the dispatching process to the main process. Returns False if a command is pending.
+    /// Returns False if a command is pending.
     fn send_relayed(&self, py: Python<'_>) -> PyResult<bool> {
         self.outlet()?.send_relayed(py)
     }
@@ -173,8 +171,7 @@ impl Sender {
     }
 
     /// Sends the items that the readers request, until `iterator` ends or fails, or a command is pending. A tuple
-    /// contains the iterators of several shards, from which items are requested in turn. `turns` switches the process
-    /// to the shard of the next item.
+    /// contains the iterators of several shards, from which items are requested in turn.
     ///
     /// Returns False if a command is pending, after which the caller must call this method again. Returns True once all
     /// requested items of this pass were sent.
@@ -285,10 +282,9 @@ impl Sender {
         }
     }
 
-    /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read the
-    /// message within `seconds`. With `order`, the peer ends its running epoch: `order` is the number of the next
-    /// epoch, or a larger number for a stop. `tick` is called several times per second, and may raise to abandon the
-    /// message.
+    /// Raises TimeoutError if the peer does not read the message within `seconds`. With `order`, the peer ends its
+    /// running epoch: `order` is the number of the next epoch, or a larger number for a stop. `tick` is called several
+    /// times per second, and may raise to abandon the message.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
@@ -309,8 +305,8 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// Sends the result of call `number`, with the seconds since work on its batch began. If `more_comes` is true, the
-    /// wake-up of the peer may be delayed.
+    /// `spent` is the seconds since work on the batch of the result began. If `more_comes` is true, the wake-up of the
+    /// peer may be delayed.
     fn send_result(
         &self,
         py: Python<'_>,
@@ -340,8 +336,7 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the number of the pass, and the number of items computed for all readers in this pass. This number
-    /// includes items of earlier runs, unwanted items, and the item that is being sent.
+    /// The number of items includes items of earlier runs, unwanted items, and the item that is being sent.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
@@ -349,8 +344,7 @@ impl Sender {
         Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }
 
-    /// Creates an array in a block of the arena, for the next item, in any thread. Returns None if the arena is full,
-    /// or if the dtype must be pickled.
+    /// Returns None if the arena is full, or if the dtype must be pickled.
     fn allocate<'py>(
         &self,
         py: Python<'py>,
@@ -370,8 +364,7 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
-    /// Only an idle sender needs to call this method, because sending also reclaims blocks. Returns whether a later
-    /// call may have an effect.
+    /// Only an idle sender needs to call this method, because sending also reclaims blocks.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }
@@ -388,7 +381,7 @@ impl Sender {
         drop(taken); // outside of the lock, because dropping may run code that calls this object
     }
 
-    /// Returns (bytes in use, peak, blocks) of the arena of each link.
+    /// Returns (bytes in use, peak, blocks) for each link.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
         let usages = self.arenas.iter().map(|arena| arena.usage());
         usages.map(|usage| (usage.in_use, usage.peak, usage.blocks)).collect()

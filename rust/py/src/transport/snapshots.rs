@@ -117,7 +117,6 @@ impl Relay {
 /// Longer content is sent in a block, because the ring is meant for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
-/// Returns whether there was room.
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
     if content.len() > LONGEST_INLINE
         && let Some(block) = producer.allocate(content.len())?
@@ -140,7 +139,6 @@ pub fn head(pass: u32, share: Share, accounts: impl ExactSizeIterator<Item = Acc
     words.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
-/// A received snapshot whose content is still encoded.
 pub struct Opened<'a> {
     pass: u32,
     share: Share,

@@ -24,7 +24,6 @@ enum Counted<'py> {
     Handing(Bound<'py, HandingIterator>),
 }
 
-/// The counters of all processes of a loader, in shared memory.
 #[pyclass(frozen, name = "StatsBoard", module = "torchdata._native")]
 pub struct PyStatsBoard(pub Arc<Board>);
 
@@ -66,7 +65,6 @@ impl PyStatsBoard {
         Board::create(BoardConfig { pages, flows, pipes }, full).map(Self).map_err(errors::open)
     }
 
-    /// Takes ownership of the descriptor.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         Board::attach(take_fd(fd)?).map(Self).map_err(errors::open)
@@ -128,7 +126,7 @@ impl PyStatsBoard {
         self.0.made()
     }
 
-    /// Assigns a page to this process. The roles are 1 (main process), 2 (worker) and 3 (dispatching process).
+    /// The roles are 1 (main process), 2 (worker) and 3 (dispatching process).
     fn adopt(&self, page: usize, role: u32, number: u32) -> PyResult<()> {
         let role = match role {
             1 => Role::Main,
@@ -140,8 +138,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Starts counting the items of the pipes in this process's graphs. `end` is the index of the last pipe of this
-    /// process.
+    /// `end` is the index of the last pipe of this process.
     fn bind(&self, page: usize, pipes: Vec<Pipe<'_>>, end: usize) -> PyResult<()> {
         let own = self.own_page(page)?;
         let count = pipes.len();
@@ -194,8 +191,6 @@ impl PyStatsBoard {
         Ok(self.page(page)?.carry_out())
     }
 
-    /// Copies a page from another machine to a page of this board, so that the process of this page continues the
-    /// counts.
     fn take_in(&self, page: usize, carried: &[u8]) -> PyResult<()> {
         self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
     }
@@ -224,7 +219,6 @@ impl PyStatsBoard {
         plain(py, &Value::List(self.0.read()))
     }
 
-    /// Describes the first damaged page, or returns None.
     fn damage(&self) -> Option<String> {
         self.0.damage().map(|damage| damage.to_string())
     }

@@ -41,12 +41,10 @@ pub struct Replacing {
 /// A worker watches no process, because it exits with the main process, which reports the exit of other processes.
 #[derive(Default)]
 pub struct DeathWatch {
-    /// The processes with the indices that the callbacks receive.
     processes: Vec<(usize, WatchedProcess)>,
     dead: Option<usize>,
     /// Called with the index of the exited process, and must raise.
     on_exit: Option<Py<PyAny>>,
-    /// The callbacks that are called instead of `on_exit` if exited processes are replaced.
     replacing: Option<Replacing>,
 }
 
@@ -109,7 +107,6 @@ impl DeathWatch {
         self.processes.push((index, sign.watch().ok()));
     }
 
-    /// Stops watching exited processes that need no replacement because their work is finished.
     pub fn forget(&mut self, dead: &[usize]) {
         self.processes.retain(|(index, process)| !(dead.contains(index) && has_died(process)));
         self.dead = None;

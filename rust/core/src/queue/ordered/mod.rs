@@ -1,11 +1,8 @@
 //! The bounded queue between worker threads that read ahead and the thread that consumes their results.
 //!
-//! A worker gets a slot *before* it computes an item, so there is always space for the result. A worker gets an item in
-//! one of two ways:
-//!
-//! - [`OrderedQueue::try_reserve`] lets the worker take an item from the source. The worker has exclusive use of the
-//!   source until it calls [`OrderedQueue::leave_source`] or stores the result.
-//! - [`OrderedQueue::try_claim`] returns an item that the consumer has submitted.
+//! A worker gets a slot *before* it computes an item, so there is always space for the result. The worker takes an item
+//! from the source, which it uses exclusively ([`OrderedQueue::try_reserve`]), or claims an item that the consumer has
+//! submitted ([`OrderedQueue::try_claim`]).
 //!
 //! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or show the buffered items
 //! to saved states and Python's garbage collector.
