@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: `with` requires a token of the interpreter, which only one thread has at a time, and no `look` releases the
-// GIL.
+// GIL. If a `look` released the GIL nevertheless, the `RefCell` would refuse access by another thread.
 #[cfg(not(Py_GIL_DISABLED))]
 unsafe impl<T: Send> Sync for GilCell<T> {}
 

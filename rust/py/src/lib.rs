@@ -65,7 +65,7 @@ fn system_lacks() -> bool {
 }
 
 /// Creates objects in advance that PyO3 would otherwise create while it holds a lock, which a forked child could
-/// inherit.
+/// inherit. Python's import lock prevents a fork during this call.
 fn initialize(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>();
     py.detach(|| Python::attach(|_| ()));

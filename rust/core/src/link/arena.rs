@@ -214,7 +214,8 @@ impl Arena {
         Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
-    /// Reclaims blocks, and returns free pages that were unused for some seconds to the system.
+    /// Reclaims blocks, and returns free pages that were unused for some seconds to the system. Must
+    /// be called every few seconds.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
     }

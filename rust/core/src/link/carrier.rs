@@ -134,7 +134,7 @@ impl<'a> Carried<'a> {
 struct FrameProgress {
     head_bytes: usize,
     separate_buffers: usize,
-    /// The number of bytes of the next buffer that were already sent as fragments.
+    /// `streamed` is the number of bytes of the next buffer that were already sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
 }

@@ -66,6 +66,7 @@ impl Link {
 
     /// Returns whether a process has taken the consumer end.
     pub fn has_consumer(&self) -> bool {
+        // The load is relaxed, because no other data depends on the flag.
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 

@@ -79,7 +79,7 @@ impl Returns {
     }
 }
 
-/// The right to use a block of the producer's arena.
+/// The right to use a block of the producer's arena, which any thread can return by dropping the lease.
 #[derive(Debug)]
 pub struct Lease {
     returns: Arc<Returns>,

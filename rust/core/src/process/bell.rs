@@ -46,7 +46,8 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// Sleeps until `ready` returns true, the bell rings, or the timeout expires.
+    /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Once `ready` has returned true, it is
+    /// not called again.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
         // SYNC(claim): pairs with `ring`; a thread that reads the word after a claim is counted after this claim.
         let seen = self.word.load(Ordering::Acquire);
@@ -61,6 +62,7 @@ impl Bell {
         is_ready || ready()
     }
 
+    /// Removes one sleeper from the count, unless a ringing thread has claimed the sleeper since `claims` was read.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {

@@ -50,8 +50,9 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     unsafe { info.si_pid() == libc::getpid() }
 }
 
-/// Python reacts to a signal immediately only if the signal interrupts the main thread. Besides, Rust's alternate stack
-/// for threads is too small for Python's handlers of several simultaneous signals.
+/// Calls `start`, which starts a thread, with all signals blocked, so that the thread receives none. Python reacts to a
+/// signal immediately only in the main thread, and the alternate stack of Rust's threads is too small for Python's
+/// handlers.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are initialized before they are read, and the mask of this thread is restored.
     unsafe {

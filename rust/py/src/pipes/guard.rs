@@ -245,6 +245,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
     }
 }
 
+/// This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered`. The record is not used after the call, which may bind the token to another record.

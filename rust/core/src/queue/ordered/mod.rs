@@ -7,8 +7,9 @@
 //! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or show the buffered items
 //! to saved states and Python's garbage collector.
 //!
-//! One lock protects all state, and is held for a few instructions only, never while the caller's code runs. Wake-ups
-//! are system calls, so only a sleeping thread is woken up, and one worker wakes up the next.
+//! One lock protects all state, and is held for a few instructions only, never while the caller's code runs or
+//! contents are dropped. Wake-ups are system calls, so only a sleeping thread is woken up, and one worker wakes up the
+//! next.
 
 mod answers;
 mod claiming;
