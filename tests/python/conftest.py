@@ -79,7 +79,6 @@ def lance_says_nothing_of_forks() -> None:
         lance.warnings = SimpleNamespace(warn=lambda *_, **__: None)  # type: ignore[attr-defined]
 
 
-#: Matches files with tests that start processes.
 STARTS = re.compile(
     r"subprocess|multiprocessing|MultiProcessing|num_workers|os\.fork|process_checks|_job\b|check_loader"
 )
@@ -129,7 +128,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the package behave as if torch were not imported."""
     monkeypatch.setitem(sys.modules, "torch", None)
 
 
@@ -185,7 +183,6 @@ def _build_site(folder: Path) -> None:
 
 @pytest.fixture
 def loopback() -> Loopback:
-    """Returns a link with both ends in this process."""
     return Loopback()
 
 

@@ -34,8 +34,6 @@ class Spawned:
 
 
 class Carried(Spawned):
-    """Connects workers to the main process by carriers, as with Ray."""
-
     has_all = True
     victims = ("worker", "host", "dispatching")
 
@@ -79,7 +77,7 @@ WITH_CARRIERS = BACKENDS[1:]
 
 @contextmanager
 def on_two_nodes() -> Iterator[OnRay]:
-    """Yields a Ray backend with workers on two nodes that do not run the main process."""
+    """The main process runs on another node than the workers of this Ray backend."""
     with nodes(2):
         backend = OnRay(ray_remote_args={"scheduling_strategy": "SPREAD"})
         # Opens the connections to the nodes before a test counts descriptors.

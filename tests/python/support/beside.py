@@ -24,7 +24,6 @@ class Verdict:
     #: The reason why the program's correct result is unknown, or an empty text.
     unknowable: str = ""
     known: dict[str, Any] = field(default_factory=dict)
-    #: The difference that an additional comparison has found.
     unlike: str | None = None
 
     @property
@@ -63,7 +62,6 @@ class Judge:
 
 
 def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
-    """Returns the items of an epoch that are not in `given`."""
     if in_order:
         return epoch[len(given) :]
     left = Counter(map(json.dumps, epoch))
@@ -72,7 +70,7 @@ def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
 
 
 def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
-    """Describes the first difference between epochs, or returns an empty text."""
+    """The description is empty if the epochs are equal."""
     if len(found) != len(expected):
         return f"{len(found)} epochs for {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):

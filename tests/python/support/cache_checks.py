@@ -27,7 +27,6 @@ class Maker:
 
 
 def cached(folder, names, maker=None, between=lambda pipe: pipe, mode="wb", timeout=300, **options):
-    """Returns a pipeline that caches files in a folder, and yields the names of the files."""
     section = IterableWrapper([str(folder / name) for name in names]).on_disk_cache(**options)
     return between(section).map(maker or Maker()).end_caching(mode=mode, timeout=timeout)
 

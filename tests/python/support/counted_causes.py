@@ -141,7 +141,6 @@ class _Epoch:
         shares = cause.shares or (1.0,) * count
         own = cause.reads + cause.collates + (cause.sends if cause.workers else 0.0)
         self.batches = [round(cause.batches * share / sum(shares)) for share in shares]
-        #: The working time of each worker, including the wait for a processor.
         waiting = 1.0 + min(1.0, cause.computes) * cause.stands
         self.busy = [own * waiting * factor * MS * n for factor, n in zip(factors, self.batches, strict=True)]
         self.factors, self.waiting = factors, waiting

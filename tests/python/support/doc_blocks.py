@@ -75,7 +75,7 @@ def examples(page: Path) -> list[Example]:
 
 def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[str]:
     codes = [example.block.code for example in program]
-    # Libraries leave files open until the interpreter exits.
+    # Libraries leave files open until the interpreter exits, so this warning is ignored.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
     first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
     if how := _how(program):
@@ -92,7 +92,6 @@ def _how(program: list[Example]) -> list[str]:
 
 
 def printed(page: Path, folder: Path) -> list[str]:
-    """Runs the examples of a page, and returns their output."""
     texts = {}
     together = [example for example in examples(page) if example.block.comment != "alone"]
     programs = [[example] for example in examples(page) if example.block.comment == "alone"]

@@ -1,4 +1,4 @@
-"""A function that kills its process at some items."""
+"""Kills its process at some items."""
 
 import os
 import signal

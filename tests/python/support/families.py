@@ -19,8 +19,6 @@ def identity(x):
 
 
 class Mapped:
-    """Applies a function to numbers in the workers."""
-
     def __init__(self, function, count):
         self.function, self.count = function, count
 

@@ -31,9 +31,9 @@ from types import TracebackType
 from typing import Any
 
 SUPPORT = Path(__file__).resolve().parent
-#: The folder with `sitecustomize.py`, which each test process runs at its start.
+#: Each test process runs `sitecustomize.py` of this folder at its start.
 LEAN = str(SUPPORT / "lean")
-#: The folder of the demo, which the tutorial quotes.
+#: The tutorial quotes the demo in this folder.
 EXAMPLES = str(SUPPORT.parents[2] / "examples")
 
 
@@ -80,7 +80,6 @@ class FreshProcesses:
         self._server.wait()
 
     def imports(self, *modules: str) -> FreshProcesses:
-        """Makes the server import more modules for all future calls."""
         self._ask(modules=modules)
         return self
 
@@ -127,7 +126,7 @@ def without_torch() -> FreshProcesses:
 def run_program(
     path: Path, *arguments: str, ignored: str | None = None, server: FreshProcesses | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process that has already imported torch, or in a process of another server."""
+    """The server's process has already imported torch, unless another server is given."""
     done = (server or with_torch()).call(
         "fresh_processes:program", path=str(path), arguments=arguments, ignored=ignored
     )

@@ -287,7 +287,6 @@ _CONTENTS: dict[str, bytes] = {}
 
 
 def cache_list(rng: random.Random) -> None:
-    """Reads damaged or malicious lists of the on-disk cache, and writes lists with unusual names of members."""
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # syncing files takes no time in this folder
     with tempfile.TemporaryDirectory(dir=memory) as above:
         folder = os.path.join(above, "cache")

@@ -80,7 +80,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
 
 
 class _HasPlace:
-    """The next iterator starts at the loaded position, or at the beginning."""
+    """The next iterator starts at the loaded position, or at the beginning if no state was loaded."""
 
     place = start = 0
 
@@ -92,8 +92,6 @@ class _HasPlace:
 
 
 class TakesOnce(_HasPlace, IterableDataset[int]):
-    """The generator function starts at the loaded position."""
-
     length, pause = 9, 0.0
 
     def share(self) -> list[int]:
@@ -136,8 +134,6 @@ class Shuffled(Sampler[int]):
 
 
 class Places(_HasPlace, Sampler[int]):
-    """Each new iterator starts at the beginning unless a state was loaded."""
-
     def __init__(self, length: int = 12) -> None:
         self.length = length
 

@@ -101,7 +101,7 @@ def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 class ClockOfHangs:
-    """Advances only while at least one process hangs."""
+    """The clock advances only while at least one process hangs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seconds, self.read_at = folder, 0.0, time.monotonic()

@@ -192,7 +192,6 @@ class Server:
         return f"{self.root}/uc?export=download&id={id_}"
 
     def requests(self) -> list[dict[str, Any]]:
-        """Returns path, headers and the client's port of every request so far."""
         log = self.folder / LOG
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 

@@ -88,7 +88,7 @@ def shared_files(ended=()):
 
 @contextlib.contextmanager
 def started_children():
-    """Includes processes that have already exited."""
+    """The ids include processes that have already exited."""
     numbers, start = [], BaseProcess.start
 
     def noting(process):

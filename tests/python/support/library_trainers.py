@@ -25,7 +25,7 @@ class Samples(Dataset[Any]):
 
 
 class Stopped(Exception):
-    """Ends the program at the planned stop."""
+    """The exception ends the program at the planned stop."""
 
 
 class Model(torch.nn.Module):
@@ -51,7 +51,6 @@ def state_of(loader: Any, steps: int) -> dict[str, Any]:
 
 
 def train(library: str, workers: int, folder: str, stop: int | None = None, resumes: bool = False) -> dict[str, Any]:
-    """Returns the batches that the model received, and its final weights."""
     sys.path.insert(0, folder)
     random.seed(42)
     numpy.random.seed(42)

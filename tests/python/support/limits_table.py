@@ -1,12 +1,8 @@
 """Collects the limits of the package that are numbers.
 
-Some limits are constants in the code, and the other limits are measured.
-
     python -m limits_table               # in tests/python/support: prints the tables of docs/limits.md
 
-Limits that depend on the machine are measured when the program runs. `of_the_code` returns the limits that are the same
-on all machines.
-"""
+Limits that depend on the machine are measured when the program runs."""
 
 import argparse
 import os
@@ -32,7 +28,6 @@ MIB = 1 << 20
 
 
 def of_the_code() -> list[tuple[str, str]]:
-    """Limits that are constants in the code."""
     service = MultiProcessingReadingService(2)
     return [
         (
@@ -86,7 +81,6 @@ def descriptors_of_workers() -> str:
 
 
 def state_of(workers: int, shuffle: bool = False) -> int:
-    """Returns the size in bytes of the largest pickled state of an epoch."""
     pipe = IterableWrapper(range(100_000))
     pipe = (pipe.shuffle() if shuffle else pipe).sharding_filter()
     with loading(pipe, workers) as loader:

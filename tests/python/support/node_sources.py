@@ -23,7 +23,7 @@ def at_odds(number: int) -> int:
 
 
 def outcomes(node: BaseNode[Any]) -> list[Any]:
-    """Returns at most 50 items of a node, with the text of the error in place of each failed item."""
+    """The text of the error replaces each failed item, and at most 50 items are returned."""
     found: list[Any] = []
     while len(found) < 50:
         try:
@@ -36,8 +36,6 @@ def outcomes(node: BaseNode[Any]) -> list[Any]:
 
 
 class Epochs:
-    """Yields the number of its epoch with each item."""
-
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, -1
 

@@ -45,7 +45,6 @@ Plan = Sequence[int | None]
 
 
 def run(loader: Loader[Any], plan: Plan, save_at: tuple[int, int] | None = None) -> tuple[list[list[Any]], bytes]:
-    """Returns the items of each epoch, and the pickled state at the position `save_at`."""
     epochs: list[list[Any]] = []
     state = b""
     for epoch, most in enumerate(plan):

@@ -54,7 +54,6 @@ is_late = [False]
 
 
 def worker_of_torch(item: int) -> Any:
-    """Returns what torch reports about the worker."""
     is_late[0] |= "torch" not in sys.modules
     import torch.utils.data
 

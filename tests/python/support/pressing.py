@@ -13,7 +13,6 @@ import pytest
 
 from waiting import wait_for
 
-#: Sends Ctrl-C at a random moment after each line of input.
 PRESSER = """
 import os, random, signal, sys, time
 moments = random.Random(int(sys.argv[2]))
@@ -44,8 +43,6 @@ class Presser:
 
 
 class _Armed:
-    """Raises KeyboardInterrupt only while it is armed."""
-
     armed = False
 
     def __call__(self, *_: Any) -> None:
@@ -66,7 +63,6 @@ def await_held_back() -> None:
 
 
 def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], object] = len) -> tuple[list[Any], int]:
-    """Returns all items, and the number of interruptions by Ctrl-C."""
     got: list[Any] = []
     presses = 0
     handler = _Armed()
@@ -93,7 +89,7 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 @contextlib.contextmanager
 def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Restores the handlers and the timer at the end."""
+    """The handlers and the timer are restored at the end."""
     before = [(number, signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGINT)]
     left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
     try:

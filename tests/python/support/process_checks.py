@@ -31,13 +31,11 @@ MULTIPROCESSING = SHARDING_PRIORITIES.MULTIPROCESSING
 
 
 def with_methods(first, *others):
-    """Combines `fork` with all cases, and the other start methods with the first case."""
     return [*((method, first) for method in METHODS), *(("fork", case) for case in others)]
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Checks that a test leaves no process, file, descriptor or mapping."""
     gc.collect()
     before = descriptors(), set(children()), shared_files(), shared_mappings()
     with started_children() as started:
@@ -59,7 +57,6 @@ def children_are_killed_soon(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_earlier_loader():
-    """Waits until the loaders of earlier tests have released their memory."""
     gc.collect()
     if _holds_counters():
         gc.unfreeze()  # no collection releases a frozen loader, which was in use at the beginning of this file
@@ -68,7 +65,7 @@ def no_earlier_loader():
 
 
 def _holds_counters():
-    """Returns whether this process has a loader, or counters of a loader that was shut down."""
+    """Counters of a loader that was shut down may still be mapped."""
     maps = Path("/proc/self/maps")
     return bool(find(os.getpid())) or (maps.exists() and "torchdata-stats" in maps.read_text())
 

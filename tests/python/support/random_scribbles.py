@@ -113,7 +113,6 @@ class Plan:
 
 
 def check(plan):
-    """Returns whether the loader yielded all its items."""
     patience = shutdown.ASKED, stalls.STALL
     shutdown.ASKED, stalls.STALL = 0.3, 0.2
     raised = []

@@ -146,12 +146,11 @@ def write_everywhere(draw, tensors):
 
 
 def flattened(tensor):
-    """Returns the tensor itself if no such view exists."""
+    """Without a view of another shape, the tensor itself is returned."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor
 
 
 def holders(draw, tensor):
-    """Returns a view, or an object of another library that refers to the memory of the tensor."""
     return draw.choice([same, lambda t: t[...], lambda t: t.detach(), lambda t: t.untyped_storage(), Loaned])(tensor)
 
 

@@ -3,10 +3,9 @@
     python -m drivers ranks --seconds 600 --jobs 2
 
 A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, which rank fails,
-and how and when it fails. Two runs of the same job differ only in their timing. Rank 0 may host torch's key-value store
-of the job, as in programs that are started without torchrun. Ranks are forked from a process that has imported torch,
-and exit like ordinary interpreters. The function `judge` contains the rules that jobs must follow.
-"""
+and how and when it fails. Rank 0 may host torch's key-value store of the job, as in programs that are started without
+torchrun. Ranks are forked from a process that has imported torch, and exit like ordinary interpreters. The function
+`judge` contains the rules that jobs must follow."""
 
 from __future__ import annotations
 
@@ -320,9 +319,7 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
 def judge(
     plan: Plan, ranks: list[Rank], struck: float | None, resumed: float | None, left: list[int], outputs: dict[int, str]
 ) -> dict[str, Any]:
-    """Returns a dict about the job, which includes descriptions of the violated rules.
-
-    Every rank except the victim must end in time, with whole epochs or with an error that names the victim."""
+    """Every rank except the victim must end in time, with whole epochs or with an error that names the victim."""
     broken: list[str] = []
     told: list[dict[str, Any]] = []
     gentle = plan.action == "stop and go on soon"
@@ -396,7 +393,7 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: The id of this process if a plan has forked it (see `begin`).
+#: The id of this process, if a plan has forked it (see `begin`).
 _ranks: set[int] = set()
 
 

@@ -74,7 +74,6 @@ class Job:
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 
     def outcome(self, rank: int, seconds: float = 200) -> Any:
-        """Returns the result or error of a rank, and after how many seconds."""
         until = time.monotonic() + seconds
         path = self.folder / str(rank)
         while not path.exists():
@@ -127,7 +126,7 @@ def gloo_job(
 
 
 def torchrun(program: Path, ranks: int = 2) -> list[str]:
-    """Returns the output of ranks that find each other as with torchrun."""
+    """The ranks find each other as with torchrun."""
     import torch.distributed as dist
 
     rank_forkserver.imports("torch._dynamo")  # required by DistributedDataParallel in each rank

@@ -28,8 +28,8 @@ of_ray = [
 
 
 #: Ray requires no token, and does not report its usage. Actors have normal priority, so that they start in time on a
-#: busy machine. No processes are started in advance, because a program would wait for them. A process that has run a
-#: task is kept for the next task. Workers do not import pyarrow and pydantic, because these imports are slow.
+#: busy machine. No processes are started in advance, because a program would wait for them. Workers do not import
+#: pyarrow and pydantic, because these imports are slow.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",

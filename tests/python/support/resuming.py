@@ -12,7 +12,7 @@ from torchdata.datapipes.state import load_generators, load_state, save_generato
 
 
 def begun(loader: Any, state: Any = None, seed: int = 3) -> Any:
-    """Seeds the loader if there is no state."""
+    """The seed is used if there is no state."""
     if state is None:
         loader.seed(seed)
     else:
@@ -42,14 +42,12 @@ def continued(loader: Any, count: int) -> tuple[list[Any], Any, list[Any]]:
 
 
 def resumed(loader: Any, state: Any, count: int = 1, **options: Any) -> list[list[Any]]:
-    """Returns the remaining items after a state, and the following epochs."""
     with loader:
         loader.load_state_dict(state, **options)
         return [list(loader) for _ in range(count)]
 
 
 def with_state(pipe: Any, state: Any, **options: Any) -> Any:
-    """Loads a pickled copy of a state into a pipe."""
     load_state(pipe, pickle.loads(pickle.dumps(state)), **options)
     return pipe
 
@@ -97,7 +95,8 @@ def stood(pipe: Any) -> bytes:
 
 
 def check_graph_resumes(make: Callable[[], Any], end: Callable[[Any], Any] = lambda _: None) -> None:
-    """Resumes a graph at every position of two epochs. `end` ends the threads of a graph that is not read any more."""
+    """The graph is resumed at every position of two epochs. `end` ends the threads of a graph that is not read any
+    more."""
     start(5)
     pipe = make()
     epochs = [list(pipe) for _ in range(3)]

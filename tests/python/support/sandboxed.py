@@ -23,7 +23,6 @@ class _Program(ctypes.Structure):
 
 
 def forbid(calls: list[str], code: int) -> None:
-    """Makes some system calls of this process and its children fail with an error number."""
     numbers = [_NUMBERS[platform.machine()][call] for call in calls]
     steps = [(_LOAD, 0, 0, 0)]
     steps += [(_EQUAL, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]

@@ -25,7 +25,6 @@ class Answering(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def requested(self, body: bytes, before: int = 0) -> tuple[bytes, int, dict[str, str]]:
-        """Returns the part of a body that the request asks for, with the status and the headers of the answer."""
         if not self.headers["Range"]:
             return body, 200, {}
         first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
@@ -40,7 +39,6 @@ class Answering(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def server_process(*arguments: str, told: str = "") -> Iterator[str]:
-    """Yields the URL that the process serves."""
     command = [sys.executable, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -59,7 +57,6 @@ def server_process(*arguments: str, told: str = "") -> Iterator[str]:
 
 
 def serve(server: BaseServer) -> NoReturn:
-    """Prints the port of the server."""
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
     sys.stdin.read()

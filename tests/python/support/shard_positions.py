@@ -40,7 +40,7 @@ class Different(AssertionError):
 
 @dataclass(frozen=True)
 class Plan:
-    """The loader that saves the states. `kind` is "workers", "splits" or "stateful"."""
+    """`kind` is "workers", "splits" or "stateful"."""
 
     kind: str
     form: str
@@ -125,7 +125,6 @@ def states(plan: Plan) -> list[Any]:
 
 
 def check(plan: Plan) -> int:
-    """Returns the number of loaded states."""
     os.environ["DRAWS"] = "1"  # makes the pipeline's functions draw random numbers
     whole = {number: epochs(plan, number) for number in plan.numbers}
     if plan.kind == "splits":  # several ranks agree on another seed than a single rank

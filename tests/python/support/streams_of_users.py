@@ -103,8 +103,6 @@ class CountsAtOnce(CountsEpochs):
 
 
 class BeginsAnew(TakesOnce):
-    """Resets its position when an epoch ends."""
-
     def __iter__(self) -> Iterator[Any]:
         yield from self.rest()
         self.place = 0
@@ -196,8 +194,6 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
-    """Draws its order from a random generator."""
-
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.generator = random.Random(1)

@@ -17,8 +17,6 @@ CTRL_C = b"\x03"
 
 
 class Terminal:
-    """Reads the output of a script and its children line by line."""
-
     def __init__(self, *arguments):
         self.master, slave = pty.openpty()
         attributes = termios.tcgetattr(slave)
@@ -36,7 +34,7 @@ class Terminal:
         self._read = b""
 
     def line(self, seconds=60.0):
-        """Returns an empty string at the end or after the timeout."""
+        """The line is empty at the end or after the timeout."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self._read:
             left = deadline - time.monotonic()
@@ -78,8 +76,6 @@ os.execv(sys.executable, [sys.executable, "-W", "error", *sys.argv[1:]])
 
 
 class Screen:
-    """Reads the contents of a terminal's screen."""
-
     def __init__(self, *arguments, rows=40, columns=140):
         import pyte
 

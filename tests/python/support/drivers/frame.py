@@ -75,12 +75,10 @@ def _say(**what: Any) -> None:
 
 
 def about_to_die(number: int) -> None:
-    """Announces that a signal may kill this plan's process at any time."""
     _say(dies=number)
 
 
 def left_behind(descriptors_before: int) -> dict[str, Any]:
-    """Returns what remains in this process after it had time to clean up."""
     deadline = time.monotonic() + GONE
     while True:
         gc.collect()

@@ -1,9 +1,8 @@
 """Runs random sequences of operations on a loader, and compares the items with those of a loader that is only read.
 
-A second loader over the same pipeline must yield the same items despite random operations and faults. States of the
-second loader are saved between items, in signal handlers and in threads. New loaders resume from the saved states, also
-with other numbers of workers and in other processes. Iterators are replaced, statistics are read, and processes are
-killed. If a pipeline draws no random numbers, a model computes the expected items as well.
+A second loader over the same pipeline must yield the same items despite random operations and faults. New loaders
+resume from the saved states, also with other numbers of workers and in other processes. If a pipeline draws no random
+numbers, a model computes the expected items as well.
 
 `pipelines` contains steps, `plans` generates plans, `epochs` reads items, `run` executes a plan, and `events` contains
 the events. `blows` contains the faults that end a run: a process is killed, stopped or interrupted, and is not

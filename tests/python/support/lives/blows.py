@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from lives.run import Run
 
 NOTICED = 3.0
-#: The seconds for shutting down a loader. The report on a child that kills itself has the same limit, because the time
-#: of the exit is unknown.
+#: The limit in seconds for shutting down a loader, and for the report on a child that kills itself.
 LATE = 15.0
 
 

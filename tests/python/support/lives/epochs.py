@@ -1,4 +1,4 @@
-"""Contains the expected items of an epoch, and compares received items with the expected items."""
+"""Compares the received items of an epoch with the expected items."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -38,7 +38,6 @@ class Epoch(list[Any]):
 
 
 def read_epoch(items: Iterable[Any], until: int | None = None, meanwhile: Callable[[], object] = lambda: None) -> Epoch:
-    """Calls `meanwhile` after each item."""
     epoch = Epoch()
     try:
         for item in items:

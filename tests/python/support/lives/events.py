@@ -1,4 +1,4 @@
-"""The events that can happen to a loader."""
+"""Defines the events that can happen to a loader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def event(weight: int = 1, may_come: Callable[[Run], bool] = lambda run: True) -
 
 
 def possible(run: Run) -> list[Event]:
-    """Events are repeated according to their frequencies."""
+    """The list contains each event as often as its frequency requires."""
     return [function for function, weight, may_come in EVENTS if may_come(run) for _ in range(weight)]
 
 
@@ -94,7 +94,6 @@ def read_by_a_thread(run: Run) -> None:
 
 @event(may_come=lambda run: not (run.life.draws_in_main or "failing" in [*run.life.before, *run.life.behind]))
 def beside(run: Run) -> None:
-    """Reads another loader of the same plan in turn with this loader."""
     if run.dice.random() < 0.7:
         return
     run.did.append("beside:")
@@ -177,7 +176,7 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
-    """Interrupts the loop by Ctrl-C at an arbitrary moment. Then continues it, or resumes with another loader."""
+    """Ctrl-C interrupts the loop at an arbitrary moment. Then the loop continues, or another loader resumes."""
     most = run.size - run.is_left  # if the epoch is left early, one more item must remain
     if run.at >= most:
         return

@@ -14,8 +14,6 @@ from random_graphs.loaders import Loader
 
 
 class GraphLife(Life):
-    """The seed determines the plan."""
-
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
         super().__init__(seed, methods, blow=False)
         dice = random.Random(f"graph life {seed}")

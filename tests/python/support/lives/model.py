@@ -18,8 +18,6 @@ class Streamed(IterDataPipe[Any]):
 
 
 class Model:
-    """Imitates the processes of a loader within the current process."""
-
     def __init__(self, life: Life) -> None:
         self.life = life
         self._shards = life.splits or life.workers
@@ -85,7 +83,6 @@ def is_known(life: Life) -> bool:
 
 
 def compare(life: Life, found: list[Epoch]) -> None:
-    """Stores the items of each worker for later comparisons."""
     model = Model(life)
     for number, epoch in enumerate(found):
         expected = model.epoch(number)

@@ -71,7 +71,7 @@ def slow(item: Any) -> Any:
 
 
 def large(item: Any) -> Any:
-    """The array identifies the item, and is large enough to be sent in a block of shared memory."""
+    """The array is large enough to be sent in a block of shared memory, and identifies the item."""
     array = np.full(3000, len(repr(item)), dtype=np.int64)
     array[0] = sum(map(ord, repr(item)))
     return array
@@ -116,7 +116,6 @@ class Failing:
 
 
 def broken(item: Any) -> Any:
-    """A later stage `on_error` skips these errors."""
     if number_of(item) % 4 == 0:
         raise KeyError(item)
     return item
@@ -142,8 +141,6 @@ class Generated(IterDataPipe[Any]):
 
 
 class Summed(IterDataPipe[Any]):
-    """A user-defined pipe with state that is kept between epochs."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
         self.seen = 0

@@ -26,7 +26,7 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 
 LASTING = {"summed", "cache"}
 HANGS_AFTER = 0.8
-#: The relative frequency of each fault. "SIGSTOP" stops a process permanently, and "halt" only for a while.
+#: "SIGSTOP" stops a process permanently, and "halt" only for a while.
 BLOWS = {
     ("child", "SIGKILL"): 6,
     ("child", "SIGXCPU"): 2,
@@ -138,19 +138,17 @@ class Life:
         #: functions must fail.
         self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
         self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
-        #: Whether items may arrive in any order.
         self.free = self.kind == "workers" and dice.random() < 0.3
         if self.free:
             self.options["in_order"] = False
             self.main = [step for step in self.main if step != "batch"]
         steps = {*self.before, *self.behind}
-        #: Whether the loader uses the global random generators of the main process.
         self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
         self.lasts = not LASTING.isdisjoint(steps)
         #: The number of items that the main process keeps, so that their memory stays in use.
         self.keeps = dice.choice([0, 0, 5, 40])
         self.presses = self.may_press and dice.random() < 0.6
-        #: What keeps the main process busy: a thread, a signal handler, or nothing.
+        #: "timer", "thread" or "handler" keeps the main process busy.
         self.busy = dice.choice(["", "", "timer", "thread", "handler"] if not self.restarts else ["", "", "timer"])
         #: "shutdown" calls `shutdown` after an epoch, "midway" within an epoch, and "dropped" relies on garbage
         #: collection.
@@ -184,7 +182,7 @@ class Life:
                 self._choose_common_part(dice)
 
     def _choose_common_part(self, dice: random.Random) -> None:
-        """One replica of the pipes before the filter then serves all shards of a process."""
+        """One replica of the pipes before the filter can then serve all shards of a process."""
         self.shard, self.threads, self.lasts = "filter", False, False
         unsuited = {"prefetch", "threads", *LASTING}
         self.before = [dice.choice(["filter", "flatmap", "skewed"]), *(s for s in self.before if s not in unsuited)]
@@ -242,7 +240,7 @@ class Life:
         return self.steps(self.steps(pipe, self.behind), self.main if self.kind == "workers" else [])
 
     def arm(self, epoch: int, is_reference: bool = False) -> None:
-        """The file `flag` makes functions fail."""
+        """Functions fail while the file `flag` exists."""
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
 
     def set_flag(self, is_set: bool) -> None:
@@ -252,7 +250,6 @@ class Life:
             Path(self.flag).unlink(missing_ok=True)
 
     def numbers(self) -> list[int | None]:
-        """Returns the numbers of workers with which an epoch may resume."""
         if self.method == "remote":
             return [None]
         # A loader without workers resumes by replaying items, which requires a fixed order.

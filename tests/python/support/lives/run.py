@@ -32,7 +32,6 @@ LONG = 2_000_000
 
 @contextlib.contextmanager
 def busy(how: str) -> Iterator[None]:
-    """The interpreter's lock is held for a long time."""
     ended = threading.Event()
 
     def hog() -> None:
@@ -69,12 +68,11 @@ class Run:
         self.dice = random.Random(f"run {life.seed}")
         self.did: list[str] = []
         self.deaths = Counter[int]()
-        #: States that were saved at arbitrary moments. Each entry contains the epoch, the state, and the items that
-        #: were received in this epoch before the state.
+        #: Each entry contains the epoch, the state, and the items that were received in this epoch before the state.
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
         self.given: list[Any] = []
-        #: Each item with a copy of its original contents.
+        #: Pairs of an item that the main process keeps, and a copy of its original contents.
         self.kept: list[tuple[Any, Any]] = []
         self.workers: int | str | None = None
         self.is_left = self.has_left = False
@@ -153,7 +151,7 @@ class Run:
 
     @property
     def has_others(self) -> bool:
-        """The number of workers determines the loader's epochs."""
+        """Another number of workers may yield other items."""
         return self.workers is not None and not self.life.moves
 
     @property
@@ -199,7 +197,6 @@ class Run:
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
-        """The new loader resumes from a state of the old loader."""
         life, dice = self.life, self.dice
         ends_first = dice.random() < 0.2
         if ends_first:
@@ -245,7 +242,7 @@ class Run:
             self.begin()
 
     def begin(self) -> None:
-        """Ctrl-C may interrupt the first attempt."""
+        """Ctrl-C may interrupt the first attempt to begin the epoch."""
         if self._is_cut_off(self._set_iterator):
             return
         if self.life.draws_in_main:
@@ -277,7 +274,7 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Returns whether a function was completed that Ctrl-C may interrupt."""
+        """Ctrl-C may interrupt the function, so the result shows whether the function was completed."""
         if not self.life.presses or threading.current_thread() is not threading.main_thread():
             function()
             return True
@@ -319,8 +316,7 @@ class Run:
 def go_on_from(
     life: Life, expected: list[Epoch], number: int, state: bytes, came: list[Any], workers: int | str | None = None
 ) -> None:
-    """Compares the items after a state that was saved at an arbitrary moment, as far as the expected items are
-    known."""
+    """The items after the state are compared as far as the expected items are known."""
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
     if not (given or life.moves):  # a new epoch needs a shard for each planned worker

@@ -7,7 +7,7 @@ import tempfile
 
 __all__ = ["folder"]
 
-#: Child processes inherit this environment variable with the parent of all folders.
+#: Child processes inherit this environment variable, which contains the parent of all folders.
 _VARIABLE = "TORCHDATA_TEST_FOLDERS"
 
 

@@ -79,7 +79,7 @@ def few_lazily(item: int) -> Any:
 
 
 def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
-    """Returns members in the order in which torchdata 0.9 mixes them."""
+    """torchdata 0.9 mixes the members of iterables in this order."""
     rng, buffer, out = random.Random(seed), [], []
     place = rng.randint(0, buffer_size - 1)
     for members in parts:

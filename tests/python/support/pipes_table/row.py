@@ -9,16 +9,16 @@ from torchdata.datapipes.iter import IterableWrapper
 
 Source = Callable[[], Any]
 
-#: The function, the exception, and a pattern of the message.
+#: The called function, the expected exception, and a pattern of its message.
 BadArgument = tuple[Callable[[], Any], type[Exception], str]
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
-    #: Creates the pipe from a function that creates a source, and the parameters.
+    #: The arguments are a function that creates a source, and the parameters.
     build: Callable[..., Any]
-    #: Computes the expected items from the items of the source and the parameters.
+    #: The arguments are the items of the source, and the parameters.
     model: Callable[..., list[Any]]
     #: For each parameter, a strategy of hypothesis, and the value for tests without hypothesis.
     params: dict[str, tuple[Any, Any]] = field(default_factory=dict)

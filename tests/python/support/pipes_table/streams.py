@@ -33,7 +33,6 @@ RAR_MEMBERS = {
 
 
 def members(item: int) -> dict[str, bytes]:
-    """Up to two files."""
     return {f"{number}.txt": b"%d of %d" % (number, item) for number in range(item % 3)}
 
 
@@ -60,7 +59,6 @@ def as_rar(item: int) -> tuple[str, io.BytesIO]:
 
 
 def as_records(item: int) -> tuple[str, io.BytesIO]:
-    """Up to two TFRecord records, each with its position."""
     crc = TFRecordWriter.masked_crc
     framed = []
     for place in range(item % 3):
@@ -73,7 +71,7 @@ def as_records(item: int) -> tuple[str, io.BytesIO]:
 
 
 def as_parquet(item: int) -> tuple[str, io.BytesIO]:
-    """One to three rows, in row groups of two."""
+    """The file has one to three rows, in row groups of two."""
     buffer = io.BytesIO()
     table = pyarrow.table({"item": [item] * (item % 3 + 1)})
     pyarrow.parquet.write_table(table, buffer, row_group_size=2)

@@ -75,7 +75,7 @@ def start(number: int) -> None:
 
 
 def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
-    """Includes one additional epoch."""
+    """The result includes one additional epoch."""
     runs = []
     for _ in range(2):
         start(graph.number)
@@ -171,7 +171,7 @@ def _same(found: list[Any], expected: list[Any], what: str) -> None:
 def positions(
     graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
 ) -> list[tuple[int, int, list[int]]]:
-    """Returns up to `most` tuples (epoch, position, chain), which are arguments of `check`."""
+    """The tuples (epoch, position, chain) are arguments of `check`."""
     ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
     if len(ways) > most:
         ways = dice.sample(ways, most)

@@ -28,8 +28,8 @@ class Graph:
         self.flavour = dice.choice(["plain", "plain", "global", "threads"])
         #: Threads draw random numbers in an order that depends on timing, so graphs with threads are always seeded.
         self.is_seeded = self.flavour == "threads" or dice.random() < 0.6
-        #: Seeds each random pipe ("pipes"), or the whole graph before each epoch ("graph") or only before the first
-        #: ("once").
+        #: "pipes" seeds each random pipe, "graph" the whole graph before each epoch, and "once" only before the first
+        #: epoch.
         self.seeding = random.Random(f"seeding {self.number}").choice(["pipes", "graph", "graph", "once"])
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])

@@ -16,7 +16,6 @@ class Loader:
         self.workers = dice.choice([1, 2, 2, 4])
         self.sharing = dice.choice(["filter", "dispatch", "dispatch", "replicated"])
         self.places = sorted({dice.random() for _ in range(dice.choice([1, 1, 1, 2]))})
-        #: Whether items are sent between processes as arrays, and how many arrays the main process keeps.
         self.arrays = dice.random() < 0.5
         self.keeps = dice.choice([0, 0, 5, 30])
         #: How many random stages follow a pipe that stays in the main process, or None without such a pipe.

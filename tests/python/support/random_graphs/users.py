@@ -12,8 +12,6 @@ from torchdata.datapipes.state import state
 
 
 class Passing(IterDataPipe):
-    """A pipe without a state, whose `__iter__` is a generator function."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -41,7 +39,7 @@ class Unstated(IterDataPipe):
 
 
 class UnstatedPairs(Unstated):
-    """Reads one item ahead of the items that it yields."""
+    """The pipe reads one item ahead of the items that it yields."""
 
     def __iter__(self) -> Iterator[int]:
         before = None
@@ -60,7 +58,7 @@ class UnstatedTwice(Unstated):
 
 
 class UnstatedRandom(IterDataPipe):
-    """Draws random numbers from a separate seed."""
+    """The random numbers come from a separate seed."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -102,7 +100,7 @@ class NoState(Unstated):
 
 
 class Declared(IterDataPipe):
-    """Declares two attributes as its state: one depends on earlier items, the other counts epochs."""
+    """One attribute depends on earlier items, and the other attribute counts epochs."""
 
     _last: int = state(0)
     _epoch: int = state(0, lasts=True, copied=True)
@@ -142,7 +140,7 @@ class ByHand(IterDataPipe):
 
 
 class SourceByHand(IterDataPipe):
-    """Continues at a loaded position, and has no `reset` method."""
+    """The source continues at a loaded position, and has no `reset` method."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begin = size, 0, 0
@@ -210,7 +208,6 @@ def number(item: Any) -> int:
 
 
 def unpinned(item: Any, device: Any) -> Any:
-    """No device is needed."""
     return item
 
 

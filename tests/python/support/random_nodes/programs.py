@@ -39,7 +39,6 @@ class Program:
         )
 
     def words(self, graph: Graph) -> str:
-        """`graph` must have been built."""
         parts = [" ".join(graph.words)]
         parts += [f"break in epoch {epoch} behind {count}" for epoch, count in self.breaks.items()]
         if not self.bare:

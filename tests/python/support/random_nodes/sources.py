@@ -25,7 +25,7 @@ class Shuffled(Sampler[int]):
 
 
 class Counting(BaseNode[int]):
-    """Uses only the contract of BaseNode."""
+    """The node uses only the contract of BaseNode."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Counting(BaseNode[int]):
 
 
 class First(BaseNode[Any]):
-    """Replaces `Header`, which torchdata 0.11 lacks."""
+    """torchdata 0.11 has no `Header`, so this node limits the number of items."""
 
     def __init__(self, source: BaseNode[Any], count: int) -> None:
         super().__init__()

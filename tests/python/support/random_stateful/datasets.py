@@ -16,7 +16,7 @@ DRAWS = ("torch", "numpy", "random", "all")
 
 
 def drawn(kind: str) -> float:
-    """Draws from one global random generator, or from all of them."""
+    """ "all" adds random numbers from all global generators."""
     total = 0.0
     if kind in ("torch", "all"):
         total += float(torch.rand(()))
@@ -116,7 +116,7 @@ class NoisyCounting(Counting):
 
 
 class OwnNoise(Indexed):
-    """Draws its samples from its own random generator, which is not part of its state."""
+    """The dataset's own random generator is not part of its state."""
 
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
@@ -128,7 +128,7 @@ class OwnNoise(Indexed):
 
 
 class OwnNoiseKept(OwnNoise):
-    """The generator is part of the state."""
+    """The random generator is part of the state."""
 
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = self.own.getstate()
@@ -168,7 +168,7 @@ class Plain(Shared, streams.Plain):
 
 
 class PlainEpochs(Shared, streams.Plain):
-    """Counts its epochs without a state, and shuffles by the epoch's number."""
+    """The stream has no state, and shuffles by the number of the epoch."""
 
     epoch = 0
 
@@ -202,15 +202,13 @@ class StateStays(Shared, streams.TakesAgain):
 
 
 class ItsOwnIterator(Shared, streams.ItsOwnIterator):
-    """Begins each iteration at its first item."""
-
     def __iter__(self) -> Iterator[Any]:
         self.place = 0
         return self
 
 
 class PlainSteps(Shared, streams.Plain):
-    """Its iterator continues after an error."""
+    """The iterator continues after an error."""
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.item, self.shard())

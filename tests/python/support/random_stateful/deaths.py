@@ -1,11 +1,9 @@
-"""Makes the workers of random programs exit or hang. The loader replaces workers that exit or hang, and must still
-yield the same items.
+"""Makes the workers of random programs exit or hang.
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
 Each program runs three times: without exits, with exits, and with exits in two parts (up to its stop, and from the
-saved state to the end).
-"""
+saved state to the end)."""
 
 import contextlib
 import os
@@ -40,7 +38,6 @@ class Deaths:
         self._in_all = self._dice.random() < 0.5
         self._each = self._dice.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}
-        #: The way in which a worker hangs at a certain sample.
         self.way = self._dice.choice([None, None, *WAYS])
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.at, self.times = self._dice.randrange(30), self._dice.choice([1, 1, MOST])
@@ -72,7 +69,6 @@ class Deaths:
                 self.count += 1
 
     def hanging(self) -> tuple[int, Hanging] | None:
-        """The number of the sample at which a worker hangs, and the function that hangs."""
         if self.way is None:
             return None
         self._folder = tempfile.TemporaryDirectory(prefix="random_stateful")

@@ -107,8 +107,6 @@ DRIVER = driver_of(StatefulJudge, CATEGORIES, of_states)
 
 
 class DeathsJudge(StatefulJudge):
-    """The loader replaces workers that exit or hang."""
-
     def judge(self, seed: int, *_: Any, **__: Any) -> Verdict:
         program = program_of(seed)
         verdict = Verdict(seed, program.category, program.words(), unknowable=deaths.unknowable(program))

@@ -141,7 +141,6 @@ def torchdata_batches(length: int, batch: int) -> dict[str, Any]:
     return {"batch_sampler": sampler.BatchSampler(inner, batch, False)}
 
 
-#: Each function takes the length of the dataset and the batch size, and returns sampler options.
 SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "in order": lambda n, b: {},
     "shuffle": lambda n, b: {"shuffle": True},

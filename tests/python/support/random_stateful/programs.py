@@ -61,7 +61,6 @@ class Program:
     way: str = "torch"
     #: Whether another process loads the state, and saves a new state, from which the last process resumes.
     relayed: bool = False
-    #: Whether the epochs are also compared with those of torch's loader.
     beside_torch: bool = False
 
     @property
@@ -82,7 +81,6 @@ class Program:
 
     @property
     def free_order(self) -> bool:
-        """Whether a global random generator determines the order of samples."""
         return self.sampler in orders.FREE and not (self.sampler == "shuffle" and self.generator)
 
     @property

@@ -85,8 +85,8 @@ def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
 
 
 class Run:
-    """The phases "whole" and "torch" run all epochs, "stop" saves a state, "relay" loads and saves a state, and "resume"
-    runs the remaining epochs."""
+    """The phases "whole" and "torch" run all epochs, "stop" saves a state, "relay" loads and saves a state, and
+    "resume" runs the remaining epochs."""
 
     def __init__(
         self,
@@ -109,7 +109,6 @@ class Run:
             self.workers = program.later_workers if self.resumed else program.workers
         self.known: dict[str, Any] = {}
         self.epochs: list[list[Any]] = []
-        #: For each epoch, the samples that were skipped in the received batches.
         self.skipped: list[Any] = []
 
     def loader(self) -> Any:

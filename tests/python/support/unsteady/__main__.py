@@ -2,7 +2,7 @@
 
 A test that relies on one process being faster than another process may pass a thousand times, and fail on another
 machine. This module delays new processes so that other processes overtake them, and occasionally stops each process for
-up to 0.4 s. With these delays, a test that relies on timing fails within a few runs.
+up to 0.4 s.
 
     python -m unsteady python -m pytest -n 2 -m alone
 """
