@@ -32,7 +32,7 @@ class Verdict:
 
 
 class Wrong(Exception):
-    """The failure of a random program."""
+    """Raised if a random program has failed."""
 
 
 class Judge:

@@ -35,7 +35,7 @@ STATEFUL = ("Plain", "WithState", "WithIterator", "shuffled_pipe")
 
 
 class Different(AssertionError):
-    """A resumed epoch differs from the uninterrupted epoch."""
+    """Raised if a resumed epoch differs from the uninterrupted epoch."""
 
 
 @dataclass(frozen=True)

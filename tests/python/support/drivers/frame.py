@@ -29,7 +29,7 @@ DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py
 
 
 class Skipped(Exception):
-    """The reason why a plan cannot be checked."""
+    """Raised if a plan cannot be checked, with the reason as its message."""
 
 
 class Leaves(BaseException):

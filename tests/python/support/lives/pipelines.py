@@ -15,7 +15,7 @@ from torchdata.datapipes.iter import IterDataPipe
 
 
 class Bad(ValueError):
-    """The exception that failing functions raise for some items."""
+    """Failing functions raise this exception for some items."""
 
 
 class Odd(Exception):

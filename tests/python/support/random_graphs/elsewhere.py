@@ -16,7 +16,7 @@ from typing import Any
 
 
 class DifferentElsewhere(AssertionError):
-    """A call in a fresh interpreter has failed, for example because of different items."""
+    """Raised if a call in a fresh interpreter fails, for example because of different items."""
 
 
 def elsewhere(module: str, function: str, *arguments: Any) -> None:
