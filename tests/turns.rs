@@ -1,4 +1,4 @@
-//! Tests how often a waiting thread yields. It must always yield if yielding ends its waits, and rarely if only
+//! Tests how often a waiting thread yields. The thread must always yield if yielding ends its waits, and rarely if only
 //! unrelated threads use the time.
 
 use proptest::prelude::*;

@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Includes undelivered items.
+    /// The account includes undelivered items.
     fn received(&self, worker: usize) -> Account {
         let mut account = self.kept.books.taken(worker);
         self.held[worker].iter().filter_map(Unit::item).for_each(|item| account.count(digest(item)));

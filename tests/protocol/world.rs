@@ -136,7 +136,8 @@ impl Child {
         }
     }
 
-    /// Includes the items of children that this child replaces; between two epochs, a position after all items.
+    /// The number includes the items of children that this child replaces. Between two epochs, the position is after
+    /// all items.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
@@ -281,7 +282,7 @@ impl Setting {
         (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect()
     }
 
-    /// Begins with the worker's source item number `from`.
+    /// The items begin with the worker's source item number `from`.
     pub fn made_in(&self, worker: usize, from: usize) -> Vec<u8> {
         let share = self.share_of(worker);
         let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));

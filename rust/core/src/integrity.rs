@@ -76,9 +76,9 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes and adds them to the checksum. The caller must add `len` to the checksum. Each byte is read
-    /// only once, so that the copied bytes are the bytes in the checksum. A separate loop for the checksum would have
-    /// to wait until the copied bytes are stored.
+    /// Copies `len` bytes and adds them to the checksum. The caller must also add the number `len` itself to the
+    /// checksum. Each byte is read only once, so that the copied bytes are the bytes in the checksum. A separate loop
+    /// for the checksum would have to wait until the copied bytes are stored.
     ///
     /// Bytes after the end of the copy, up to a multiple of 8, are also written: zeros, unless the source is `PADDED`.
     ///

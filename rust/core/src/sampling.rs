@@ -10,7 +10,7 @@ const MIDDLE: usize = 397;
 /// The random number generator.
 pub struct MersenneTwister {
     words: [u32; WORDS],
-    /// `WORDS` if new words must be computed.
+    /// The index is `WORDS` if new words must be computed.
     next: usize,
 }
 
@@ -70,7 +70,7 @@ impl MersenneTwister {
 mod tests {
     use super::*;
 
-    /// `init_genrand` of the reference implementation.
+    /// Computes the state like `init_genrand` of the reference implementation.
     fn seeded(seed: u32) -> MersenneTwister {
         let mut words = [seed; WORDS];
         for place in 1..WORDS {

@@ -16,7 +16,7 @@ const BLOCK: usize = 1024;
 /// The layout of elements in memory.
 #[derive(Debug, Clone)]
 pub struct Strided {
-    /// Outermost first, without the axis `line`.
+    /// The axes outside of `line`, outermost first.
     around: Vec<Axis>,
     line: Axis,
     group: Axis,

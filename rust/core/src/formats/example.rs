@@ -35,7 +35,7 @@ impl<'a> Feature<'a> {
         &self.parts
     }
 
-    /// Replaces the contents of `out` by the values of a feature of floats.
+    /// Replaces the contents of `out` with the values of a feature of floats.
     pub fn floats(&self, out: &mut Vec<f32>) -> Result<(), WireError> {
         out.clear();
         for part in &self.parts {

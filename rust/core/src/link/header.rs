@@ -115,7 +115,7 @@ pub(crate) struct Header {
 }
 
 const _: () = {
-    /// 128 bytes on x86-64 and 64-bit Arm.
+    /// The alignment is 128 bytes on x86-64 and 64-bit Arm.
     const LINE: usize = align_of::<Word>();
     assert!(size_of::<Word>() == LINE && size_of::<CachePadded<Wanted>>() == LINE);
     assert!(std::mem::offset_of!(Header, version) == 8);
@@ -239,7 +239,7 @@ impl Layout {
         self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
 
-    /// Returns false if that fails.
+    /// Returns false if the system does not free the pages.
     pub fn punch_arena(&self, offset: u64, len: u64) -> bool {
         self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }

@@ -55,12 +55,12 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes up a waiting consumer, because no item follows immediately, and returns whether it slept.
+    /// Wakes up a waiting consumer, because no item follows immediately, and returns whether the consumer slept.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }
 
-    /// Wakes up the consumer, and returns whether it slept.
+    /// Wakes up the consumer, and returns whether the consumer slept.
     pub fn ring(&mut self, bell: &BellRef) -> bool {
         self.waiting = 0;
         bell.ring()

@@ -110,7 +110,8 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The word of the heartbeat, unchanged since `since`, for which a stall is reported after the time `next`.
+    /// The heartbeat's word since the time `since`, for which a stall is reported once the word was unchanged for the
+    /// time `next`.
     word: u64,
     since: Instant,
     next: Duration,

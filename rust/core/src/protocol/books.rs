@@ -51,7 +51,7 @@ impl<S> Dealt<S> {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// A worker can only resume from this snapshot if it has read all items that were dispatched to it before the
+    /// A worker can only resume from this snapshot if the worker has read all items that it was sent before the
     /// snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))

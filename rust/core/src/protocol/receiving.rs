@@ -14,7 +14,7 @@ pub enum Judgement {
     Leave,
 }
 
-/// The maximum window, with which counters can be compared modulo 2^30.
+/// The maximum window, which is so small that counters can be compared modulo 2^30.
 const WIDEST: u32 = (1 << 29) - 1;
 
 /// The state of a reader in its current stream.

@@ -1,7 +1,7 @@
 //! Decides which children are replaced after a process has exited, when to give up, and what the replacements do first.
 //!
-//! If there is a dispatching process, one exit replaces all children, because they cannot determine which items were
-//! lost.
+//! If there is a dispatching process, one exit replaces all children, because the remaining children cannot determine
+//! which items were lost.
 
 /// The loader gives up after this many exits of one child at the same item.
 pub const TRIES: usize = 3;
@@ -66,8 +66,8 @@ impl Replacing {
     }
 
     /// Returns the children that must be replaced, where `ended` contains for each worker whether the main process has
-    /// all its items. With a dispatching process, an exit replaces all children, unless the main process has all items
-    /// and no worker repeats the epoch.
+    /// all items of this worker. With a dispatching process, an exit replaces all children, unless the main process has
+    /// all items and no worker repeats the epoch.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),

@@ -19,8 +19,8 @@ pub enum Permit {
 /// Limits how many bytes of large buffers a writer may have in flight.
 ///
 /// A window limits the number of items, but large items may need gigabytes. When the reader has to wait, the limit
-/// doubles if the reader has taken at least this many bytes since its last wait. Otherwise the limit halves, because a
-/// higher limit would not help.
+/// doubles if the reader has taken at least as many bytes as the limit since its last wait. Otherwise the limit halves,
+/// because a higher limit would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -121,7 +121,7 @@ impl Sending {
         })
     }
 
-    /// Like `permit`, but lets no item pass, because the writer has reached its limit in bytes (see [`Ahead`]).
+    /// Like `permit`, but makes the next item wait, because the writer has reached its limit in bytes (see [`Ahead`]).
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

@@ -212,7 +212,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// Before the start of the thread: the socket that wakes it up. After the start: its handle.
+    /// The socket that wakes up the thread, before the thread starts, or the handle of the running thread.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 

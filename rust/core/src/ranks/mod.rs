@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Rank 0 is the [`hub`], and all other ranks are [`member`]s, connected to the hub. In an operation, all ranks submit
-//! a value, and receive the minimum. Only the hub sees all connections, so it decides whether an operation has failed,
-//! unless the hub is disconnected or silent.
+//! a value, and receive the minimum. Only the hub sees all connections, so the hub decides whether an operation has
+//! failed, unless the hub is disconnected or silent.
 //!
 //! Member and hub are pure state machines, whose messages [`meeting`] sends over sockets.
 

@@ -1,6 +1,6 @@
 //! Measures the time of pipes in some of their calls, so that measuring costs little even for small items.
 //!
-//! A root call is not nested in a call of another pipe; about one root call per `interval` is measured, together with
+//! A root call is not nested in a call of another pipe. About one root call per `interval` is measured, together with
 //! its nested calls. The own time of a pipe excludes the pipes from which it reads in the same thread.
 //!
 //! A root call may make many nested calls, so a guard (`guard.rs`) calls this module for nested calls only if
@@ -34,7 +34,7 @@ pub fn is_measuring() -> bool {
 }
 
 struct Clocking {
-    /// Includes the root call.
+    /// The number of nested calls in progress, including the root call.
     depth: Cell<u32>,
     /// The number of calls that the current root call represents, or 0 if it is not measured.
     weight: Cell<u64>,

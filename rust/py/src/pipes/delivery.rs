@@ -41,7 +41,7 @@ pub struct Delivery {
     version: GilNumber,
     turn: Py<Turn>,
     begun: AtomicBool,
-    /// Excludes items that the user has received in earlier runs.
+    /// Items that the user has received in earlier runs are not counted.
     given: Arc<GilNumber>,
     /// The heartbeat of calls of the source, with flags for a paused or limited loader, a missing watching thread, and
     /// an interrupted call.

@@ -27,7 +27,7 @@ pub struct SequenceIterator {
     kind: SequenceKind,
     /// The length of a list is not stored, because a list can change.
     length: usize,
-    /// `u64::MAX` after the end, which is final even if a list grows.
+    /// The index is `u64::MAX` after the end, which is final even if a list grows.
     position: GilNumber,
 }
 

@@ -73,7 +73,7 @@ pub struct ReadAheadQueue {
     place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
     /// None if the number of items to read ahead does not grow for small items.
     window: GilCell<Option<Window>>,
-    /// Identify the process of the worker threads, together with `process`.
+    /// `generation` and `process` identify the process of the worker threads.
     generation: u64,
     process: u32,
     name: String,
@@ -273,7 +273,7 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
     }
 
-    /// Also reserves the source and the next slot if both are free.
+    /// Stores the result of a slot, and reserves the source and the next slot if both are free.
     fn put_and_reserve(
         &self,
         slot: Slot,

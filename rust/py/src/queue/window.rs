@@ -7,7 +7,8 @@ use pyo3::types::PyTuple;
 /// The number of consecutive small items after which the window grows by one item.
 const GROWTH: u64 = 8;
 
-/// Depends only on the delivered items, so that an abandoned epoch always leaves the source at one position.
+/// The number of items to read ahead depends only on the delivered items, so an abandoned epoch always leaves the
+/// source at one position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,

@@ -44,7 +44,7 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the epoch and the pass of a new iterator, which is 0 if its first request begins a pass.
+    /// Returns the epoch and the pass of a new iterator, where 0 means that the iterator's first request begins a pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }

@@ -15,7 +15,8 @@ struct Stall {
 
 struct Hang {
     next: Duration,
-    /// The callback with the arguments (peer, seconds, patience in seconds) kills a hanging process, or returns false.
+    /// The callback with the arguments (peer, seconds, patience in seconds) kills a hanging process, or returns false
+    /// if none hangs.
     on_hang: Py<PyAny>,
 }
 

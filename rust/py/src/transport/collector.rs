@@ -95,12 +95,12 @@ impl Collector {
     }
 
     /// `on_death(dead, received, ended, paused)` gets the indices of exited processes, the number of items and whether
-    /// the end was received from each peer, and whether all peers are paused. It returns the processes to replace,
-    /// after making sure that all of them have exited.
+    /// the end was received from each peer, and whether all peers are paused. `on_death` returns the processes to
+    /// replace, after making sure that all of them have exited.
     ///
     /// `on_replace(dead, positions, ended)` then gets each peer's received items and newest snapshot, and the snapshot
-    /// of the dispatching process. For each replaced process, it returns the index, the new link or None, and the id or
-    /// descriptor of the replacement.
+    /// of the dispatching process. For each replaced process, `on_replace` returns the index, the new link or None, and
+    /// the id or descriptor of the replacement.
     ///
     /// If a callback raises, nothing has changed, and the next call tries again.
     fn watch_and_replace(
@@ -158,8 +158,8 @@ impl Collector {
     }
 
     /// `on_hang(peer, seconds, patience)` is called regularly, where each process that was killed for the awaited item
-    /// doubles `patience`. It kills a process that takes longer than `patience`, and returns whether a process was
-    /// killed.
+    /// doubles `patience`. The callback kills a process that takes longer than `patience`, and returns whether a
+    /// process was killed.
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_hang_to(on_hang);
         Ok(())

@@ -100,7 +100,7 @@ pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// Includes a unit that was dropped because its reader does not want it.
+    /// The unit was sent, or was dropped because its reader does not want it.
     Done,
     Interrupted,
 }

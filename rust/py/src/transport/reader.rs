@@ -230,7 +230,8 @@ impl Reader {
 
     /// Waits for each peer's first unit of this epoch, and stores it if it is a snapshot. If `dealt` is true, also
     /// waits for the snapshot of the dispatching process, which the first peer relays. A peer sends its snapshot before
-    /// its first item, so this takes no longer than waiting for an item. The next read reports why the wait has ended.
+    /// its first item, so this wait takes no longer than waiting for an item. The next read reports why the wait has
+    /// ended.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();

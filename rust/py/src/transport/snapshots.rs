@@ -36,7 +36,7 @@ pub type Content = Py<PyBytes>;
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
-    /// The seconds that the last three snapshots took, oldest first, or infinity.
+    /// The seconds that the last three snapshots took, oldest first, with infinity for a missing snapshot.
     took: [f64; 3],
     due: Instant,
     clock: SampledClock,

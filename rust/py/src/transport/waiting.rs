@@ -18,10 +18,10 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 static TURNS: Turns = Turns::new();
 
-/// Waits until `ready` returns true, which is called many times without the GIL, but not after it has returned true.
+/// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.
 ///
 /// `meter` counts the wait, and `asleep` is called, unless the wait ends after a few checks. After each slice, Python's
-/// signals are handled and `tick` is called, whose errors end the wait.
+/// signals are handled and `tick` is called, and an error in either ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
