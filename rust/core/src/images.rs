@@ -1,6 +1,4 @@
 //! Resizes parts of decoded images like Pillow, by a convolution that is wider for stronger reductions.
-//!
-//! The crate `fast_image_resize` implements the convolution with vector instructions.
 
 use std::cell::RefCell;
 

@@ -3,7 +3,6 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {
     count: usize,
-    /// The distance in bytes from one element to the next.
     stride: isize,
 }
 

@@ -65,7 +65,6 @@ pub struct Consumer {
     cursor: ConsumerCursor,
     returns: Arc<Returns>,
     peer: BellRef,
-    /// The offset and the length of each block of the current unit.
     table: Vec<[u64; 2]>,
     /// Bytes joined from fragments, which belong to the next unit.
     streamed: Vec<u8>,
@@ -76,11 +75,9 @@ pub struct Consumer {
     early: bool,
     wanted: bool,
     taken: u64,
-    /// The items taken since the consumer last considered waking the producer.
+    /// The items, bytes and blocks since the consumer last considered waking the producer.
     unrung: u64,
-    /// The freed bytes of the ring since the consumer last considered waking the producer.
     unrung_bytes: u64,
-    /// The bytes of taken blocks since the consumer last considered waking the producer.
     unrung_blocks: u64,
     ahead: Ahead,
     /// The number of items taken before the current stream began.

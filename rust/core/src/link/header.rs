@@ -103,7 +103,6 @@ pub(crate) struct Header {
     pub starving: Word,
     /// The latest epoch that the main process has ordered (used by control links).
     pub order: Word,
-    /// The number of messages that the consumer has acknowledged.
     pub acknowledged: Word,
     /// Set by the consumer if items should wake up the consumer.
     pub items_wanted: CachePadded<Wanted>,

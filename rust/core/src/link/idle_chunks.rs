@@ -1,8 +1,7 @@
 //! Finds chunks of an arena that were unused for a while, so that their free pages can be returned to the system.
 //!
-//! The producer calls this module while it holds the lock of the arena. A chunk is *idle* if no block in it was
-//! allocated or freed (it was not *touched*) for a whole period. Blocks of similar size touch the same chunks
-//! repeatedly, so pages in regular use are not returned.
+//! A chunk is *idle* if no block in it was allocated or freed (it was not *touched*) for a whole period. Blocks of
+//! similar size touch the same chunks repeatedly, so pages in regular use are not returned.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -11,7 +10,6 @@ const CHUNK: u64 = 2 << 20;
 /// The time without access after which a chunk is idle.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
-/// Records when each chunk was last touched.
 #[derive(Debug)]
 pub struct IdleChunks {
     /// The period in which each chunk was last touched, or None if no page of the chunk needs to be returned.
@@ -23,12 +21,10 @@ pub struct IdleChunks {
 }
 
 impl IdleChunks {
-    /// Creates the record of an unused arena.
     pub fn new(now: Instant) -> Self {
         Self { touched: Vec::new(), known: 0, period: 0, began: now }
     }
 
-    /// Records that `len` bytes at `offset` were allocated or freed.
     pub fn touch(&mut self, offset: u64, len: u64) {
         let chunks = (offset / CHUNK) as usize..(offset + len).div_ceil(CHUNK) as usize;
         if self.touched.len() < chunks.end {
@@ -40,7 +36,6 @@ impl IdleChunks {
         }
     }
 
-    /// Returns whether no chunk can become idle, because all chunks are untouched.
     pub fn is_empty(&self) -> bool {
         self.known == 0
     }

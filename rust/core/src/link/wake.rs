@@ -22,7 +22,6 @@ pub struct WakePolicy {
     batch: u32,
     /// The last time at which an item was published while the consumer slept.
     last: Option<Instant>,
-    /// The time at which the oldest pending item was published.
     oldest: Option<Instant>,
 }
 

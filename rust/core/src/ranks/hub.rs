@@ -28,7 +28,6 @@ struct Trial {
 #[derive(Debug, Clone, Hash)]
 pub struct Hub {
     operation: u64,
-    /// The value of each rank for `operation`.
     values: Vec<Option<i64>>,
     /// The connection of each rank, where the entry of rank 0 (the hub itself) is not used.
     seats: Vec<Seat>,

@@ -23,7 +23,6 @@ struct Span {
     words: Range<usize>,
     /// The index of the sequence number that guards `words`.
     guard: Option<usize>,
-    /// The index of the word that contains a time.
     moment: Option<usize>,
 }
 

@@ -296,7 +296,6 @@ pub(super) struct PageHeader {
     pub role: AtomicU32,
     pub pid: AtomicU32,
     pub number: AtomicU32,
-    /// The time at which the process started to use the page.
     pub began: AtomicU64,
     pub epoch: AtomicU32,
     /// `all_pipes` also includes uncounted pipes.
@@ -325,9 +324,7 @@ pub(super) struct PageHeader {
     /// The nanoseconds since the start of the process.
     pub lived: AtomicU64,
     pub carried: AtomicU64,
-    /// The wait between two commands.
     pub idle: Wait,
-    /// The main process's waits for the first item of each epoch.
     pub first: Wait,
     /// The durations of epochs, which begin with the first item in the main process. In a child, an epoch begins when
     /// the command to run the epoch arrives.

@@ -43,7 +43,6 @@ impl Idle {
 
 #[derive(Debug)]
 pub(super) struct State<T> {
-    /// Outcomes in the order of delivery.
     pub ready: VecDeque<(Slot, Outcome<T>)>,
     /// Slots, ordered by number, that are not ready or that must wait for earlier slots.
     pub pending: VecDeque<Pending<T>>,
@@ -58,7 +57,6 @@ pub(super) struct State<T> {
     /// `broken` means that no item is computed until the consumer has received an error.
     pub finished: bool,
     pub broken: bool,
-    /// Whether the consumer has received the end.
     pub ended: bool,
     /// `reserving` counts workers that wait for a slot, and `claiming` counts workers that wait for an item.
     pub reserving: Idle,
