@@ -46,7 +46,6 @@ def python_path() -> str:
 
 
 def run_python(*arguments: object, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a new interpreter, which can import the tested package."""
     environment = {**os.environ, "PYTHONPATH": python_path(), **environment}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, env=environment)

@@ -1,4 +1,4 @@
-"""A local HTTP server for tests, which imitates unusual behavior of real servers. The fixture `web` starts the server.
+"""A local HTTP server for tests, which imitates unusual behavior of real servers.
 
 The server serves the files of a folder on 127.0.0.1. The query of a URL determines how its file is served. To change a
 file, a test writes a new version to the folder. The server is a separate process, so its descriptors do not affect the
@@ -17,8 +17,7 @@ Parameters of a query, all optional:
 - `hangup=1`: the connection is closed without an answer when it is reused.
 - `status=N`: an error with this status. `redirect=PATH`: a redirect.
 
-Under `/uc` and `/download`, the server behaves like Google Drive, and the id determines the kind of the file.
-"""
+Under `/uc` and `/download`, the server behaves like Google Drive, and the id determines the kind of the file."""
 
 import gzip
 import hashlib

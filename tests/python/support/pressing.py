@@ -24,8 +24,6 @@ while sys.stdin.buffer.raw.read(1) == b"\\n":
 
 
 class Presser:
-    """Sends Ctrl-C to the current process after each call of `again`."""
-
     def __init__(self, seed: int) -> None:
         command = [sys.executable, "-c", PRESSER, str(os.getpid()), str(seed)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
@@ -89,7 +87,6 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 @contextlib.contextmanager
 def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
-    """The handlers and the timer are restored at the end."""
     before = [(number, signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGINT)]
     left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
     try:

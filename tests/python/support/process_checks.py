@@ -65,7 +65,6 @@ def no_earlier_loader():
 
 
 def _holds_counters():
-    """Counters of a loader that was shut down may still be mapped."""
     maps = Path("/proc/self/maps")
     return bool(find(os.getpid())) or (maps.exists() and "torchdata-stats" in maps.read_text())
 

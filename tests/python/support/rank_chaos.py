@@ -230,7 +230,6 @@ class Rank:
 
 
 def begin(program: Callable[[], None]) -> NoReturn:
-    """The forked process exits like an ordinary interpreter."""
     _ranks.add(os.getpid())
     raise Leaves(program)
 

@@ -77,7 +77,6 @@ class ForkedProgram:
 
 
 def imports(*modules: str) -> None:
-    """All programs that the server forks later inherit the modules."""
     _ask({"modules": modules})
 
 

@@ -12,7 +12,6 @@ from torchdata.datapipes.state import load_generators, load_state, save_generato
 
 
 def begun(loader: Any, state: Any = None, seed: int = 3) -> Any:
-    """The seed is used if there is no state."""
     if state is None:
         loader.seed(seed)
     else:
@@ -89,7 +88,6 @@ def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: 
 
 
 def stood(pipe: Any) -> bytes:
-    """No thread of the pipe reads meanwhile."""
     with standing_still(walk(pipe)):
         return pickle.dumps((save_state(pipe), save_generators()))
 

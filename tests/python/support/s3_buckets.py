@@ -28,7 +28,6 @@ BUCKETS = {
 
 @contextlib.contextmanager
 def serving() -> Iterator[Any]:
-    """The environment variables are set for this server."""
     with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)

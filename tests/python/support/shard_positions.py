@@ -110,8 +110,6 @@ def epoch(loader: Any) -> list[Any]:
 
 
 def states(plan: Plan) -> list[Any]:
-    """With ranks, each state is a dict with one state per rank."""
-
     def read(loader: Any) -> list[Any]:
         random.seed(5)
         reading, found = iter(loader), []

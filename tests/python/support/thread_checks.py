@@ -15,7 +15,6 @@ def threads() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """Checks each test of a file that imports this fixture."""
     yield
     gc.collect()
     wait_for(lambda: not threads())

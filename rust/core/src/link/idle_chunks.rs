@@ -45,7 +45,7 @@ impl IdleChunks {
         if self.is_empty() || now.saturating_duration_since(self.began) < PERIOD {
             return Vec::new();
         }
-        // Several periods without a call count as one period, because `touched` was not updated.
+        // Several periods without a call of this method count as one period.
         self.began = now;
         self.period += 1;
         let mut parts: Vec<Range<u64>> = Vec::new();

@@ -71,8 +71,7 @@ impl Returns {
             queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
-        // A system call for each deleted array would be expensive, so the producer is only woken up if it waits for
-        // blocks.
+        // Deleting an array wakes up the producer only if the producer waits for blocks.
         if header.blocks_wanted.is_raised() {
             self.peer.ring();
         }

@@ -8,7 +8,7 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected, and has sent its last message at time `heard`.
+    /// The member is connected. `heard` is the time of its last message, or None before its first heartbeat.
     Taken {
         heard: Option<Instant>,
     },

@@ -5,5 +5,4 @@ resume from the saved states, also with other numbers of workers and in other pr
 numbers, a model computes the expected items as well.
 
 `pipelines` contains steps, `plans` generates plans, `epochs` reads items, `run` executes a plan, and `events` contains
-the events. `blows` contains the faults that end a run: a process is killed, stopped or interrupted, and is not
-replaced."""
+the events."""

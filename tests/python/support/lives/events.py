@@ -33,7 +33,6 @@ def event(weight: int = 1, may_come: Callable[[Run], bool] = lambda run: True) -
 
 
 def possible(run: Run) -> list[Event]:
-    """The list contains each event as often as its frequency requires."""
     return [function for function, weight, may_come in EVENTS if may_come(run) for _ in range(weight)]
 
 

@@ -74,7 +74,6 @@ class Model:
 
 
 def is_known(life: Life) -> bool:
-    """Returns whether the pipes alone determine the items."""
     steps = {*life.before, *life.behind}
     is_drawn = life.shuffles or not steps.isdisjoint({"shuffle", "drawing"})
     runs_ahead = life.lasts and ((life.shard == "dispatch" and "cycle" in steps) or life.free)

@@ -134,8 +134,7 @@ class Life:
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
-        #: `armed` contains for each epoch whether functions fail in it. `flag` is the path of a file that exists while
-        #: functions must fail.
+        #: `flag` is the path of a file that exists while functions must fail.
         self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
         self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
         self.free = self.kind == "workers" and dice.random() < 0.3

@@ -151,7 +151,6 @@ class Run:
 
     @property
     def has_others(self) -> bool:
-        """Another number of workers may yield other items."""
         return self.workers is not None and not self.life.moves
 
     @property

@@ -71,7 +71,6 @@ def as_records(item: int) -> tuple[str, io.BytesIO]:
 
 
 def as_parquet(item: int) -> tuple[str, io.BytesIO]:
-    """The file has one to three rows, in row groups of two."""
     buffer = io.BytesIO()
     table = pyarrow.table({"item": [item] * (item % 3 + 1)})
     pyarrow.parquet.write_table(table, buffer, row_group_size=2)

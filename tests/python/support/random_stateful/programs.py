@@ -109,7 +109,6 @@ class Program:
 
     @property
     def is_shared_anew(self) -> bool:
-        """Whether later epochs have different shards than in the first run."""
         return not self.indexed and self.later_workers != self.workers
 
     def later_workers_matter(self, first: int) -> bool:

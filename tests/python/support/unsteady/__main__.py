@@ -49,7 +49,6 @@ def _stop(pid: int, seconds: float) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Returns true if a process has exited, or if a test has stopped it."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "tTZ"
     return True
