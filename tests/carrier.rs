@@ -1,5 +1,5 @@
-//! Tests carriers, which copy units and control words between a link and its copy on another machine. Units of any size
-//! arrive unchanged and in order, with the number of their stream. Control words do not wait for units.
+//! Tests carriers, which copy units and control words between a link and its copy on another machine. Units (messages)
+//! arrive unchanged and in order, and control words do not wait for units.
 
 #![cfg(not(loom))]
 #![allow(missing_docs)]
@@ -19,8 +19,7 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// Both copies of a link between two machines, the carrier on each machine, and a link for control words in the
-/// opposite direction.
+/// A link between two machines, with the carriers on both machines.
 struct Way {
     producer: Producer,
     consumer: Consumer,
@@ -53,7 +52,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Transfers one frame. If the receiving link is full, the consumer takes units from it until the frame fits.
+/// If the receiving link is full, the consumer takes units from it until the frame fits.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();

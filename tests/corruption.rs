@@ -1,5 +1,5 @@
-//! Tests that a process detects damage by another process in every part of shared memory. In
-//! addition, `tests/python/support/random_scribbles.py` overwrites random bytes of shared memory.
+//! Tests that a process detects damage by another process in every part of shared memory. In addition,
+//! `tests/python/support/random_scribbles.py` overwrites random bytes of shared memory.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -20,7 +20,6 @@ use torchdata_core::link::Link;
 use torchdata_core::link::producer::Part;
 use torchdata_core::process::board::BellBoard;
 
-/// Offsets of fields in the header, as documented in the module of the layout.
 const VERSION: usize = 8;
 const RING_CAPACITY: usize = 24;
 const LINE: usize = align_of::<CachePadded<AtomicU64>>();

@@ -1,8 +1,6 @@
-//! Tests the effects of killing a process. The published units of a killed process stay available, and its unpublished
-//! units are lost. The exit of a killed process is detected.
+//! Tests the effects of killing a process: published units (messages) stay available, and the exit is detected.
 //!
-//! A child sends SIGKILL to itself at a named point. The kernel ends the child as abruptly as if another process sent
-//! the signal, but at a reproducible point.
+//! A child kills itself by SIGKILL at a named point, so that the test is reproducible.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -27,10 +25,9 @@ fn everything_holds_on_the_portable_backing_as_well() {
     run_again_portably("everything_holds_on_the_portable_backing_as_well");
 }
 
-/// The configuration of a link with enough space for all items, so that the children never wait.
+/// The link has space for all items, so that the children never wait.
 const ROOMY: LinkConfig = LinkConfig { arena_capacity: 1 << 20, ..SMALL };
 
-/// The number of items that every child sends before it is killed.
 const WHOLE: u64 = 7;
 
 fn item(index: u64) -> Item {
@@ -79,7 +76,6 @@ fn die_at(point: &str) -> ! {
     die()
 }
 
-/// Takes items until the producer has exited and no item is left.
 fn drain_until_death(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
     let mut arrived = Vec::new();
     loop {
@@ -161,8 +157,7 @@ fn a_child_exits_when_its_parent_is_killed() {
         assert_eq!(pipe.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&text));
         text.push(byte[0]);
     }
-    // The grandchild's parent is killed but not reaped, so it is a zombie. If the grandchild kept running, the watchdog
-    // would abort the test.
+    // The grandchild's parent is a zombie, and the watchdog would abort the test if the grandchild kept running.
     middle.0.kill().unwrap();
     pipe.read_to_end(&mut text).unwrap();
     drop((link, bells));

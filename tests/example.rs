@@ -1,4 +1,4 @@
-//! Tests the reader of TensorFlow examples, which are protocol buffers, with encoded examples and with random bytes.
+//! Tests the reader of TensorFlow examples with encoded examples and with random bytes.
 
 use proptest::prelude::*;
 use torchdata_core::formats::example::{Example, Feature, FeatureKind};
@@ -25,7 +25,6 @@ enum Values {
     Integers(Vec<i64>),
 }
 
-/// Encodes a feature with its numbers in one packed list, or as single values.
 fn encoded(values: &Values, packed: bool) -> Vec<u8> {
     let one_by_one = |number: u64, wire: u64, parts: Vec<Vec<u8>>| {
         let tagged: Vec<Vec<u8>> = parts.into_iter().map(|part| [varint(number << 3 | wire), part].concat()).collect();

@@ -1,7 +1,6 @@
 //! Tests the guarantees of a link with both kinds of shared memory, between threads and between processes.
 //!
-//! A process uses only one kind of shared memory. The test `everything_holds_on_the_portable_backing` runs this test
-//! binary again with the portable kind of shared memory.
+//! A process uses one kind, so `everything_holds_on_the_portable_backing` runs this test binary again.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -28,7 +27,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
     Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
 }
 
-/// Returns both ends of a link for use in one thread. The tests in one thread must never wait for the peer.
+/// Tests with a single thread must never wait for the peer.
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -42,7 +41,6 @@ fn everything_holds_on_the_portable_backing() {
     run_again_portably("everything_holds_on_the_portable_backing");
 }
 
-/// Sends items from a thread.
 fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep: impl Fn(usize) -> bool) {
     let (link, bells) = open(config);
     let mut receiver = Receiver::new(&link, &bells);
@@ -265,7 +263,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let held = receiver.poll().unwrap();
     assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
     drop(held);
-    // The loop ends when the leased items fill half of the return ring's entries, although they consist of few bytes.
+    // The leased items are small, but fill half of the return ring's entries.
     let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 16 << 20, ..SMALL }, 10_000);
     let mut held = Vec::new();
     while !receiver.end.should_copy(1) {
@@ -326,16 +324,15 @@ fn a_block_of_another_link_is_rejected() {
 fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
-    // The producer sends fragments, and ends the epoch without sending the item that the fragments belong to. The
-    // consumer drops the fragments when it receives a unit without fragments.
+    // The producer ends the epoch without the item to which the fragments belong. The consumer drops the fragments when
+    // it receives a unit without fragments.
     sender.stream(&[1; 500]).unwrap();
     sender.send_end().unwrap();
     assert!(receiver.receive().unwrap().is_none());
     let part = sender.stream(&[2; 600]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [2; 600]);
-    // The producer abandons the item's fragments, because a new epoch begins. The consumer has taken only some of the
-    // fragments.
+    // A new epoch begins after the consumer has taken only some of the fragments.
     sender.stream(&[3; 500]).unwrap();
     assert!(receiver.poll().unwrap().is_none());
     sender.stream(&[4; 500]).unwrap();
@@ -382,7 +379,7 @@ fn a_consumer_continues_over_the_link_of_a_new_producer_and_keeps_its_leases() {
     receiver.end = link.consumer_after(&receiver.end).unwrap();
     let mut heir = Sender::new(&link, &bells);
     for number in 2..7 {
-        heir.send(&item_of(number, &[4096])).unwrap(); // the number of items in the window
+        heir.send(&item_of(number, &[4096])).unwrap();
     }
     assert_eq!(heir.end.permit(), Ok(Permit::Wait));
     for number in 2..7 {

@@ -1,6 +1,6 @@
-//! Explores with loom all interleavings of processes that sleep and processes that wake them. No wake-up may be lost.
+//! Explores with loom all interleavings of processes that sleep and processes that wake them.
 //!
-//! Sleeps never time out here, so a lost wake-up is a deadlock, which loom reports.
+//! Sleeps never time out here, so loom reports a lost wake-up as a deadlock.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -15,7 +15,7 @@ use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::process::bell::{Bell, Parker, Wanted};
 use torchdata_core::sync::primitive::{AtomicU32, AtomicU64, Ordering};
 
-/// A simulated futex. As in the kernel, no wake-up can occur between comparing the value and going to sleep.
+/// As in the kernel, no wake-up can occur between comparing the value and going to sleep.
 struct Futex {
     lock: Mutex<()>,
     changed: Condvar,
@@ -41,7 +41,6 @@ impl Parker for Futex {
     }
 }
 
-/// The wake-up word of a process, and the simulated futex on which the process sleeps.
 struct Process {
     bell: Bell,
     futex: Futex,
@@ -158,7 +157,7 @@ fn two_sleepers_on_one_bell_are_both_woken() {
 fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
-        // The condition is already true when this thread checks it, so the thread returns without sleeping.
+        // The condition is already true, so this thread returns without sleeping.
         let leaver = beside(&shared, |theirs| theirs.0.wait(|| true));
         let ringer = publisher(&shared);
         shared.0.wait(|| shared.1.load(Ordering::Relaxed) == 1);

@@ -1,7 +1,5 @@
-//! Explores all interleavings of workers, a consumer and threads that suspend the queue. No thread may sleep forever.
-//!
-//! Real sleeps end after a timeout, which would hide a lost wake-up. In loom, sleeps never time out, so a lost wake-up
-//! is a deadlock, which loom reports.
+//! Explores all interleavings of workers, a consumer and threads that stop the workers. Sleeps never time out in loom,
+//! which reports a lost wake-up as a deadlock.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -19,7 +17,6 @@ use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve}
 
 const EVER: Duration = Duration::MAX;
 
-/// A queue, and the number of workers that use its source: 0 or 1.
 struct Shared {
     queue: OrderedQueue<usize>,
     making: AtomicUsize,
@@ -32,7 +29,6 @@ impl Shared {
         Arc::new(Self { queue, making: AtomicUsize::new(0), made: AtomicUsize::new(0) })
     }
 
-    /// Computes items until `count` is reached. Several threads may call this function.
     fn produce(&self, count: usize) {
         loop {
             let slot = match self.queue.reserve(EVER) {
@@ -81,7 +77,7 @@ impl Shared {
         }
     }
 
-    /// Claims up to two submitted items at a time, until the queue has no unclaimed item.
+    /// Claims up to two items at a time, until the queue has no unclaimed item.
     fn serve_some(&self) {
         let mut gives_back = true;
         while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {
@@ -117,7 +113,7 @@ impl Shared {
     }
 }
 
-/// Explores a queue with a capacity, which may be in order, in all interleavings with at most this many preemptions.
+/// `preemptions` is the maximum number of preemptions in an interleaving.
 fn explore<const OTHERS: usize>(
     preemptions: usize,
     (capacity, in_order): (usize, bool),

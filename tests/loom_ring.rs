@@ -14,7 +14,7 @@ use torchdata_core::integrity::seal;
 use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::sync::primitive::AtomicU64;
 
-/// A ring with slots that loom checks. If two threads access a slot concurrently, loom reports an error.
+/// Loom reports an error if two threads access a slot concurrently.
 struct Ring {
     slots: Vec<UnsafeCell<u64>>,
     tail: AtomicU64,
@@ -57,7 +57,6 @@ fn produce(ring: &Ring, lens: &[u64]) {
     }
 }
 
-/// Receives `count` slots, at most `at_once` at a time, and checks their numbers.
 fn consume(ring: &Ring, count: u64, at_once: u64) {
     let mut cursor = ConsumerCursor::new(ring.capacity());
     let mut seen = 0;

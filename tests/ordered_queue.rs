@@ -1,5 +1,4 @@
-//! Tests the ordered queue with one thread and with several threads: order, bounds, suspending, closing, errors, and
-//! views of buffered items.
+//! Tests the ordered queue: order, bounds, stopped workers, closing, errors, and views of buffered items.
 
 #![cfg(not(loom))]
 
@@ -31,7 +30,7 @@ fn eventually(condition: impl Fn() -> bool) {
     }
 }
 
-/// Computes `count` items in a thread, or fewer items if the queue is closed. Also counts the computed items.
+/// Computes `count` items in a thread, or fewer items if the queue is closed.
 fn produce(queue: &Arc<Queue>, count: usize) -> (Arc<AtomicUsize>, thread::JoinHandle<()>) {
     let (queue, made) = (Arc::clone(queue), Arc::new(AtomicUsize::new(0)));
     let counter = Arc::clone(&made);

@@ -1,10 +1,9 @@
-//! Tests copies of elements that are not contiguous. For each layout, the copy must equal the copy that a simple loop
-//! creates.
+//! Compares copies of elements that are not contiguous with the copies of a simple loop.
 
 use proptest::prelude::*;
 use torchdata_core::strided::{Strided, memory_order};
 
-/// An array in a buffer that ends with the array's last element.
+/// The buffer ends with the last element of the array.
 #[derive(Debug, Clone)]
 struct Array {
     size: usize,
@@ -29,7 +28,6 @@ impl Array {
         &self.memory[(self.first as isize + at) as usize..][..self.size]
     }
 
-    /// Returns the elements along these axes, from the outermost to the innermost axis.
     fn elements(&self, axes: &[usize]) -> Vec<u8> {
         let mut found = Vec::new();
         if self.shape.contains(&0) {
@@ -67,8 +65,7 @@ fn arrays() -> impl Strategy<Value = Array> {
     let count = prop_oneof![3 => 1_usize..6, 1 => 30_usize..70, 1 => Just(0)];
     (size, prop::collection::vec((count, 0_isize..3, any::<bool>(), 0_isize..2), 0..5), any::<u64>()).prop_map(
         |(size, axes, seed)| {
-            // The loop creates the axes from the innermost to the outermost, with random gaps and directions. The axes
-            // are reordered at the end.
+            // Creates the axes from the innermost to the outermost, with random gaps and directions.
             let mut next = size as isize;
             let mut laid: Vec<(usize, isize)> = Vec::new();
             for (count, gap, down, every) in axes {

@@ -10,7 +10,7 @@ fn framed(data: &[u8]) -> Vec<u8> {
     [&length[..], &checksums[0], data, &checksums[1]].concat()
 }
 
-/// Reads a file in pieces of `piece` bytes. Returns the records, and the final error.
+/// Returns the records, and the final error.
 fn read(file: &[u8], piece: usize, verify: bool) -> (Vec<Vec<u8>>, Option<RecordError>) {
     read_up_to(LONGEST, file, piece, verify)
 }

@@ -1,5 +1,5 @@
-//! Tests how often a waiting thread yields. The thread must always yield if yielding ends its waits, and must rarely
-//! yield if only unrelated threads use the yielded time.
+//! Tests how often a waiting thread yields. The thread must always yield if yielding ends its waits, and rarely if only
+//! unrelated threads use the time.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;
@@ -7,14 +7,11 @@ use torchdata_core::process::turns::Turns;
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
 
-/// A thread that waits several times, with a simulated clock.
 struct Waiter {
     turns: Turns,
     processes: usize,
     now: u64,
-    /// The total duration of all yields, in nanoseconds.
     given: u64,
-    /// The number of waits in which the thread did not yield.
     without: u64,
 }
 
@@ -23,7 +20,7 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// Waits once. If `helps` is given, the yield with this number ends the wait. Each yield lasts `turn` nanoseconds.
+    /// The yield with number `helps` ends the wait. Each yield lasts `turn` nanoseconds.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);
@@ -132,9 +129,8 @@ fn yields_resume_when_the_unrelated_thread_is_gone() {
 }
 
 proptest! {
-    /// In any sequence of yields, work and sleeps, the thread gives at most one eighth of the time, plus a fixed
-    /// maximum, to unrelated threads. Yields of up to one millisecond are not counted, because an unrelated thread uses
-    /// the core for several milliseconds.
+    /// Yields give at most one eighth of the time, plus a fixed maximum, to unrelated threads. Yields of up to one
+    /// millisecond do not count, because an unrelated thread uses the core for several milliseconds.
     #[test]
     fn the_time_of_unrelated_threads_is_bounded(
         waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)

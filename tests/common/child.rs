@@ -1,4 +1,4 @@
-//! Starts child processes for tests. A child process is this test binary, which runs only the test `child_process`.
+//! Starts child processes for tests: this test binary, which runs only the test `child_process`.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -9,12 +9,10 @@ use torchdata_core::link::Link;
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::process::portable;
 
-/// The environment variable that contains the child's role in the test `child_process`.
 const ROLE: &str = "TORCHDATA_TEST_ROLE";
-/// The number of the first descriptor passed to a child.
 const FIRST_FD: i32 = 100;
 
-/// A child process. When the parent's test ends, the child is killed if necessary, and reaped.
+/// The child is killed if necessary, and reaped, when the parent's test ends.
 pub struct Process(pub Child);
 
 impl Process {
@@ -30,13 +28,11 @@ impl Drop for Process {
     }
 }
 
-/// Starts this test binary with a role and the descriptors of a link, and runs only its test `child_process`. If this
-/// test binary was started without a role, `child_process` does nothing.
+/// The test `child_process` does nothing without a role.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
     start_with(role, &[link.fd(), bells.fd()])
 }
 
-/// Starts this test binary with a role and some descriptors.
 pub fn start_with(role: &str, fds: &[BorrowedFd<'_>]) -> Process {
     let fds: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -55,7 +51,6 @@ pub fn start_with(role: &str, fds: &[BorrowedFd<'_>]) -> Process {
     Process(command.spawn().unwrap())
 }
 
-/// Returns whether this process was started by `start_with`.
 pub fn is_child() -> bool {
     std::env::var_os(ROLE).is_some()
 }
@@ -64,20 +59,17 @@ pub fn role() -> String {
     std::env::var(ROLE).expect("this test is run by other tests, with a role")
 }
 
-/// In a child process, returns the inherited descriptor number `index`. The caller may request each descriptor only
-/// once.
+/// The caller may request each descriptor only once.
 pub fn inherited_fd(index: i32) -> OwnedFd {
     // SAFETY: the parent passed the descriptor, and no other code in this process owns it.
     unsafe { OwnedFd::from_raw_fd(FIRST_FD + index) }
 }
 
-/// In a child process, returns the inherited link and wake-up words.
 pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs this test binary a second time with the portable fallbacks. Fails if the second run does not execute `caller`,
-/// the test that calls this function.
+/// Fails if the second run does not execute `caller`, the test that calls this function.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

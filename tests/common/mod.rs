@@ -1,4 +1,4 @@
-//! Code that several tests of the engine use: a watchdog, test items, blocking ends of links, and child processes.
+//! Provides a watchdog, test items, blocking ends of links, and child processes for tests.
 
 #![allow(dead_code, missing_docs, reason = "each test binary uses its own part")]
 
@@ -13,12 +13,11 @@ pub mod raw;
 #[cfg(not(loom))]
 pub mod stream;
 
-/// Aborts the process with a message that names the test, unless the watchdog is dropped in time.
+/// Aborts the process with a message, unless the watchdog is dropped in time.
 pub struct Watchdog {
     _alive: mpsc::Sender<()>,
 }
 
-/// Limits the duration of the current test, so that a hang ends with a message.
 pub fn watchdog(seconds: u64) -> Watchdog {
     let (alive, gone) = mpsc::channel::<()>();
     let name = std::thread::current().name().unwrap_or("a test").to_owned();

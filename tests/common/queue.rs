@@ -1,4 +1,4 @@
-//! Wraps an ordered queue like the extension module: calls wait until a timeout, and a guard suspends the workers.
+//! Wraps the ordered queue for tests: calls wait until a timeout, and a guard stops the workers.
 
 use std::time::Duration;
 
@@ -29,7 +29,6 @@ impl<T> Waiting<T> for OrderedQueue<T> {
     }
 }
 
-/// A guard that suspends the queue's workers until it is dropped.
 pub struct Held<'a>(&'a OrderedQueue<usize>);
 
 pub fn hold(queue: &OrderedQueue<usize>) -> Held<'_> {

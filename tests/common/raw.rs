@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use memmap2::{MmapOptions, MmapRaw};
 use torchdata_core::link::Link;
 
-/// A second mapping of a link's memory, through which tests damage the memory.
 pub struct Raw(MmapRaw);
 
 impl Raw {

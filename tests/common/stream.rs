@@ -10,25 +10,22 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::{BellBoard, BellRef};
 use torchdata_core::protocol::Permit;
 
-/// The kinds of units that the tests send.
 pub const ITEM: u16 = 1;
 pub const END: u16 = 2;
 
-/// The indices of the wake-up words of the two processes.
 pub const CONSUMER: usize = 0;
 pub const PRODUCER: usize = 1;
 
-/// A small link, so that its limits are often reached.
+/// A small link reaches its limits often.
 pub const SMALL: LinkConfig = LinkConfig { ring_capacity: 4096, return_capacity: 512, arena_capacity: 64 << 10 };
 
-/// An item to send, which consists of inline bytes and large buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     pub inline: Vec<u8>,
     pub buffers: Vec<Vec<u8>>,
 }
 
-/// A random number generator (splitmix64) with numbers that depend only on the seed.
+/// A random number generator (splitmix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -53,7 +50,7 @@ impl Random {
     }
 }
 
-/// Returns item number `index` of a stream. Most items are small, and some are larger than the ring or the arena.
+/// Most items are small, and some are larger than the ring or the arena.
 pub fn item(seed: u64, index: u64, config: LinkConfig) -> Item {
     let mut random = Random(seed ^ index.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let inline = match random.below(4) {
@@ -70,12 +67,10 @@ pub fn item(seed: u64, index: u64, config: LinkConfig) -> Item {
     Item { inline, buffers: lens.into_iter().map(|len| random.bytes(len as usize)).collect() }
 }
 
-/// Returns a new link, and the wake-up words of its two processes.
 pub fn open(config: LinkConfig) -> (Link, Arc<BellBoard>) {
     (Link::create(config).unwrap(), BellBoard::create(2).unwrap())
 }
 
-/// Waits until `ready` returns true. The pauses between two checks get longer, as in the extension module.
 fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
     for _ in 0..50 {
         if ready() {
@@ -89,7 +84,6 @@ fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// A producer that sleeps while it cannot send.
 pub struct Sender {
     pub end: Producer,
     pub bell: BellRef,
@@ -101,7 +95,6 @@ impl Sender {
         Self { end, bell: bells.bell(PRODUCER).unwrap() }
     }
 
-    /// Waits for a grant and sends an item.
     pub fn send(&mut self, item: &Item) -> Result<(), Corrupted> {
         if self.end.permit()? != Permit::Now {
             self.end.flush();
@@ -117,7 +110,6 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends a unit that marks the end of a stream.
     pub fn send_end(&mut self) -> Result<(), Corrupted> {
         while self.end.push(END, &[], &[])? == Push::Full {
             self.wait_for_room(0, 0)?;
@@ -125,7 +117,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Copies a buffer into a block, or sends the buffer as fragments if no block will become free.
+    /// The buffer is sent as fragments if no block will become free.
     fn part(&mut self, buffer: &[u8]) -> Result<Part, Corrupted> {
         loop {
             if let Some(block) = self.end.allocate(buffer.len())? {
@@ -158,14 +150,12 @@ impl Sender {
     }
 }
 
-/// A consumer that sleeps while nothing is available.
 pub struct Receiver {
     pub end: Consumer,
     pub bell: BellRef,
     pub unit: Unit,
 }
 
-/// A received item, with buffers that are still leased.
 pub struct Arrived {
     pub inline: Vec<u8>,
     pub buffers: Vec<Buffer>,
@@ -177,8 +167,7 @@ impl Receiver {
         Self { end, bell: bells.bell(CONSUMER).unwrap(), unit: Unit::default() }
     }
 
-    /// Takes the next unit, and returns its item. Returns None if no unit is available, or if the unit marks the end of
-    /// a stream.
+    /// Returns None if no unit (message) is available, or at the end of a stream.
     pub fn poll(&mut self) -> Result<Option<(u16, Arrived)>, Corrupted> {
         let mut unit = Unit::default();
         match self.end.take(&mut unit) {
@@ -193,7 +182,7 @@ impl Receiver {
         Ok(Some((unit.kind, Arrived { inline: unit.payload, buffers: unit.buffers })))
     }
 
-    /// Frees the buffers of the previous item, waits for the next item, and returns its buffers without copying.
+    /// Frees the buffers of the previous item, and returns the buffers of the next item without copying.
     pub fn next_unit(&mut self) -> &Unit {
         self.unit.buffers.clear();
         loop {
@@ -205,7 +194,7 @@ impl Receiver {
         }
     }
 
-    /// Waits for the next unit. Returns None at the end of a stream.
+    /// Returns None at the end of a stream.
     pub fn receive(&mut self) -> Result<Option<Arrived>, Corrupted> {
         loop {
             if let Some((kind, arrived)) = self.poll()? {
@@ -216,7 +205,6 @@ impl Receiver {
     }
 }
 
-/// The bytes of a leased or owned buffer.
 pub fn bytes(buffer: &Buffer) -> &[u8] {
     match buffer {
         // SAFETY: the lease keeps the block reserved, so the producer does not write to it.
@@ -226,7 +214,6 @@ pub fn bytes(buffer: &Buffer) -> &[u8] {
 }
 
 impl Arrived {
-    /// Returns a copy of the received item, for comparison with the sent item.
     pub fn item(&self) -> Item {
         Item { inline: self.inline.clone(), buffers: self.buffers.iter().map(|b| bytes(b).to_vec()).collect() }
     }

@@ -1,12 +1,9 @@
-//! Models workers on other machines. The machine of a worker has copies of the worker's links, and carriers transfer
-//! units and control words between the copies.
+//! Models workers on other machines. Carriers transfer units (messages) and control words between the links of a worker
+//! and their copies on its machine.
 //!
-//! Up to two frames are in transit in each direction. A frame contains copies of the control words, and all units that
-//! wait to be sent when the frame is created. The receiver stores control words as soon as their frame arrives.
-//! Received units wait until the link has space, because the reader of the link may be waiting for a control word
-//! instead of reading units. A worker may exit while its host still transfers the worker's units. A host may exit while
-//! frames are in transit, and the main process may detect this exit before these frames arrive. The replacement of a
-//! worker has new links, so frames of the replaced worker cannot reach the replacement.
+//! A frame contains copies of the control words, and all units that wait when the frame is created. Received control
+//! words are stored immediately, but units wait for space, because the reader may wait for a control word instead of
+//! units. The main process may detect the exit of a worker's host before the last frames arrive.
 
 use std::collections::VecDeque;
 
@@ -18,44 +15,37 @@ use super::saving::Ordered;
 use super::shared::Shared;
 use super::world::{Act, CONTROL, Child, Doing, Main, Setting, Take, World};
 
-/// The maximum number of frames in transit in one direction.
 pub const UNDER_WAY: usize = 2;
 
-/// A frame from a worker to the main process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Up {
     units: VecDeque<Unit>,
     words: Said,
 }
 
-/// A worker's control words: the number of the acknowledged call, and the number of the epoch if the worker is waiting
-/// for dispatched items.
+/// The number of the acknowledged call, and the epoch in which the worker waits for dispatched items.
 type Said = (bool, u32);
 
-/// A frame from the main process to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Down {
     commands: VecDeque<Ordered>,
     words: (u64, u64, u32),
 }
 
-/// The connection between the main process and a worker on another machine.
 #[derive(Debug, Clone, Hash)]
 pub struct Carrier {
-    /// The main process's copy of the control link, which consists of commands and the order word.
+    /// The main process's copy of the control link.
     commands: VecDeque<Ordered>,
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// Queues for full links: `arrived` contains units that have arrived in the main process, and `to_tell` contains
-    /// commands that have arrived at the host.
+    /// `arrived` contains units for the main process, and `to_tell` contains commands for the worker, until the links
+    /// have space.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
-    /// The control words in the last frame that was sent to the worker: the order word, the grant, and the count of the
-    /// grant.
+    /// The last control words for the worker: the order word, the grant, and the count of the grant.
     told: (u64, u64, u32),
     said: Said,
-    /// Whether the acknowledgement has reached the main process's copy of the link.
     acknowledged: bool,
     is_cut: bool,
 }
@@ -78,7 +68,6 @@ impl Carrier {
 }
 
 impl Setting {
-    /// Calls `take` with each possible step of a worker's carriers, including the exit of the worker's host.
     pub fn carrier_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let Some(carrier) = world.elsewhere.carriers.get(index) else { return };
         if world.main == Main::Gone {
@@ -164,7 +153,7 @@ impl Setting {
 }
 
 impl World {
-    /// Sends a command to a child. Returns false if the link is full.
+    /// Returns false if the link is full.
     pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
         let Self { children, elsewhere, .. } = self;
         let child = &mut children[index];
@@ -185,7 +174,6 @@ impl World {
         true
     }
 
-    /// Returns whether the main process has received a worker's acknowledgement of the call.
     pub fn acknowledged(&self, index: usize) -> bool {
         self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }

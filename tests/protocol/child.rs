@@ -21,8 +21,7 @@ impl Setting {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
-        // While a child runs its graph, it reads no commands, and only checks whether a new order exists. A child that
-        // is not running its graph executes pending commands before any other step.
+        // While a child runs its graph, it reads no commands, and only checks whether a new order exists.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
             after.obey(self, index);
@@ -35,7 +34,7 @@ impl Setting {
             push(name, after);
         }
         if world.is_waiting(self, index) {
-            return; // most children are waiting, so returning early saves copies
+            return;
         }
         let mut after = world.clone();
         let name = match child.doing {
@@ -51,7 +50,7 @@ impl Setting {
         push(name, after);
     }
 
-    /// Returns whether a worker must postpone a call because it still recomputes items.
+    /// A worker postpones a call while it recomputes items.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
         let epoch = child.pump.stream().epoch();
@@ -64,12 +63,11 @@ impl Setting {
     }
 }
 
-/// Returns whether the reader of a link wants no more items of the stream.
 fn is_away(sending: &Sending, link: &Link) -> bool {
     matches!(sending.reader(link.grant), Some(Reader::Left | Reader::Ahead | Reader::Done))
 }
 
-/// Returns what a child's sender does next between two items, and the resulting state of the sender.
+/// Returns the next step between two items, and the resulting state.
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);
@@ -99,7 +97,6 @@ impl World {
         (&mut children[index], links, first)
     }
 
-    /// Returns whether a child cannot continue until another process does something.
     fn is_waiting(&self, setting: &Setting, index: usize) -> bool {
         let child = &self.children[index];
         let (links, first) = self.outgoing(setting, index);
@@ -177,14 +174,13 @@ impl World {
     fn apply(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         child.applied += 1;
-        // If a child was ordered to stop or to begin another epoch, it skips the remaining items of its current epoch.
+        // A child that was ordered to stop or to begin another epoch skips the remaining items of its epoch.
         let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
         if setting.restarts && goes_on && child.place() < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
         }
     }
 
-    /// Reports to the dispatching process that the worker wants no more items of this epoch.
     pub fn finish(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         if setting.dispatches && !setting.is_dispatcher(index) && child.doing != Doing::Idle {
@@ -195,7 +191,7 @@ impl World {
         }
     }
 
-    /// Sends the current unit, or drops the unit if its reader wants no more items.
+    /// The unit is dropped if its reader wants no more items.
     fn send(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, links, first) = self.writer(setting, index);
         let pump = &mut child.pump;
@@ -216,7 +212,6 @@ impl World {
         "sends"
     }
 
-    /// Runs one step of a child's sender, unless the sender must wait.
     pub fn pump(&mut self, setting: &Setting, index: usize) -> &'static str {
         if self.children[index].pump.departing.is_some() {
             return self.send(setting, index);
@@ -271,7 +266,7 @@ impl World {
         "begins once more"
     }
 
-    /// Runs a child's graph until the next read, item, error or end of the graph.
+    /// Runs a child's graph until the next read, item, error or end.
     pub fn run_graph(&mut self, setting: &Setting, index: usize) -> &'static str {
         let child = &mut self.children[index];
         if child.made.1 > 0 {
@@ -326,7 +321,6 @@ impl World {
         "reads its source"
     }
 
-    /// Reads a dispatched item, or reports that the worker is waiting if no item is available.
     pub fn read_share(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, link) = (&mut self.children[index], &mut self.dealt[index]);
         let epoch = child.pump.stream().epoch();
@@ -390,16 +384,13 @@ impl World {
         "takes of its share"
     }
 
-    /// Tells the dispatching process for which epoch a worker is waiting for dispatched items. 0 means that the worker
-    /// is not waiting.
+    /// The epoch is 0 if the worker does not wait for dispatched items.
     fn starve(&mut self, setting: &Setting, index: usize, epoch: u32) {
         if self.outgoing(setting, index).0[index].starving != epoch {
             self.writer(setting, index).1[index].starving = epoch;
         }
     }
 
-    /// Passes an item of the graph to the sender, which sends the item to the next reader in turn, or drops an item
-    /// that must be skipped.
     fn hand_over(&mut self, setting: &Setting, index: usize, item: (u32, u8)) {
         let child = &mut self.children[index];
         child.doing = Doing::Pumping;

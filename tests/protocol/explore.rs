@@ -7,24 +7,18 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 /// The state after a step, or an error if the step breaks a rule.
 pub type After<State> = Result<State, String>;
 
-/// A function that is called with each possible step, and with the state after this step or an error.
 pub type Take<'a, Step, State> = dyn FnMut(Step, After<State>) + 'a;
 
-/// A model: the possible steps, and the invalid states.
 pub trait Model {
-    /// All values that influence the next steps.
     type State: Clone + Hash + Debug;
     type Step: Copy + Debug;
     /// A pool of the parts that several states have in common.
     type Parts: Default;
 
     fn start(&self) -> Self::State;
-    /// Calls `take` once for every possible step.
     fn steps(&self, state: &Self::State, take: &mut Take<'_, Self::Step, Self::State>);
-    /// Replaces parts of a new state with equal parts of earlier states, so that more states fit into caches and
-    /// memory.
+    /// Replaces parts of a new state with equal parts of earlier states, which saves memory.
     fn share(parts: &mut Self::Parts, state: &mut Self::State);
-    /// Returns whether this is a final state.
     fn is_over(&self, state: &Self::State) -> bool;
 }
 
@@ -41,7 +35,7 @@ impl Display for Explored {
     }
 }
 
-/// A 128-bit fingerprint of a state. Even with 10^7 states, two fingerprints collide in only one of 10^24 explorations.
+/// With 10^7 states, two 128-bit fingerprints collide in only one of 10^24 explorations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(u64, u64);
 
@@ -60,14 +54,11 @@ impl Hash for Fingerprint {
     }
 }
 
-/// Computes the two halves of a fingerprint independently of each other, with one multiplication per word for each
-/// half.
-///
-/// Most parts of a state are flags and small numbers, so several parts are combined in one word. Each word begins with
-/// a 1 bit that shows how many parts the word contains, so that different states have different words.
+/// Most parts of a state are small, so several parts are combined in one word. Each word begins with a 1 bit that shows
+/// how many parts the word contains.
 struct Words {
     halves: Fingerprint,
-    /// The bytes that were collected so far. A 1 bit before the first byte marks where this byte begins.
+    /// A 1 bit before the first byte marks where the collected bytes begin.
     word: u64,
 }
 
@@ -96,7 +87,7 @@ impl Words {
         }
     }
 
-    /// Adds a small number as one byte, and a larger number as an escape byte and a separate word.
+    /// A larger number is added as an escape byte and a separate word.
     #[inline]
     fn number(&mut self, number: u64) {
         match u8::try_from(number) {
@@ -150,7 +141,7 @@ impl Hasher for Words {
     }
 }
 
-/// A hasher for fingerprints, which returns them unchanged because they are hashes already.
+/// Fingerprints are hashes already, so this hasher returns them unchanged.
 pub type ByFingerprint = BuildHasherDefault<Plain>;
 
 #[derive(Default)]
@@ -181,7 +172,6 @@ impl Known {
         self.0.get(&Fingerprint::of(state)).copied()
     }
 
-    /// Returns the number of a state, and whether the state is new.
     fn meet(&mut self, state: &impl Hash) -> (u32, bool) {
         let next = u32::try_from(self.0.len()).expect("so many states are never visited");
         let number = *self.0.entry(Fingerprint::of(state)).or_insert(next);
@@ -189,7 +179,7 @@ impl Known {
     }
 }
 
-/// Explores a model, which must have no invalid states, and prints the numbers of states and steps.
+/// Explores a model, which must have no invalid states.
 #[track_caller]
 pub fn holds<M: Model>(what: &str, model: &M) -> Explored {
     let began = std::time::Instant::now();
@@ -202,12 +192,12 @@ pub fn holds<M: Model>(what: &str, model: &M) -> Explored {
     }
 }
 
-/// Visits all states breadth first, so that the reported path to an error is as short as possible.
+/// States are visited breadth first, so that the path to an error is as short as possible.
 pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
     let mut known = Known::new(&start);
-    // For each state, the number of the state from which the explorer first reached it.
+    // For each state, the number of the state from which it was first reached.
     let mut before: Vec<u32> = vec![0];
     let mut first: Vec<usize> = Vec::new();
     let mut after: Vec<u32> = Vec::new();
@@ -252,13 +242,11 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     Ok(Explored { states: before.len(), steps, ends: ends.len() })
 }
 
-/// Returns the first state from which no final state can be reached.
 fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states with larger numbers, so few rounds are needed if each round begins with the largest
-    // number.
+    // Most steps lead to states with larger numbers, so a descending order needs few rounds.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {
@@ -272,7 +260,6 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     reaches.iter().position(|&reached| !reached).map(|state| state as u32)
 }
 
-/// Describes the fault and the steps that lead to it.
 fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &str, last: Option<&M::Step>) -> String {
     let mut way = vec![number];
     while way[way.len() - 1] != 0 {
@@ -298,7 +285,7 @@ fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &
     format!("{what}, after these steps:\n  {}\nin {state:#?}", steps.join("\n  "))
 }
 
-/// A small test model: each state is a number, and the initial state is 0. State 9 violates a rule.
+/// States are numbers, starting with 0, and state 9 violates a rule.
 struct Numbers {
     steps: &'static [(u8, u8)],
     ends: &'static [u8],

@@ -1,5 +1,4 @@
-//! Models the positions that the main process saves in states. The checks ensure that each state contains the correct
-//! position, and that an epoch can resume from this position.
+//! Models the positions that the main process saves in states, and checks that an epoch can resume from them.
 
 use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
 
@@ -9,19 +8,17 @@ use super::saving::{Graph, Ordered, Resumption, digest};
 use super::shared::Part;
 use super::world::{Act, Kept, Main, Setting, Take, World};
 
-/// A count that exceeds the items of every epoch.
 const ALL: u64 = 1 << 62;
 
-/// A position in an epoch, as a state stores it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// For each worker, the items that were delivered, and the snapshot from which the worker resumes.
+    /// For each worker, the delivered items, and the snapshot from which the worker resumes.
     pub workers: Vec<(Account, Option<Snapshot<Graph>>)>,
     pub turn: usize,
     pub dealt: Option<Dealt<Graph>>,
 }
 
-/// A position in an epoch, and what each child needs to resume the epoch at this position.
+/// A position, and what each child needs to resume the epoch at this position.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GoingOn {
     pub place: Place,
@@ -29,14 +26,13 @@ pub struct GoingOn {
 }
 
 impl Place {
-    /// Returns the position before the last `back` deliveries, according to the main process's records.
+    /// Returns the position before the last `back` deliveries.
     pub fn of(setting: &Setting, books: &Books<Graph>, back: u64) -> Option<Self> {
         let (accounts, turn) = books.accounts(back)?;
         Some(Self { turn, ..Self::at(setting, books, accounts) })
     }
 
-    /// Returns the position at which each worker has delivered the items in `accounts`, according to the main process's
-    /// records.
+    /// Returns the position at which the items in `accounts` were delivered.
     pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
         let positions = books.positions_at(accounts);
         let share = |snapshot: Option<&Snapshot<Graph>>| snapshot.map(|one| one.share).unwrap_or_default();
@@ -46,7 +42,7 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// Returns the positions from which the workers resume, followed by the position of the dispatching process.
+    /// The position of the dispatching process follows the positions of the workers.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
@@ -80,8 +76,8 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns the number of items that the read-ahead thread has received from the main process but has not yet handed
-    /// to the user. Returns None if the records do not contain the number of received items.
+    /// Returns how many items the read-ahead thread has not yet handed to the user, or None if the records do not show
+    /// this.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -89,13 +85,12 @@ impl Setting {
         }
     }
 
-    /// Returns the position in the state that describes the moment `ago` items before the current item.
+    /// Returns the position `ago` items before the current item.
     fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
         let held = books.total().saturating_sub(world.given.into());
         Place::of(self, books, ago + held)
     }
 
-    /// Checks the position in every state that the user can request now.
     pub fn check_places(&self, world: &World) -> Result<(), String> {
         let inside = matches!(world.main, Main::Telling(..) | Main::Replacing(_) | Main::Reading(_) | Main::Paused);
         if !self.saves() || !(inside || world.main == Main::Between && world.epoch > 0) {
@@ -110,8 +105,8 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If the main process does not know how many items the user has received, the log must also contain
-                // items that the user has not received yet.
+                // If the number of received items is unknown, the log must also contain items that the user has not
+                // received.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -184,7 +179,7 @@ impl Setting {
         Ok(())
     }
 
-    /// Returns how many of the first `delivered` items come from a worker, if all items are delivered in strict order.
+    /// Returns how many of the first `delivered` items come from a worker, in strict order.
     fn given_of(&self, worker: usize, delivered: u8) -> u64 {
         let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(worker).len()).collect();
         let (mut given, mut turn) = (0, 0);
@@ -199,7 +194,7 @@ impl Setting {
         given
     }
 
-    /// Returns the items that a worker's graph still computes if it resumes from the snapshot `graph`.
+    /// Returns the items that a worker computes if it resumes from the snapshot `graph`.
     fn makes_from(&self, worker: usize, graph: &Graph) -> Vec<u8> {
         let mut made = vec![graph.made.0; graph.made.1.into()];
         if !graph.exhausted {
@@ -209,8 +204,7 @@ impl Setting {
         made
     }
 
-    /// Calls `take` with each step in which the user leaves the epoch and resumes from a state, with the same processes
-    /// or with new processes.
+    /// The user leaves the epoch and resumes from a state, in the present processes or in new processes.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };
@@ -239,7 +233,7 @@ pub fn account_of(epoch: u32, items: &[u8]) -> Account {
 }
 
 impl World {
-    /// Returns the records of the main process, and the model's complete records, from which nothing is removed.
+    /// Returns the records of the main process, and the complete records, from which nothing is removed.
     pub fn both_books(&mut self) -> impl Iterator<Item = &mut Books<Graph>> {
         let Kept { books, all, .. } = &mut *self.kept;
         [books, all].into_iter().map(|books| &mut **books)

@@ -1,10 +1,8 @@
-//! Models dispatching to workers on other machines. The dispatching process runs on the machine of the main process,
-//! and sends items to each worker through a lane.
+//! Models how items are dispatched to workers on other machines: a lane transfers items to a worker, and grants
+//! (permissions) back.
 //!
-//! A lane transfers items from the dispatching process to the worker, and grants from the worker to the dispatching
-//! process. Up to two frames are in transit in each direction. Frames that have arrived wait until the worker's ring
-//! has space. While frames are waiting at the host, the main process sends no further frames. After a worker has
-//! exited, its lane transfers nothing, and does not report the exit.
+//! Frames that have arrived wait for space, and no further frames are sent meanwhile. The lane of an exited worker
+//! transfers nothing, and does not report the exit.
 
 use std::collections::VecDeque;
 
@@ -16,15 +14,13 @@ use super::memory::Unit;
 use super::shared::Shared;
 use super::world::{Act, Doing, Main, Setting, Take, World};
 
-/// The connection between the dispatching process and a worker on another machine.
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Grants in transit from the worker to the dispatching process: pairs of a grant and its count.
+    /// Pairs of a grant and its count, in transit to the dispatching process.
     up: VecDeque<(u64, u32)>,
-    /// Units that have arrived at the host and do not fit into the link yet.
     arrived: VecDeque<Unit>,
-    /// The last grant that the worker's machine has sent to the dispatching process, and the count of this grant.
+    /// The last grant that was sent to the dispatching process, and its count.
     said: (u64, u32),
 }
 
@@ -35,7 +31,6 @@ impl Lane {
 }
 
 impl Setting {
-    /// Calls `take` with each possible step of a worker's second lane.
     pub fn lane_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let Some(lane) = world.elsewhere.lanes.get(index) else { return };
         if world.main == Main::Gone || world.children[index].doing == Doing::Gone {

@@ -1,9 +1,8 @@
 //! Explores the protocol between the main process, workers and the dispatching process, in all interleavings of small
 //! loaders.
 //!
-//! Each exploration checks that deadlocks are impossible, and that every state leads to an end. No item is lost,
-//! duplicated, out of order, or delivered to another epoch. An epoch that ends without an error must be complete, and
-//! the exit of a process must cause an error.
+//! Every state must lead to an end, without a deadlock. No item may be lost, duplicated, out of order, or delivered to
+//! another epoch. An epoch without an error must be complete, and the exit of a process must cause an error.
 
 mod carrying;
 mod child;
@@ -40,7 +39,6 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
     }
 }
 
-/// Returns one setting for each kind of event, such as an exit of a worker.
 fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     let with = |change: &dyn Fn(&mut Setting)| {
         let mut setting = setting.clone();
@@ -49,8 +47,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     };
     let mut all = vec![
         ("nothing in particular", setting.clone()),
-        // If `looks` is set, the worker may open its dispatched items early. The worker may also request an item before
-        // it looks for a snapshot, so this setting includes both orders.
+        // The worker may look for a snapshot before or after it requests an item, so `looks` includes both orders.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),
@@ -67,8 +64,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // Each large item fills the memory limit, so a sender never sends a second item before the first was read. Settings
-    // with a window of one item read no second item ahead anyway, so their variants with large items are skipped.
+    // Large items fill the memory limit, so they only matter for windows of more than one item.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }

@@ -1,5 +1,5 @@
-//! Models the main process, which begins epochs, requests items, leaves epochs early, pauses the children, calls
-//! functions in them, and stops all processes.
+//! Models the main process, which begins and leaves epochs, requests items, pauses children, calls functions in them,
+//! and stops them.
 
 use torchdata_core::protocol::{Command, Next, Stream};
 
@@ -209,7 +209,6 @@ impl World {
         }
     }
 
-    /// Returns for each worker whether a unit of the current stream is pending.
     fn arrived(&self) -> Option<[bool; WORKERS]> {
         let mut arrived = [false; WORKERS];
         for (peer, (end, link)) in self.ends.iter().zip(self.out.iter()).enumerate() {
@@ -233,7 +232,6 @@ impl World {
         starving
     }
 
-    /// Takes the item that the thread has read ahead, if there is one.
     fn take_read_ahead(&self) -> Option<(Asked, Self)> {
         let asked = match self.thread.as_ref()?.holds? {
             Ok(item) => Asked::Item(item),
@@ -244,7 +242,6 @@ impl World {
         Some((asked, after))
     }
 
-    /// Returns the result of one attempt to receive an item, and the state of the model afterwards.
     fn ask(&self, setting: &Setting) -> Option<(Asked, Self)> {
         let Some(arrived) = self.arrived() else {
             let mut after = self.clone();
@@ -268,10 +265,8 @@ impl World {
         Some((asked, after))
     }
 
-    /// Executes one step of receiving an item: the step `next`, which `Collecting` has chosen.
     fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
-        // The main process detects the exit of a child while it waits for an item. Units that the exited child has sent
-        // may still be unread.
+        // The exit of a child is detected while units of the child may still be unread.
         if finds_death {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {
@@ -333,8 +328,7 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// Takes a received unit, or permits each worker to send one more item, while the main process waits for the
-    /// answers to a call. Returns whether the main process has taken a unit or permitted an item.
+    /// Returns whether a unit was taken or a worker may send one more item, while the main process waits for answers.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();
@@ -369,7 +363,7 @@ impl World {
         if setting.saves() {
             self.given += 1;
         }
-        // Without a defined order, the model counts how often each item was delivered, in four bits per item.
+        // The model counts how often each item was delivered, in four bits per item.
         self.seen += 1 << (4 * u32::from(item));
         let most = expected.iter().filter(|&&other| other == item).count() as u32;
         if (self.seen >> (4 * u32::from(item))) & 15 > most {

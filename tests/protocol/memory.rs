@@ -1,4 +1,4 @@
-//! Models the memory: rings, words, and the state of the two ends of a link.
+//! Models the shared memory: rings, words, and the state of the two ends of a link.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,6 @@ pub enum Kind {
     End,
     Error,
     Saved(Part<Snapshot<Graph>>),
-    /// A snapshot of the dispatching process, which a worker may relay.
     Dealt(Part<Dealt<Graph>>),
 }
 
@@ -34,10 +33,10 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The grant word that the reader has written, and the number of items that this word permits.
+    /// The reader's word, and the number of items that this word permits.
     pub grant: u64,
     pub count: u32,
-    /// The number of the epoch in which the writer is waiting for dispatched items, or 0 if it is not waiting.
+    /// The epoch in which the writer waits for dispatched items, or 0.
     pub starving: u32,
 }
 
@@ -82,7 +81,6 @@ impl ReadEnd {
         self.tell(link, self.receiving.one_more(), self.receiving.window().max(1));
     }
 
-    /// Returns whether a unit of the current stream is pending.
     pub fn glance(&self, link: &Link) -> Option<bool> {
         match self.receiving.judge(link.units.front().map_or(self.receiving.stream(), |unit| unit.stream)) {
             Judgement::Take => Some(!link.units.is_empty()),
@@ -104,17 +102,15 @@ impl ReadEnd {
     }
 }
 
-/// The sender of a child, which serves all links of the child.
 #[derive(Debug, Clone, Hash)]
 pub struct Pump {
     pub dealing: Part<Dealing>,
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// For each link, the number and the checksum of the items that were sent in this stream, including items that were
-    /// sent before a resume. Without snapshots, this list stays unchanged.
+    /// The items of each link that were sent in this stream, including items that were sent before a resume.
     pub accounts: Part<Vec<Account>>,
-    /// For each link, the expected checksum after the recomputed items.
+    /// The checksum that the recomputed items of each link must have.
     pub expected: Part<Vec<Option<u64>>>,
 }
 
@@ -143,7 +139,6 @@ impl Pump {
     }
 }
 
-/// Reads the grant word of a link, and returns whether the writer may send the next item.
 pub fn permit(heavy: bool, sending: &mut Sending, link: &Link) -> Permit {
     let is_ahead = |unit: &Unit| matches!(unit.kind, Kind::Item(..)) && unit.stream == sending.stream();
     if heavy && link.units.iter().any(is_ahead) {

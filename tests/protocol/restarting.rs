@@ -1,9 +1,9 @@
 //! Models how exited children are replaced within an epoch.
 //!
 //! Without a dispatching process, only the exited worker is replaced, with a new link. With a dispatching process, all
-//! children are replaced together, because the remaining children do not know which items were in transit to the exited
-//! child. First, the main process reads all items that the children have sent. The replacements recompute the items
-//! that the main process has received since the last snapshot.
+//! children are replaced, because they do not know which items were lost. The main process first reads all items that
+//! the children have sent. The replacements recompute the items that the main process has received since the last
+//! snapshot.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 
@@ -15,21 +15,18 @@ use super::world::{Main, Setting, World};
 const ALL: u64 = 1 << 62;
 
 impl Setting {
-    /// Returns whether an exited child can still be replaced, so that the epoch does not fail.
     pub fn is_to_go_on(&self, world: &World) -> bool {
         self.restarts && world.called == 0 && self.fails_at.is_none() && usize::from(self.deaths - world.deaths) < TRIES
     }
 }
 
-/// Returns the start position for a child that must repeat an epoch, although the reader has received all items of the
-/// epoch.
+/// The reader has all items of the epoch, but the child must repeat the epoch.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }
 }
 
 impl World {
-    /// Returns whether a child has exited that is still needed in this epoch.
     pub fn is_dead(&self) -> bool {
         (0..self.children.len()).any(|index| self.is_gone(index) && !self.rests(index))
     }
@@ -38,7 +35,6 @@ impl World {
         self.kept.replacing.rests(index)
     }
 
-    /// Replaces exited children that are still needed in this epoch.
     pub fn replace_dead(&mut self, setting: &Setting) -> bool {
         let dead = |world: &Self, index: usize| world.is_gone(index) && !world.rests(index);
         let dead: Vec<usize> = (0..setting.children()).filter(|&index| dead(self, index)).collect();
@@ -48,7 +44,7 @@ impl World {
         let replaced = self.kept.replacing.wanted(&dead, &ended);
         let halted = matches!(self.main, Main::Paused | Main::Calling(_, true));
         let items: Vec<u64> = received.iter().map(|account| account.items).collect();
-        let died = u64::from(setting.deaths - self.deaths); // this number distinguishes successive processes of a child
+        let died = u64::from(setting.deaths - self.deaths); // the number distinguishes successive processes of a child
         for index in dead {
             let judge = |this: &mut Self| this.kept.replacing.judge(index, died, this.number, &items, halted);
             if replaced.contains(&index) && judge(self).is_final() {
@@ -94,7 +90,6 @@ impl World {
         true
     }
 
-    /// Takes all units that the given children have sent, and stores their snapshots immediately.
     fn drain(&mut self, setting: &Setting, children: impl Iterator<Item = usize>) {
         for worker in children.filter(|&child| child < setting.workers) {
             let link = std::mem::replace(&mut self.out[worker], Link::new());
@@ -114,7 +109,7 @@ impl World {
         }
     }
 
-    /// Returns the account of all items that the main process has received from a worker, including undelivered items.
+    /// The account includes undelivered items.
     fn received(&self, worker: usize) -> Account {
         let mut account = self.kept.books.taken(worker);
         self.held[worker].iter().filter_map(Unit::item).for_each(|item| account.count(digest(item)));

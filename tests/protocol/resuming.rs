@@ -1,20 +1,17 @@
 //! Explores snapshots, positions, resuming and replacements in all interleavings.
 //!
-//! In addition to the checks in `main.rs`, the exploration checks every state that the user can request at any moment.
-//! A state's snapshots must belong to the current epoch, and must not be later than the items that the user received.
-//! The snapshot of the dispatching process must not contain items that a worker has not read yet. A resumed epoch must
-//! compute the expected items, and recomputed items must equal the items that the reader already has.
+//! Every state that the user can request at any moment is checked. A state's snapshots must belong to the current
+//! epoch, and must not be later than the user's items. The snapshot of the dispatching process must not contain items
+//! that a worker has not read yet. Recomputed items must equal the items that the reader already has.
 
 use super::explore::holds;
 use super::setting;
 use super::world::Setting;
 
-/// Returns a setting with one epoch, a short log, and snapshots at any moment.
 fn saving(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting {
     Setting { snapshots: 2, epochs: 1, ..setting(workers, dispatches, outputs) }
 }
 
-/// Returns one setting for each kind of event, for loaders without a dispatching process.
 fn happenings(resumes: u8, saving: &Setting) -> Vec<(&'static str, Setting)> {
     let all = Setting { resumes, ..saving.clone() };
     vec![

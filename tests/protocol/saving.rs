@@ -1,5 +1,5 @@
-//! Models the snapshots of a child. A child sends snapshots of its graph between two items. A worker also relays
-//! snapshots of the dispatching process. A replacement resumes from a snapshot.
+//! Models the snapshots of its graph that a child sends between two items. A worker also relays snapshots of the
+//! dispatching process.
 
 use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
 
@@ -20,43 +20,39 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
     u64::from(epoch) << 8 | u64::from(item) | 1 << 40
 }
 
-/// The position from which a child resumes an epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// For each link, a tuple: the items that were sent before the snapshot, the number of later items that the reader
-    /// already has, and the expected checksum after these items.
+    /// For each link: the items before the snapshot, the number of later items that the reader has, and their checksum.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
-    /// The dispatched items that the worker had read when the snapshot was taken.
+    /// The dispatched items that the worker had read before the snapshot.
     pub share: Account,
 }
 
-/// A command in transit to a child, with the data that belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
-    /// The number of the epoch in the user's program, which determines the items. A resumed epoch keeps this
-    /// number, whereas the epoch number in its `Stream` changes.
+    /// The number of the epoch in the user's program, which determines the items. A resumed epoch keeps this number,
+    /// whereas the number in its `Stream` changes.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
 
 impl Pump {
-    /// Counts an item of a link, even if the item is dropped instead of sent.
+    /// Counts an item of a link, even if the item is dropped.
     pub fn count(&mut self, setting: &Setting, link: usize, digest: u64) {
         if setting.saves() {
             self.accounts[link].count(digest);
         }
     }
 
-    /// Returns whether the recomputed items of a link differ from the items that the reader has.
     pub fn has_made_other_items_again(&self, link: usize) -> bool {
         let expected = self.expected[link].filter(|_| self.sending[link].owed() == 0);
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
     }
 
-    /// Returns whether a reader has items that the resumed graph has not recomputed, although the graph has ended.
+    /// Returns whether the graph has ended before all items that a reader has were recomputed.
     pub fn lacks_some(&self) -> bool {
         self.sending.iter().zip(&*self.expected).any(|(sending, expected)| sending.owed() > 0 && expected.is_some())
     }
@@ -86,7 +82,6 @@ impl Child {
         Graph { epoch: self.epoch, read: self.read, pass: self.pass, made: self.made, exhausted: self.exhausted }
     }
 
-    /// Returns the position in the dispatched items that a worker's snapshot contains.
     fn share_at(&self, setting: &Setting) -> Option<Share> {
         match self.share.receiving.stream() {
             _ if !setting.dispatches => Some(Share::default()),
@@ -105,8 +100,7 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// Lets the first worker open its dispatched items and look for a snapshot, before the worker's graph requests an
-    /// item. Returns None if this step is not possible.
+    /// Lets the first worker look for a snapshot before its graph requests an item.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());
@@ -130,7 +124,6 @@ impl Setting {
         Some(("finds a snapshot to be passed on", after))
     }
 
-    /// Lets a child send a snapshot, and returns the state of the model after this step.
     pub fn saved(&self, world: &World, index: usize) -> Option<World> {
         let child = &world.children[index];
         let between = child.doing == Doing::Pumping && child.pump.departing.is_none() && !child.pump.ending;
@@ -167,7 +160,7 @@ impl Setting {
 }
 
 impl World {
-    /// Relays a pending snapshot between two items, or drops the snapshot if the link is full.
+    /// The snapshot is dropped if the link is full.
     pub fn between_items(&mut self, setting: &Setting, index: usize) {
         let may_save = self.snapshots > 0;
         let child = &mut self.children[index];

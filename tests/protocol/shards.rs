@@ -1,8 +1,6 @@
-//! Models workers that run several shards over one link. If a unit arrives before the turn of its shard, the main
-//! process stores the unit.
+//! Models workers that run several shards over one link.
 //!
-//! The model leaves all decisions to the state machines in `torchdata_core::protocol`, for example to
-//! `Dealing::next_of_shards`. In addition, the model contains rings, processes, and the queues of stored units.
+//! All decisions are made by the state machines in `torchdata_core::protocol`.
 
 mod explored;
 
@@ -19,21 +17,18 @@ use super::explore::{Model, Take};
 struct Shards {
     workers: usize,
     shards: usize,
-    /// For each peer, the number of items that its shard computes. Peers are numbered round-robin: peer p is a shard of
-    /// worker p % workers.
+    /// For each peer (shard p of worker p % workers), the number of items that it computes.
     items: &'static [u8],
     window: u64,
     ring: usize,
     in_order: bool,
     epochs: u32,
-    /// Whether the main process may leave an epoch after any item.
     breaks: bool,
     deaths: u8,
     snapshots: u8,
-    /// The number of times that an epoch is left, and is resumed in new processes from the main process's state.
+    /// The number of times that an epoch is left, and is resumed in new processes.
     resumes: u8,
-    /// Whether the main process stores units that arrive out of turn, as in the current protocol. A stored unit no
-    /// longer occupies the link, so the worker may send another item.
+    /// Whether the main process stores units that arrive early, so that the worker may send another item.
     keeps: bool,
     counts: bool,
 }
@@ -62,15 +57,12 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// `owed` is the number of items that the shard must recompute, and `expected` is the checksum that these items
-    /// must have.
+    /// The number of items that the shard must recompute, and the checksum that they must have.
     owed: u64,
     expected: u64,
-    /// The number of items that the shard's graph has computed.
     made: u8,
 }
 
-/// The position at which a worker begins or resumes an epoch.
 #[derive(Debug, Clone, Hash)]
 struct Start {
     stream: Stream,
@@ -109,16 +101,15 @@ struct World {
     collecting: Collecting,
     books: Books<u8>,
     replacing: Replacing,
-    /// For each peer, the units that were taken from the ring before this peer's turn.
+    /// For each peer, the units that were received early.
     held: Vec<VecDeque<Unit>>,
-    /// For each peer, the number of items that the user has received from it.
+    /// For each peer, the number of items that the user has received.
     given: Vec<u8>,
     deaths: u8,
     snapshots: u8,
     resumes: u8,
 }
 
-/// A step of the model, and the number of its worker.
 type Act = (&'static str, usize);
 
 fn digest(peer: usize, item: u8) -> u64 {
@@ -154,8 +145,7 @@ impl Shards {
         rounds.flat_map(|round| (0..self.peers()).filter(move |&peer| self.items[peer] > round)).nth(given)
     }
 
-    /// Returns the position from which a worker resumes, computed from the main process's records and the items in
-    /// `accounts`. `turn` is the peer that sends the next item.
+    /// `turn` is the peer that sends the next item.
     fn start(&self, world: &World, accounts: &[Account], worker: usize, turn: usize) -> Start {
         let positions = world.books.positions_at(accounts.to_vec());
         let peers = (0..self.shards).map(|shard| worker + shard * self.workers);
@@ -211,7 +201,7 @@ impl Shards {
         world.held[worker + unit.shard * self.workers].push_back(unit);
     }
 
-    /// Replaces exited workers. Returns false if no worker has exited.
+    /// Returns false if no worker has exited.
     fn replace_dead(&self, world: &mut World) -> bool {
         let is_dead = |worker: &usize| world.workers[*worker].is_gone && !world.replacing.rests(*worker);
         let dead: Vec<usize> = (0..self.workers).filter(is_dead).collect();
@@ -247,15 +237,13 @@ impl Shards {
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
         for worker in world.replacing.wanted(&dead, &ended) {
-            // A replacement does not know whose turn it is in the main process, so the replacement begins with its
-            // first shard.
+            // A replacement does not know which shard is next in the main process, so it begins with its first shard.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }
         !dead.is_empty()
     }
 
-    /// Checks the state that the main process could save now.
     fn check_state(&self, world: &World) -> Result<(), String> {
         let (positions, turn) = world.books.positions(0).ok_or("there is no state")?;
         for (peer, position) in positions.iter().enumerate() {
@@ -269,8 +257,7 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // The next item may come from a later shard than `turn` if the shards between them have delivered all their
-        // items, but their ends are still unread.
+        // The next item may come from a shard after `turn` if the ends of the shards between them are still unread.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])
@@ -281,7 +268,7 @@ impl Shards {
         }
     }
 
-    /// Returns the world after one attempt to receive, or None if the main process must wait.
+    /// Returns None if the main process must wait.
     fn read(&self, world: &World) -> Option<Result<World, String>> {
         let mut after = world.clone();
         for link in &mut after.links {
@@ -438,7 +425,7 @@ impl Shards {
         }
     }
 
-    /// Executes one step of a worker between two items. Returns None if the worker must wait.
+    /// Returns None if the worker must wait between two items.
     fn pump(&self, worker: &mut Worker, link: &Link, index: usize) -> Option<Result<(), String>> {
         let stream = worker.sending.stream();
         let Some(turn) = worker.dealing.turn() else {

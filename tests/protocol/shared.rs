@@ -1,8 +1,6 @@
-//! States share their parts, because most steps change only a few parts. If a step changes a part, the new state gets
-//! its own copy of the part.
+//! Lets states share their parts, because a step changes only a few parts.
 //!
-//! Millions of states consist of only some thousands of different parts. A pool stores each part once, and new states
-//! refer to the stored parts.
+//! Millions of states consist of only some thousands of different parts, which a pool stores once.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -13,7 +11,7 @@ use std::rc::Rc;
 
 use super::explore::{ByFingerprint, Fingerprint};
 
-/// A part of a state. The fingerprint of a part is computed only once for all states that contain the part.
+/// The fingerprint of a part is computed only once for all states that contain the part.
 pub struct Part<T>(Rc<Held<T>>);
 
 struct Held<T> {
@@ -46,7 +44,7 @@ impl<T: Hash> Part<T> {
 }
 
 impl<T: PartialEq> Part<T> {
-    /// Sets the value. If the new value equals the old value, the part is not copied.
+    /// If the new value equals the old value, the part is not copied.
     pub fn set(&mut self, value: T) {
         if **self != value {
             *self = value.into();
@@ -90,7 +88,6 @@ impl<T: Clone> DerefMut for Part<T> {
     }
 }
 
-/// A pool that stores each part of one kind once.
 pub struct Pool<T>(HashMap<Fingerprint, Part<T>, ByFingerprint>);
 
 impl<T> Default for Pool<T> {
@@ -100,7 +97,6 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T: Hash> Pool<T> {
-    /// Replaces a part with the equal part in the pool, or adds the part to the pool.
     pub fn share(&mut self, part: &mut Part<T>) {
         if Rc::strong_count(&part.0) == 1 {
             *part = self.0.entry(part.fingerprint()).or_insert_with(|| part.clone()).clone();
@@ -112,7 +108,7 @@ impl<T: Hash> Pool<T> {
     }
 }
 
-/// A fixed number of parts of one kind. States store the parts inline, because a state is cloned for every step.
+/// States store these parts inline, because a state is cloned for every step.
 #[derive(Clone)]
 pub struct Shared<T, const MOST: usize>([Option<Part<T>>; MOST]);
 

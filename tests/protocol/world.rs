@@ -1,8 +1,8 @@
-//! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
-//! units.
+//! Models a small loader: the main process, workers and optionally the dispatching process, with rings of a few units
+//! (messages).
 //!
-//! The model leaves all decisions to the state machines in `torchdata_core::protocol`, so the exploration tests these
-//! state machines. The model itself adds the shared memory and the processes.
+//! The model only adds shared memory and processes to the state machines in `torchdata_core::protocol`, which make all
+//! decisions.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -17,7 +17,6 @@ use super::memory::{Link, Pump, ReadEnd, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::{Part, Pool, Shared};
 
-/// The setting of an exploration: the kind of loader, and the events that may happen.
 #[derive(Debug, Clone, Default)]
 pub struct Setting {
     pub workers: usize,
@@ -29,41 +28,37 @@ pub struct Setting {
     pub dispatch_window: u64,
     /// Whether an item is as large as the memory limit for read-ahead.
     pub heavy: bool,
-    /// The capacity of a ring in units.
     pub ring: usize,
     pub epochs: u32,
-    /// The number of times that a worker's graph iterates over its source.
     pub passes: u32,
     /// If set, each of the first `leavers` workers ends every pass after this number of source items.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
-    /// Whether the first worker may open its dispatched items before its graph requests an item, to look for a
-    /// snapshot.
+    /// Whether the first worker may look for a snapshot before its graph requests an item.
     pub looks: bool,
     /// Whether the main process may leave an epoch after any item.
     pub breaks: bool,
-    /// Whether the main process may once, after any item, pause all children, call a function in them, and resume.
+    /// Whether the main process may once pause all children, call a function in them, and resume.
     pub pauses: bool,
     /// Whether the main process may once call all children, after any item.
     pub calls: bool,
     /// The number of processes that may exit, at any moment.
     pub deaths: u8,
     pub restarts: bool,
-    /// The maximum number of snapshots that all children together may send.
+    /// The number of snapshots that all children together may send.
     pub snapshots: u8,
     /// The number of times that the main process leaves an epoch, and resumes it from a position that can be saved.
     pub resumes: u8,
-    /// The number of deliveries that the log keeps, in addition to items that the user has not received yet.
+    /// The number of deliveries that the log keeps after the user has received them.
     pub look_back: usize,
-    /// Whether the records contain the number of items that the user has received.
+    /// Whether the number of items that the user has received is known.
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The number of the source item at which the graph fails. If the loader has a dispatching process, the graph of
-    /// the dispatching process fails; otherwise, the graph of a worker fails.
+    /// The source item at which the graph of the dispatching process fails, or of a worker without a dispatching
+    /// process.
     pub fails_at: Option<u8>,
-    /// Fingerprints of the main process's positions that were already checked.
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
 
@@ -71,9 +66,9 @@ pub struct Setting {
 pub enum Doing {
     Idle,
     Pumping,
-    /// Running its graph to compute an item. A worker that runs its graph may be waiting for a dispatched item.
+    /// A worker that runs its graph may be waiting for a dispatched item.
     InGraph,
-    /// The dispatching process has finished a pass, and is waiting until another pass is requested.
+    /// The dispatching process waits until another pass is requested.
     Between,
     Gone,
 }
@@ -85,32 +80,28 @@ pub struct Child {
     pub order: u64,
     pub obedience: Obedience,
     pub acknowledged: bool,
-    /// How many times the child has applied a function that the main process called.
     pub applied: u8,
     pub pump: Pump,
-    /// `target` is the index of the link for the graph's next item, and `skips` is whether the next item is dropped.
+    /// The link for the graph's next item, and whether this item is dropped.
     pub target: usize,
     pub skips: bool,
-    /// A worker's reading end of the link from the dispatching process.
     pub share: ReadEnd,
-    /// Whether the worker has opened its dispatched items early, and has not requested an item since.
+    /// Whether the worker has looked for a snapshot, and has not requested an item since.
     pub looked: bool,
-    /// The number of source items that the child has read in this pass, and the number of passes that the child has
-    /// completed.
+    /// The source items that the child has read in this pass, and the passes that it has completed.
     pub read: u8,
     pub pass: u32,
-    /// The number of the last source item, and the number of items computed from it that were not sent yet.
+    /// The last source item, and the number of items computed from it that were not sent yet.
     pub made: (u8, u8),
-    /// Whether the source has ended for this child.
     pub exhausted: bool,
     pub failed: bool,
     pub epoch: u32,
-    /// Whether the child has changed since its last snapshot, so that a further snapshot is allowed.
+    /// Whether the child has changed since its last snapshot.
     pub may_save: bool,
     /// The link on which the next snapshot will be sent.
     pub next_link: usize,
-    /// `share_account` describes the dispatched items that the worker has read in this pass, and `share_start`
-    /// describes the items that were read before the position from which the worker has resumed.
+    /// The dispatched items read in this pass, and the items read before the position from which the worker has
+    /// resumed.
     pub share_account: Account,
     pub share_start: Account,
     /// The snapshot of the dispatching process that the worker must still relay.
@@ -145,8 +136,8 @@ impl Child {
         }
     }
 
-    /// Returns the number of items that this child has computed in this epoch, including the items of children that it
-    /// replaces. Between two epochs, returns the position after all items.
+    /// The number includes the items of children that this child replaces. Between two epochs, the position is after
+    /// all items.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
@@ -162,21 +153,17 @@ impl Child {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// The main process is beginning an epoch: the number of the epoch, and how many children have not received the
-    /// command yet.
+    /// Beginning an epoch: its number, and how many children have not received the command yet.
     Telling(u32, usize),
     /// Replacing the previous thread that reads ahead.
     Replacing(u32),
-    /// Requesting the next item. The value is true if the main process has tried to receive the item, but no item was
-    /// ready.
+    /// Requesting the next item, and whether no item was ready at the first attempt.
     Reading(bool),
     Paused,
-    /// Calling a function in all children. The first value is the number of children that have not received the
-    /// function yet. The second value is true if the loader was paused before the call, and becomes paused again after
-    /// the call.
+    /// Calling a function: how many children have not received it yet, and whether the loader stays paused.
     Calling(usize, bool),
     Between,
-    /// Stopping all children. The value is the number of children that have already received the command to stop.
+    /// Stopping: how many children have already received the command to stop.
     Stopping(usize),
     Gone,
 }
@@ -193,37 +180,30 @@ pub enum Ended {
     Failed,
 }
 
-/// The parts of the model's state that most steps leave unchanged.
+/// Most steps leave these parts unchanged.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    /// For each child that was started as a replacement, the number of its items that the main process had received
-    /// when the replacement was started.
+    /// For each replacement, the number of its items that the main process had received when it was started.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
-    /// Complete records, which are compared with `books`, because `books` drops old entries.
+    /// Complete records to compare with `books`, which drops old entries.
     pub all: Part<Books<Graph>>,
-    /// The saved position from which the next epoch resumes.
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// A bit mask in which each child's bit is set if the child is a replacement that received the command for the
-    /// epoch when it was started.
+    /// A bit mask of the replacements that received the command for the epoch when they were started.
     pub told: u8,
 }
 
-/// The links of workers on other machines, if any.
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// `far` contains the copies of the workers' links that are on the other machines. `carriers` transfer units and
-    /// control words between the links and their copies.
+    /// The copies of the workers' links on the other machines.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
-    /// `dealing` contains the dispatching process's copies of its links to the workers, and `lanes` transfer items and
-    /// grants between these copies and the workers' copies.
+    /// The dispatching process's copies of its links to the workers, and the connections to the workers' copies.
     pub dealing: Links,
     pub lanes: Shared<Lane, WORKERS>,
 }
 
-/// The maximum number of workers in these loaders.
 pub const WORKERS: usize = 3;
 pub type Children = Shared<Child, { WORKERS + 1 }>;
 pub type Links = Shared<Link, WORKERS>;
@@ -231,7 +211,7 @@ pub type Links = Shared<Link, WORKERS>;
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
-    /// The epoch number in the streams. A resumed epoch gets a new number.
+    /// The epoch number in the streams, which is new for a resumed epoch.
     pub number: u32,
     pub epoch: u32,
     pub collecting: Part<Collecting>,
@@ -245,22 +225,18 @@ pub struct World {
     pub called: u8,
     pub thread: Option<Thread>,
     pub deaths: u8,
-    /// The number of snapshots that may still be taken, and of times that the epoch may still be resumed.
     pub snapshots: u8,
     pub resumes: u8,
-    /// The number of items that the user has received in this run of the epoch.
     pub given: u8,
-    /// The rule that a step has broken, if any.
     pub broken: Option<&'static str>,
     pub kept: Part<Kept>,
     pub children: Children,
-    /// The links from the workers to the main process, and from the dispatching process to the workers.
+    /// The links to the main process, and the links from the dispatching process to the workers.
     pub out: Links,
     pub dealt: Links,
     pub elsewhere: Part<Elsewhere>,
 }
 
-/// The data that all states of an exploration share.
 #[derive(Default)]
 pub struct Parts {
     collecting: Pool<Collecting>,
@@ -272,9 +248,7 @@ pub struct Parts {
     elsewhere: Pool<Elsewhere>,
 }
 
-/// The state of the model after a step, or the rule that the step breaks.
 pub type After = explore::After<World>;
-/// A function that is called with each step and the state of the model after this step.
 pub type Take<'a> = explore::Take<'a, Act, World>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -304,12 +278,11 @@ impl Setting {
         (0..self.children()).map(|index| self.fresh_child(index)).collect()
     }
 
-    /// Returns the numbers of the source items that a worker receives in a pass.
     pub fn share_of(&self, worker: usize) -> Vec<u8> {
         (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect()
     }
 
-    /// Returns the items that a worker computes in one pass, beginning with the worker's source item number `from`.
+    /// The items begin with the worker's source item number `from`.
     pub fn made_in(&self, worker: usize, from: usize) -> Vec<u8> {
         let share = self.share_of(worker);
         let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));
@@ -319,7 +292,6 @@ impl Setting {
         made.flatten().collect()
     }
 
-    /// Returns the items that a worker computes in all passes of an epoch, in order.
     pub fn made_by(&self, worker: usize) -> Vec<u8> {
         (0..self.passes).flat_map(|_| self.made_in(worker, 0)).collect()
     }
@@ -328,7 +300,6 @@ impl Setting {
         self.header.filter(|_| worker < self.leavers.min(self.workers))
     }
 
-    /// Returns the items that an epoch delivers, in strict order.
     pub fn expected(&self) -> Vec<u8> {
         let made = |worker| self.made_by(worker).into();
         let mut shares: Vec<VecDeque<u8>> = (0..self.workers).map(made).collect();

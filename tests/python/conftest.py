@@ -18,8 +18,8 @@ from fresh_processes import LEAN, run_python
 from http_server import Server, running
 from loopback import Loopback
 
-# Hypothesis's deadline would fail tests on a slow machine, so the deadline is disabled, and pytest-timeout limits each
-# test. Hypothesis tries the same examples in each run. `pytest --hypothesis-profile=random` searches for new examples.
+# pytest-timeout limits each test, because Hypothesis's deadline would fail tests on a slow machine. Each run tries the
+# same examples, whereas `pytest --hypothesis-profile=random` searches for new examples.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("project", settings.get_profile("random"), derandomize=True)
 settings.load_profile("project")
@@ -65,8 +65,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_finish() -> None:
     """Makes importing torch faster in processes that tests start (see `support/lean`).
 
-    The pytest process is excluded, because importing torch there could hide objects that a test has left behind.
-    """
+    In the pytest process, this could hide objects that a test has left behind."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if LEAN not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [LEAN, *paths]))
@@ -80,43 +79,37 @@ def lance_says_nothing_of_forks() -> None:
         lance.warnings = SimpleNamespace(warn=lambda *_, **__: None)  # type: ignore[attr-defined]
 
 
-#: Matches files with tests that start processes. Files that do not match contain only unit tests.
 STARTS = re.compile(
     r"subprocess|multiprocessing|MultiProcessing|num_workers|os\.fork|process_checks|_job\b|check_loader"
 )
 
 
 def is_alone(path: Path) -> bool:
-    """Returns whether none of the file's tests may run concurrently with other tests."""
     return path.stem.startswith(ALONE)
 
 
 def may_run_alone(path: Path) -> bool:
-    """Returns whether some of the file's tests may not run concurrently with other tests."""
     return is_alone(path) or "mark.alone" in path.read_text(encoding="utf-8")
 
 
 def is_of_ray(path: Path) -> bool:
-    """Returns whether the file contains tests that start Ray clusters."""
     return "*of_ray" in path.read_text(encoding="utf-8")
 
 
 def is_unit(path: Path) -> bool:
-    """Returns whether the file contains only tests that start no process."""
     return not may_run_alone(path) and not is_of_ray(path) and STARTS.search(path.read_text(encoding="utf-8")) is None
 
 
 def may_run_beside(path: Path) -> bool:
-    """Returns whether some of the file's tests may run concurrently with other tests."""
     return not is_alone(path) and not is_of_ray(path)
 
 
-#: For each value of pytest's option `-m`, a function that returns whether a file may contain such tests.
+#: For each value of pytest's option `-m`, returns whether a file may contain such tests.
 HAS_SOME = {"alone": may_run_alone, "not alone and not ray": may_run_beside, "ray": is_of_ray, "unit": is_unit}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skips files that contain no test of the requested kind, because importing these files would take long."""
+    """Skips files without a test of the requested kind, because importing files takes long."""
     has_some = HAS_SOME.get(config.option.markexpr)
     if has_some is None or not collection_path.match("test_*.py"):
         return None
@@ -124,7 +117,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests that must not run concurrently with other tests, and tests that start no process."""
     for item in items:
         if is_alone(item.path):
             item.add_marker("alone")
@@ -136,24 +128,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the package behave as if torch were not imported."""
     monkeypatch.setitem(sys.modules, "torch", None)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_heap() -> None:
-    """Excludes objects of imports and of earlier test files from garbage collection, so that the many collections in
-    the tests are fast.
-    """
+    """Excludes existing objects from garbage collection, so that the many collections in tests are fast."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _every_interrupt_is_raised() -> Iterator[None]:
-    """Removes Hypothesis's callback from the garbage collector, because a KeyboardInterrupt in the callback is only
-    printed.
-    """
+    """Removes Hypothesis's callback from the garbage collector, because a KeyboardInterrupt in it is only printed."""
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     yield
@@ -162,9 +149,8 @@ def _every_interrupt_is_raised() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _this_process_is_no_worker() -> Iterator[None]:
-    """Fails a test that does not reset torch's worker info, because later loaders in this process would read only a
-    worker's shard.
-    """
+    """Fails a test that leaves torch's worker info set, because later loaders would read only the shard of this
+    worker."""
     yield
     worker = sys.modules.get("torch.utils.data._utils.worker")
     info = getattr(worker, "_worker_info", None)
@@ -175,7 +161,7 @@ def _this_process_is_no_worker() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds the documentation like `make docs`, and returns its folder. A warning of Sphinx fails the build."""
+    """Builds the documentation, and fails at warnings of Sphinx."""
     for module in ("furo", "myst_parser", "sphinx"):
         pytest.importorskip(module, reason="it is a tool of development")
     root = tmp_path_factory.getbasetemp()
@@ -197,7 +183,6 @@ def _build_site(folder: Path) -> None:
 
 @pytest.fixture
 def loopback() -> Loopback:
-    """Returns a link with both ends in this process."""
     return Loopback()
 
 
@@ -209,7 +194,7 @@ def _web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def web(_web: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """Runs an HTTP server for an empty folder. No proxy is used, and retries wait only briefly."""
+    """Runs an HTTP server for an empty folder, without a proxy, and with short pauses before retries."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")

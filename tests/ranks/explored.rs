@@ -1,4 +1,4 @@
-//! Explores all orders of events in a small job. One rank has a fault, which may occur at any step.
+//! Explores all orders of events in a small job, in which one rank has a fault at any step.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,26 +8,22 @@ use torchdata_core::ranks::member::Member;
 use torchdata_core::ranks::message::Message;
 use torchdata_core::ranks::{Answer, Fault, WATCH};
 
-/// The number of operations of each rank, not counting the opening.
+/// The operations of each rank, without the opening.
 const OPERATIONS: u64 = 2;
 
-/// The fault of one rank, which occurs once, at any step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Harm {
     None,
-    /// The rank's process exits, and its connections break.
+    /// The process of the rank exits, and its connections break.
     Dies,
     /// The rank is stopped, so that it neither sends heartbeats nor receives messages.
     Stops,
     /// The program of the rank reaches no further operation, but the process runs.
     Hangs,
-    /// The rank leaves the job normally before its next operation.
     Parts,
-    /// The rank abandons an operation.
     Leaves,
 }
 
-/// A whole job: its ranks, the messages in transit, and the time.
 #[derive(Clone, Hash, PartialEq, Eq)]
 struct Rank {
     waits: Option<u64>,
@@ -41,10 +37,10 @@ struct Job {
     hub: Hub,
     members: Vec<Member>,
     ranks: Vec<Rank>,
-    /// For each member, the messages in transit: `up` to the hub, and `down` from the hub.
+    /// For each member, the messages in transit to and from the hub.
     up: Vec<VecDeque<Message>>,
     down: Vec<VecDeque<Message>>,
-    /// For each member, whether its connection to the hub ends after the messages in transit.
+    /// For each member, whether its connection ends after the messages in transit.
     up_ends: Vec<bool>,
     down_ends: Vec<bool>,
     gone: Vec<bool>,
@@ -59,9 +55,8 @@ enum Step {
     ToHub(usize),
     ToMember(usize),
     Harm,
-    /// The program of a rank exits after a failed operation, and closes the rank's connections.
+    /// The program of a rank exits after a failed operation.
     Exit(usize),
-    /// Time passes until the waiting ranks reach their timeouts, one after another.
     TimePasses,
 }
 
@@ -77,7 +72,7 @@ impl Explorer {
         Self { size, victim, harm, start: Instant::now() }
     }
 
-    /// Explores all orders of events. Returns the number of states that were visited.
+    /// Returns the number of states that were visited.
     pub fn run(&self) -> usize {
         let mut seen = HashSet::new();
         let mut open = vec![self.begin()];
@@ -166,8 +161,7 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // Time passes only if no other step is possible, because the timeout is longer than all other durations in the
-        // job.
+        // The timeout is longer than all other durations, so time passes only if no other step is possible.
         let wait = job
             .ranks
             .iter()
@@ -261,7 +255,6 @@ impl Explorer {
         }
     }
 
-    /// Transmits outgoing messages, and returns results to the ranks that wait for them.
     fn deliver(&self, job: &mut Job) {
         for (rank, message) in job.hub.outgoing() {
             if !self.stands_still(job, 0) {
@@ -316,7 +309,6 @@ impl Explorer {
         }
     }
 
-    /// Checks that every rank has finished all operations, or has reported the rank that failed.
     fn check_end(&self, job: &Job) {
         for (number, rank) in job.ranks.iter().enumerate() {
             if number != self.victim || self.harm == Harm::None {

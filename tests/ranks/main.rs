@@ -1,5 +1,4 @@
-//! Tests the guarantees of the hub and its members, by exploring all orders of events in a small job with a fault at
-//! any step.
+//! Explores all orders of events in a small group of ranks, with a fault at any step.
 
 mod explored;
 mod over_sockets;

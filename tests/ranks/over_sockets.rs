@@ -68,7 +68,7 @@ fn the_last_messages_of_a_hub_that_leaves_arrive() {
     assert_eq!(end_of(&member, operation), Answer::Failed(left));
 }
 
-/// Returns the number of bytes that a hub accepts from an unrelated connection before the hub closes the connection.
+/// Returns how many bytes a hub accepts from an unrelated connection before the hub closes it.
 fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
     stranger.set_nonblocking(true).unwrap();
     let (flood, mut taken) = ([5, 0, 0].repeat(10_000), 0);

@@ -53,7 +53,7 @@ impl OpenError {
     }
 }
 
-/// The other process has violated the protocol of the link, so nothing more can be read from the link.
+/// The other process violated the protocol of the link, so the link is no longer usable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);
@@ -74,7 +74,6 @@ pub enum TakeError {
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);
 
-/// Explains which limit was reached and how to raise it. The text is empty if users cannot change the limit.
 fn way_out(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EMFILE) => {

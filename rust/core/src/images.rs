@@ -1,6 +1,4 @@
 //! Resizes parts of decoded images like Pillow, by a convolution that is wider for stronger reductions.
-//!
-//! The crate `fast_image_resize` implements the convolution with vector instructions.
 
 use std::cell::RefCell;
 
@@ -12,7 +10,7 @@ use crate::strided::Strided;
 
 pub use fast_image_resize::FilterType as Filter;
 
-/// The maximum scratch memory that a thread keeps between two images, in bytes.
+/// The maximum memory in bytes that a thread keeps between two images.
 const MOST_KEPT: usize = 16 << 20;
 
 /// The reason why an image cannot be resized.
@@ -83,7 +81,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Resizes a region of `source` into `out`. Only pixels that overlap the region affect the result.
+/// Resizes a region of `source` into `out`.
 pub fn resize(
     source: Pixels<'_>,
     region: Region,
@@ -117,7 +115,6 @@ pub fn resize(
     })
 }
 
-/// Checks that a buffer has exactly the size of an image.
 fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), ResizeError> {
     let pixels = (width as usize).checked_mul(height as usize);
     match pixels.and_then(|pixels| pixels.checked_mul(channels)) {
@@ -126,9 +123,7 @@ fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), R
     }
 }
 
-/// Resizes an image region into rows of pixels, from left to right. The pixel type is a parameter, so only the code for
-/// two types is compiled. Floating-point channels are not supported, because their results could differ between two
-/// builds.
+/// Floating-point channels are not supported, because results could differ between two builds.
 fn convolve<P: PixelTrait>(
     resizer: &mut Resizer,
     source: Pixels<'_>,
@@ -142,7 +137,6 @@ fn convolve<P: PixelTrait>(
     if !(within && left < right && top < bottom) {
         return Err(ResizeError::Region);
     }
-    // The smallest rectangle of whole pixels that contains the region.
     let (column, row) = (left.floor(), top.floor());
     let (width, height) = (right.ceil() - column, bottom.ceil() - row);
     let whole =
@@ -159,7 +153,6 @@ fn convolve<P: PixelTrait>(
     resizer.resize_typed(&part, &mut made, &options).map_err(|_| ResizeError::Region)
 }
 
-/// Copies the resized rows into `out` in the order that the target requires.
 fn lay_out(rows: &[u8], channels: usize, target: Target, out: &mut [u8]) {
     let (width, height) = (target.width as usize, target.height as usize);
     let step = channels as isize;

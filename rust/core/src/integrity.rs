@@ -1,24 +1,24 @@
-//! Detects damage in shared memory, in single words and in whole units.
+//! Detects damage in shared memory, for single words and for whole units (messages).
 //!
-//! The checks detect accidental damage, such as stray writes, but not attacks. Control words, cursors and units carry
-//! check bits. Blocks have no checksum, because computing it would cost as much as a copy.
+//! The checks detect accidental damage, such as stray writes, but not attacks. Large buffers have no checksum, because
+//! computing it would cost as much as a copy.
 
 /// An odd constant, so that every change within one byte of a value changes the check.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A constant that makes a word of zeros invalid, because wiped memory consists of zeros.
 const NOT_ZERO: u64 = 0x5bd1;
 /// `KEYS` are combined with the operands of the multiplications, because a product of zeros would be zero. `STEPS` are
-/// added to the keys for each pair of words, so that swapped words change the checksum. The constants are digits of pi.
+/// added to the keys for each pair of words, so that swapped words change the checksum.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
-/// The number of bits of a sealed value. The upper bits of a sealed word contain a check of the value.
+/// The number of bits of a sealed value.
 pub const SEALED_BITS: u32 = 48;
 const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
 /// Returns a sealed word for shared memory: the lower 48 bits of `value`, and a check in the upper bits.
 ///
-/// The check always detects a change within one byte, and detects any other change with a probability of 1 - 2^-16.
+/// A change within one byte is always detected, and other changes with a probability of 1 - 2^-16.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
     let value = value & SEALED;
@@ -47,15 +47,12 @@ fn fold(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Returns 30 bits that depend on a value and on its position.
 #[inline]
 pub(crate) fn placed(value: u64, place: u64) -> u64 {
     fold(value ^ KEYS[0], place ^ KEYS[1]) >> 34
 }
 
-/// The checksum of a unit, which includes the unit's position, header, block table and payload, in this order.
-///
-/// The checksum is a sum of products of two words, so that the multiplications do not depend on each other.
+/// The checksum of a unit is a sum of products of two words, so that the multiplications do not depend on each other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checksum {
     sum: u64,
@@ -63,7 +60,8 @@ pub(crate) struct Checksum {
 }
 
 impl Checksum {
-    /// Starts the checksum with the position of the unit, so that units from an earlier lap of the ring are invalid.
+    /// Starts the checksum with the position of the unit, so that old units from an earlier lap of the ring are
+    /// invalid.
     #[inline]
     pub fn at(position: u64) -> Self {
         Self { sum: 0, keys: KEYS }.words(position, 0)
@@ -78,9 +76,9 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes and adds them to the checksum. The checksum does not include `len`, so the words that were
-    /// added before must contain the length. Each byte is read only once, so that the copied bytes are the bytes in the
-    /// checksum. One loop copies and sums the bytes, because a second loop would have to wait until the copy is stored.
+    /// Copies `len` bytes and adds them to the checksum. The caller must also add the number `len` itself to the
+    /// checksum. Each byte is read only once, so that the copied bytes are the bytes in the checksum. A separate loop
+    /// for the checksum would have to wait until the copied bytes are stored.
     ///
     /// Bytes after the end of the copy, up to a multiple of 8, are also written: zeros, unless the source is `PADDED`.
     ///
@@ -114,7 +112,6 @@ impl Checksum {
         self
     }
 
-    /// Returns the checksum of the words that were added since `before`, independent of the unit's position.
     #[inline]
     pub fn since(self, before: Self) -> u64 {
         self.sum.wrapping_sub(before.sum)
@@ -126,8 +123,6 @@ impl Checksum {
     }
 }
 
-/// Copies a value at offset `at` from `from` to `to`, and returns it.
-///
 /// # Safety
 /// The value is readable in `from` and writable in `to`.
 #[inline(always)]
@@ -140,7 +135,7 @@ unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
     }
 }
 
-/// Returns the last `len % 8` bytes as the lowest bytes of a word whose other bytes are 0. `len % 8` must not be 0.
+/// Returns the last `len % 8` bytes as the lowest bytes of a word whose other bytes are 0.
 ///
 /// # Safety
 /// `from` is readable for `len` bytes.
@@ -156,10 +151,10 @@ unsafe fn last_word(from: *const u8, len: usize) -> u64 {
     }
 }
 
-/// The number of words from which the sample of a large buffer is computed.
 const SAMPLES: usize = 16;
 
-/// Returns 16 bits that depend on a buffer's length and on a few words. Reading all words would take as long as a copy.
+/// Returns 16 bits that depend on a buffer's length and on a few words, because reading all words would cost as much as
+/// a copy.
 ///
 /// # Safety
 /// `data` is readable for `len` bytes.
@@ -180,7 +175,6 @@ pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     sum >> 48
 }
 
-/// Computes a hash of the contents of a unit, which does not depend on the unit's position in the ring.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Digest {
     buffers: u64,
@@ -192,7 +186,7 @@ impl Digest {
         self.buffers = fold(self.buffers ^ KEYS[1], word ^ KEYS[0]);
     }
 
-    /// Returns the digest of a unit. `payload` is the checksum of the payload, and `len` its length.
+    /// `payload` is the checksum of the payload.
     #[inline]
     pub fn finish(self, payload: u64, len: usize) -> u64 {
         self.buffers ^ payload ^ (len as u64).wrapping_mul(WORD)
@@ -214,7 +208,7 @@ mod tests {
                 }
             }
         }
-        // A change within one byte changes the product by at least 2^48, so the check in the upper bits changes, too.
+        // A change within one byte changes the product by at least 2^48, and so the check in the upper bits.
         for byte in 0..6 {
             for change in 1..=255_u64 {
                 let moved = (change << (8 * byte)).wrapping_mul(WORD);
@@ -259,7 +253,6 @@ mod tests {
             assert_eq!(sum(4096, 0, &bytes), right);
             assert_eq!(copy[..len], bytes[..len], "copied as they were summed");
 
-            // If no readable byte follows the source, the copy is padded with zeros.
             let exact = bytes[..len].to_vec();
             let mut copy = vec![255; padded];
             // SAFETY: the source has `len` bytes, and the copy has the padded length.

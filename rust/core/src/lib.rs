@@ -1,6 +1,6 @@
 //! The engine of torchdata-rs, in plain Rust, without Python.
 //!
-//! `docs/architecture.md` explains the parts of the engine and the path of an item.
+//! See `docs/architecture.md`.
 
 pub mod error;
 pub mod formats;

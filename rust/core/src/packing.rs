@@ -9,7 +9,7 @@ pub fn positions(sizes: &[u32]) -> Vec<i64> {
     all
 }
 
-/// Returns the start of each piece, and the end of the last piece. Returns None for a row of 2³¹ tokens or more.
+/// Returns the start of each piece and the end of the last piece, or None if a row has 2³¹ tokens or more.
 pub fn bounds(sizes: &[u32]) -> Option<Vec<i32>> {
     let mut all = Vec::with_capacity(sizes.len() + 1);
     let mut end = 0_i32;

@@ -1,17 +1,12 @@
 //! The rotation (round robin) in which items are collected from, or distributed to, several peers.
 //!
-//! The main process takes items from its workers in rotation, and the dispatching process distributes items to the
-//! workers in rotation. Each rotation is a [`RoundRobin`], which performs no I/O and never waits. The caller asks which
-//! peer is next, transfers an item, and reports the result.
-//!
-//! Peers follow each other in numerical order, without peers that have ended. An epoch begins with peer 0.
+//! An epoch begins with peer 0, and peers that have ended are skipped.
 
 /// A rotation that skips peers that have ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
     ended: Vec<bool>,
     live: usize,
-    /// The next peer, which is active unless all peers have ended.
     current: usize,
     in_order: bool,
 }
@@ -29,7 +24,7 @@ impl RoundRobin {
         self.current = 0;
     }
 
-    /// Starts with all peers active and this peer as the next peer. Panics if no peer has the number `peer`.
+    /// Starts with all peers active and `peer` as the next peer.
     pub fn start_at(&mut self, peer: usize) {
         assert!(peer < self.ended.len(), "there are {} peers, so there is no peer {peer}", self.ended.len());
         self.start();
@@ -58,8 +53,7 @@ impl RoundRobin {
         }
     }
 
-    /// Marks a peer as ended, unless it has already ended. If `peer` was the next peer, the following active peer
-    /// becomes the next peer. Panics if no peer has the number `peer`.
+    /// Marks a peer as ended, and skips the peer from now on.
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;
@@ -69,7 +63,7 @@ impl RoundRobin {
         }
     }
 
-    /// Returns whether a peer has ended. Panics if the peer does not exist.
+    /// Returns whether a peer has ended.
     pub fn is_ended(&self, peer: usize) -> bool {
         self.ended[peer]
     }
@@ -79,8 +73,8 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the next peer, or None if this peer is not `ready`. Without strict order, the first ready peer becomes
-    /// the next peer. Call [`advance`](Self::advance) after taking the item.
+    /// Returns the next peer if it is `ready`. Without strict order, the first ready peer becomes the next peer. Call
+    /// [`advance`](Self::advance) after taking the item.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

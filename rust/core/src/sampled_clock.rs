@@ -1,7 +1,6 @@
-//! A clock that is read only in some of the calls.
+//! A clock for loops that run once per item, but have to do some work only every few milliseconds.
 //!
-//! A loop that runs once per item may have to do some work every few milliseconds, even if its items take only a
-//! microsecond. Reading the clock costs some tens of nanoseconds, which matters if items are small.
+//! Reading the clock costs some tens of nanoseconds, which matters if items are small.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +45,6 @@ impl SampledClock {
 mod tests {
     use super::*;
 
-    /// Returns the numbers of calls between successive readings of the clock, if `call` passes between two calls.
     fn steps(clock: &mut SampledClock, now: &mut Instant, call: Duration, looks: usize) -> Vec<u32> {
         let mut found = Vec::new();
         while found.len() < looks {

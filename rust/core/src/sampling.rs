@@ -1,17 +1,16 @@
-//! A fast version of Python's `random.Random.sample` for a whole population.
+//! Computes Python's `random.Random.sample` for a whole population, but faster.
 //!
-//! The generator is MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS 8, 1998), as in CPython. The
-//! sampler starts from a state of Python's generator, so Python determines how a seed is converted to a state.
+//! The generator is MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS 8, 1998), as in CPython.
+//! Python determines how a seed is converted to the state from which the sampler starts.
 
 /// The number of words in the generator's state.
 pub const WORDS: usize = 624;
-/// The distance between words that are combined when new words are computed.
 const MIDDLE: usize = 397;
 
 /// The random number generator.
 pub struct MersenneTwister {
     words: [u32; WORDS],
-    /// The index of the next word, or `WORDS` if new words must be computed.
+    /// The index is `WORDS` if new words must be computed.
     next: usize,
 }
 
@@ -43,8 +42,7 @@ impl MersenneTwister {
         word ^ (word >> 18)
     }
 
-    /// Returns a random number below `limit`, which must not be 0. Like Python, this function draws another number
-    /// while the number is too large.
+    /// Like Python, this function draws another number while the number is too large.
     fn below(&mut self, limit: u32) -> u32 {
         let spare = limit.leading_zeros();
         loop {
@@ -72,7 +70,7 @@ impl MersenneTwister {
 mod tests {
     use super::*;
 
-    /// Returns the state that the reference implementation computes from a seed with `init_genrand`.
+    /// Computes the state like `init_genrand` of the reference implementation.
     fn seeded(seed: u32) -> MersenneTwister {
         let mut words = [seed; WORDS];
         for place in 1..WORDS {

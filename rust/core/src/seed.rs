@@ -1,19 +1,15 @@
 //! Creates the seeds for all random operations of a pipeline from one number.
 //!
 //! A generator consists of two streams of random numbers, computed by ChaCha12 (Bernstein 2008, `rand_chacha`). The
-//! *shared* stream is the same on all ranks and workers with the same seed. The *worker* stream is a copy of the shared
-//! stream until `spawn` makes it independent. The seeds of pipes before the sharding come from the shared stream, so
-//! these pipes produce the same order in each worker as in a single process. A generator is defined by a key and a
-//! position, so its state is small and exact.
+//! *shared* stream is equal on all ranks and workers with the same seed. The *worker* stream is a copy of the shared
+//! stream until `spawn` makes it independent. Pipes before the sharding use the shared stream, so that each worker
+//! produces the order of a single process.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// The version of the format of [`SeedGenerator::export`].
 const STATE_VERSION: u8 = 1;
-/// The number of bytes of an exported state, which contains the version, and the key and position of both streams.
 const STATE_LEN: usize = 1 + 2 * (32 + 16);
-/// A constant that is part of every key that is computed from a seed.
 const SHARED: u64 = 0x7368_6172_6564; // "shared"
 
 /// An error: the bytes are not a valid exported state.
@@ -56,24 +52,23 @@ impl SeedGenerator {
         *self = Self::new(seed);
     }
 
-    /// Returns a seed from the shared stream. Generators that were created from one seed return equal seeds.
+    /// Returns a seed from the shared stream.
     pub fn generate_shared_seed(&mut self) -> u64 {
         self.shared.next_u64()
     }
 
-    /// Returns a seed that differs between ranks and workers. Without `spawn`, equals `generate_shared_seed`.
+    /// Returns a seed that differs between ranks and workers. Without `spawn`, the seed equals `generate_shared_seed`.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }
 
-    /// Returns the generator of child `id`. The child's generator continues the shared stream of this generator, and
-    /// has an independent worker stream. This generator does not change.
+    /// Returns the generator of child `id`, which continues the shared stream and has an independent worker stream.
     ///
-    /// The child's key is computed from the parent's key, the parent's position and `id`. Therefore children of
-    /// different parents, such as workers of two ranks, are independent.
+    /// The child's key is computed from the parent's key, position and `id`, so children of different parents are
+    /// independent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
-        // The parent's own draws never use this ChaCha stream, because its stream number identifies the child.
+        // The stream number identifies the child, so the parent's own draws never use this ChaCha stream.
         let position = mixer.get_word_pos() as u64;
         mixer.set_stream(id.wrapping_add(1));
         let words = std::array::from_fn(|_| mixer.next_u64());
@@ -117,7 +112,7 @@ impl SeedGenerator {
 mod tests {
     use super::*;
 
-    /// Compares recorded seeds, because other seeds would change the order of every seeded pipeline.
+    /// Other seeds would change the order of every seeded pipeline.
     #[test]
     fn known_seeds_do_not_change() {
         let mut seeds = SeedGenerator::new(42);

@@ -1,41 +1,36 @@
 //! Copies elements with gaps between them, for example of a flipped or cropped image, into contiguous memory.
-//!
-//! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {
     count: usize,
-    /// The distance in bytes from one element to the next.
     stride: isize,
 }
 
 const ONE: Axis = Axis { count: 1, stride: 0 };
 
-/// The maximum length of a group of elements in bytes.
 const LONGEST_GROUP: usize = 8;
-/// The number of groups that are copied as a block, so that the memory of the block stays in the cache.
+/// The number of groups that are copied as a block, which stays in the cache.
 const BLOCK: usize = 1024;
 
-/// The layout of elements in memory. The axes are in the order in which the elements are copied.
+/// The layout of elements in memory.
 #[derive(Debug, Clone)]
 pub struct Strided {
-    /// The axes that are not part of a line, outermost first.
+    /// The axes outside of `line`, outermost first.
     around: Vec<Axis>,
     line: Axis,
-    /// The elements within a group.
     group: Axis,
     run: usize,
     len: usize,
 }
 
-/// Returns the order of an array's axes in memory, outermost first. Copying in this order reads the memory as
-/// sequentially as possible. Axes with equal strides keep their order. With a stride of 0, all axes do.
+/// Returns the order of an array's axes, outermost first, in which the memory is read as sequentially as possible. If a
+/// stride is 0, the order of the axes does not change.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // The stride of an axis with one element has no meaning, so this axis uses the stride of the preceding axis.
+    // The stride of an axis with one element has no meaning, so the stride of the preceding axis is used.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };
@@ -139,7 +134,7 @@ unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
     unsafe { from.offset(index as isize * axis.stride) }
 }
 
-/// Copies `run` bytes for each element of `axis`. The copies are `step` bytes apart in `to`.
+/// Consecutive copies are `step` bytes apart in `to`.
 ///
 /// # Safety
 /// `run` bytes are readable at each element of `axis`, and `to` is writable for each copy.

@@ -18,7 +18,6 @@ pub fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     Ok(borrowed.try_clone_to_owned()?)
 }
 
-/// Takes ownership of a descriptor from Python.
 pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
     let copy = duplicate(fd)?;
     // SAFETY: the caller has given the descriptor away, and `duplicate` has shown that it is open.
@@ -26,8 +25,8 @@ pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
     Ok(copy)
 }
 
-/// A descriptor that is closed when its last reference is dropped, without running Python code. With a `__del__`
-/// method, an exception of a signal handler could leak the descriptor.
+/// A descriptor that is closed with its last reference, without running Python code. With a `__del__` method, an
+/// exception of a signal handler could leak the descriptor.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
 
@@ -44,13 +43,12 @@ impl OwnedDescriptor {
 
 #[pymethods]
 impl OwnedDescriptor {
-    /// Takes ownership of a descriptor. The object keeps a duplicate of `fd`, and `fd` itself is closed.
     #[new]
     fn new(fd: i32) -> PyResult<Self> {
         Ok(Self(Mutex::new(Some(take_fd(fd)?))))
     }
 
-    /// Returns the number of the descriptor, or -1 if it is closed.
+    /// Returns -1 if the descriptor is closed.
     fn fileno(&self) -> i32 {
         self.held().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }

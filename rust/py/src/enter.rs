@@ -1,7 +1,7 @@
-//! Waits for events without the GIL. A wait consists of time slices. Python's signals are handled between two slices.
+//! Waits for events without the GIL, in slices of time between which Python's signals are handled.
 //!
-//! An exception that a signal handler raises ends the wait and is returned. No event is lost, because an event during a
-//! slice ends the wait before signals are handled, and a later event ends the next wait.
+//! An exception from a signal handler ends the wait and is returned. No event is lost: an event during a slice ends the
+//! wait before signals are handled, and a later event ends the next wait.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The slices of a wait. The first slice takes `first`. Each later slice is twice as long, up to `longest`.
+/// Each slice is twice as long as the preceding slice, up to `longest`.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,
@@ -18,20 +18,19 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// The slices if the awaited event always interrupts the sleep.
+    /// The slices for events that always interrupt the sleep.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// The slices if the awaited event usually interrupts the sleep. The first slice is short, because a fast producer
-    /// that becomes slow may publish items without waking up the consumer (see `torchdata_core::link::wake`).
+    /// The slices for events that usually interrupt the sleep. The first slice is short, because a fast producer that
+    /// becomes slow may not wake up the consumer (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
 
-/// Waits up to `limit` for an event. Returns whether the event has occurred.
+/// Waits up to `limit`, and returns whether the event has occurred.
 ///
 /// # Arguments
-/// * `sleep` - sleeps for at most one slice, without the GIL. Returns whether the event has occurred.
-/// * `look` - checks for the event while the GIL is held. Called after each slice in which the event did not occur,
-///   once signals were handled. Returns whether the event has occurred.
+/// * `sleep` - sleeps for at most one slice without the GIL, and returns whether the event has occurred.
+/// * `look` - checks for the event with the GIL, after a slice without the event and after signals were handled.
 pub fn wait(
     py: Python<'_>,
     limit: Option<Duration>,
@@ -58,8 +57,8 @@ pub fn wait(
     }
 }
 
-/// Waits up to `limit` for an event that must be checked regularly. Returns whether the event has occurred. `look`
-/// checks for the event. `look` is called immediately, and then after each slice of the wait.
+/// Waits like `wait`, for an event that must be checked regularly. `look` checks for the event immediately, and then
+/// after each slice.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

@@ -1,13 +1,9 @@
-//! A base class whose finalizer always completes, even if Ctrl-C interrupts it.
+//! Defines a base class whose finalizer always completes, even if Ctrl-C interrupts it.
 //!
-//! Python handles signals in a `__del__` method as in all other code, but ignores exceptions that `__del__` raises. If
-//! Ctrl-C interrupted a `__del__` method, the object would not be finalized, and the KeyboardInterrupt would be lost.
-//! Therefore the finalizer is implemented in Rust, where no signals are handled. The finalizer calls the method
-//! `_finalize`. If a signal interrupts this call, the finalizer calls `_finalize` again with an argument that reports
-//! the interruption. The last call of `_finalize` must raise the KeyboardInterrupt after finalizing the object. If the
-//! attribute `_ended` of an object is true, there is nothing to finalize, so the finalizer runs no Python code.
-//!
-//! The finalizer runs in any thread that drops the last reference or collects garbage.
+//! If Ctrl-C interrupts a `__del__` method, Python ignores the KeyboardInterrupt, and the object is not finalized.
+//! Therefore the finalizer is implemented in Rust, where no signals are handled, and calls the method `_finalize`. If a
+//! signal interrupts `_finalize`, it is called again, must finalize the object, and then raise the KeyboardInterrupt.
+//! If the attribute `_ended` of an object is true, the finalizer runs no Python code.
 
 use std::ffi::{c_int, c_void};
 
@@ -18,10 +14,9 @@ use pyo3::types::{PyBool, PyDict, PyType};
 
 use crate::panics::caught;
 
-/// The maximum number of attempts. An attempt is repeated only if a Ctrl-C has interrupted it.
 const TRIES: usize = 1000;
 
-/// Creates the type. A derived class inherits `__del__`, and must have a method `_finalize(interrupted)`.
+/// A derived class must have a method `_finalize(interrupted)`.
 pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let slot = |number: c_int, pointer: *mut c_void| ffi::PyType_Slot { slot: number, pfunc: pointer };
     let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`.";
@@ -42,7 +37,7 @@ pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// The finalizer. If an exception is being raised when the object is dropped, the finalizer preserves that exception.
+/// If the object is dropped while an exception is raised, this exception is preserved.
 unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     let run = |py: Python<'_>| {
         // SAFETY: the interpreter keeps the object alive during the call.
@@ -60,13 +55,13 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
         ffi::PyErr_Fetch(&mut kind, &mut value, &mut traceback);
         caught((), || Python::attach_unchecked(run));
         if !ffi::PyErr_Occurred().is_null() {
-            ffi::PyErr_WriteUnraisable(object); // must not replace an exception of the caller
+            ffi::PyErr_WriteUnraisable(object);
         }
         ffi::PyErr_Restore(kind, value, traceback);
     }
 }
 
-/// Returns whether `_ended` is true. Reads the object's dictionary, because an attribute lookup could run Python code.
+/// An attribute lookup could run Python code, so the object's dictionary is read.
 fn has_ended(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: the object exists, and the context may be NULL.
     let found = unsafe {
@@ -77,7 +72,6 @@ fn has_ended(object: &Bound<'_, PyAny>) -> bool {
         .is_ok_and(|ended| ended.is_some_and(|ended| ended.is(PyBool::new(object.py(), true))))
 }
 
-/// Calls `_finalize` until a call is not interrupted.
 fn finished(object: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = object.py();
     let mut outcome = Ok(());

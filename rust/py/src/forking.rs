@@ -1,9 +1,8 @@
-//! Delays a fork until the lock of PyTorch's global generator, which only a Python function can take, is free.
+//! Delays a fork until the lock of PyTorch's global generator is free, which only a Python function can take.
 //!
 //! The hook of the C library is used because it runs after Python's own hooks, which may release the GIL. The GIL is
-//! not released between this hook and the fork, so a thread that has drawn a random number must wait for the GIL before
-//! it draws another number. The forking thread takes and releases the lock of PyTorch's generator repeatedly, so that a
-//! thread that waits for the lock without the GIL can take it.
+//! not released between this hook and the fork, so other threads cannot start to draw random numbers. The forking
+//! thread takes and releases the lock repeatedly, so that a thread that waits for the lock without the GIL can take it.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,18 +11,18 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// A call of `take` that lasts longer than this had to wait for the lock. Without a wait, the call lasts about 3 µs.
+/// A call of `take` that lasts longer than this had to wait, because a call without a wait lasts about 3 µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
-/// If a call of `take` had to wait, this many further calls must find the lock free before the process forks. Other
-/// threads can take the lock during `PAUSE` between two calls.
+/// After a wait, this many further calls must find the lock free before the process forks. Other threads can take the
+/// lock during `PAUSE` between two calls.
 const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
-/// The maximum time by which a fork is delayed. All other threads that need the GIL are blocked during this time.
+/// A fork is delayed by at most this time, because threads that need the GIL are blocked meanwhile.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
-    /// The function that takes and releases PyTorch's lock. Only set in a thread that is about to fork. `RETURNED`
-    /// keeps the results of this function until after the fork, because dropping a tensor releases the GIL.
+    /// The function that takes and releases PyTorch's lock, in a thread that is about to fork. `RETURNED` keeps the
+    /// results of this function until after the fork, because dropping a tensor releases the GIL.
     static TAKE: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }

@@ -1,11 +1,10 @@
-//! Values that are only accessed by threads that are attached to the interpreter.
+//! Stores values that only threads attached to the interpreter access.
 //!
-//! With a GIL, one thread is attached at a time, so plain loads and stores are sufficient. A free-threaded interpreter
-//! attaches many threads at once, so the free-threaded extension uses a mutex and atomic operations. With a GIL, a
-//! `RefCell` is used, because a mutex takes ten times as long, which is several percent of a small item's time.
+//! With a GIL, plain loads and stores suffice, whereas a free-threaded interpreter needs a mutex and atomic operations.
+//! A mutex would take ten times as long as a `RefCell`, which is several percent of a small item's time.
 //!
-//! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads. A thread stops only between calls
-//! into the interpreter, never during an access, so a child inherits no locked mutex.
+//! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads, never during an access, so a child
+//! inherits no locked mutex.
 
 #[cfg(not(Py_GIL_DISABLED))]
 use std::cell::RefCell as Cell;
@@ -15,8 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 
-/// A value that threads access one at a time, while they are attached to the interpreter. A thread neither waits nor
-/// runs Python code during an access, so signal handlers and other threads find a consistent value.
+/// No thread waits or runs Python code during an access, so signal handlers and other threads find a consistent value.
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: `with` requires a token of the interpreter, which only one thread has at a time, and no `look` releases the
@@ -29,7 +27,7 @@ impl<T> GilCell<T> {
         Self(Cell::new(value))
     }
 
-    /// Calls `look` with the value. `look` must not run Python code, or detach from the interpreter.
+    /// `look` must not run Python code, or detach from the interpreter.
     #[inline]
     pub fn with<R>(&self, _py: Python<'_>, look: impl FnOnce(&mut T) -> R) -> R {
         #[cfg(not(Py_GIL_DISABLED))]
@@ -43,7 +41,6 @@ impl<T> GilCell<T> {
 /// SYNC(gil): pairs with itself, because all operations on a `GilNumber` use this order.
 const ORDER: Ordering = if cfg!(Py_GIL_DISABLED) { Ordering::SeqCst } else { Ordering::Relaxed };
 
-/// A number that threads only change while they are attached to the interpreter.
 #[derive(Default)]
 pub struct GilNumber(AtomicU64);
 
@@ -71,7 +68,6 @@ impl GilNumber {
         }
     }
 
-    /// Stores `new` if the current number is `old`. Returns whether `new` was stored.
     #[inline]
     pub fn replace(&self, old: u64, new: u64) -> bool {
         if cfg!(Py_GIL_DISABLED) {

@@ -53,7 +53,6 @@ pub fn resize_pixels(
     done.map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Returns the shape of a contiguous array with three axes.
 fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     let shape: Option<Vec<u32>> = buffer.shape().iter().map(|&size| u32::try_from(size).ok()).collect();
     match shape.as_deref() {
@@ -64,8 +63,7 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// Returns the filter if its results differ from Pillow's by at most one level. For all filters that this function does
-/// not return, the package uses Pillow.
+/// The package uses Pillow for filters whose results differ from Pillow's by more than one level.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

@@ -34,21 +34,20 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
-/// Makes the kernel continue this process, if it is stopped, when its parent exits. Must be called by the main thread. See
-/// `torchdata_core::process::liveness`.
+/// Makes the kernel continue this process, if it is stopped, when its parent exits. Must be called by the main thread.
 #[pyfunction]
 fn continue_with_parent() {
     liveness::continue_with_parent();
 }
 
-/// Installs an empty handler for a signal. Programs that this process executes do not inherit the handler, but would
-/// inherit an ignored signal. See `torchdata_core::process::signals`.
+/// Makes this process ignore a signal. Programs that this process executes do not inherit the empty handler, but would
+/// inherit an ignored signal.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)
 }
 
-/// Sets the name of this process, if the main thread calls this function. See `torchdata_core::process::naming`.
+/// Sets the name of this process, if the main thread calls this function.
 #[pyfunction]
 fn name_process(name: &str) {
     process::naming::name_this_thread(name);
@@ -59,22 +58,22 @@ fn is_portable() -> bool {
     process::portable()
 }
 
-/// Returns whether the fallback is used because the system lacks or forbids a required feature of Linux.
+/// Returns whether the system lacks or forbids a feature of Linux, so that the portable fallback is used.
 #[pyfunction]
 fn system_lacks() -> bool {
     process::choice() == process::Choice::Lacking
 }
 
-/// Creates objects in advance that PyO3 would otherwise create while holding a lock, which a forked child could inherit
-/// in its locked state. Python's import lock prevents a fork during this call.
+/// Creates objects in advance that PyO3 would otherwise create while it holds a lock, which a forked child could
+/// inherit. Python's import lock prevents a fork during this call.
 fn initialize(py: Python<'_>) -> PyResult<()> {
-    py.get_type::<PanicException>(); // PyO3 compares every exception that it takes with this type
-    py.detach(|| Python::attach(|_| ())); // PyO3 checks at every attach whether the interpreter is initialized
+    py.get_type::<PanicException>();
+    py.detach(|| Python::attach(|_| ()));
     fork::generation();
     pipes::handing::signals(py).map(drop)
 }
 
-/// Registers all classes and functions. Some classes rely on the GIL, which a free-threaded Python therefore enables.
+/// Some classes rely on the GIL, which a free-threaded Python therefore enables.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     initialize(module.py())?;

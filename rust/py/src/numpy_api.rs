@@ -1,10 +1,9 @@
-//! NumPy's C API, looked up at the first use of an array or scalar, so that this extension does not import NumPy.
+//! Looks up NumPy's C API (a table of pointers in a capsule) at the first use of an array or scalar, so that this
+//! extension does not import NumPy.
 //!
-//! NumPy's C API is a table of pointers in a capsule. This module looks up the table itself and uses only type
-//! definitions of the `numpy` crate. The lookup of the `numpy` crate panics if it fails, for example because a signal
-//! handler raises an exception. The crate also stores the table under a lock, which a forked child may inherit in
-//! locked state. In this module, a failed lookup raises an exception, and the next call tries again. One store
-//! publishes the table. If two threads look up the table at the same time, both get the same table.
+//! The lookup of the `numpy` crate panics if it fails, for example because a signal handler raises an exception. The
+//! crate also stores the table under a lock, which a forked child may inherit in locked state. In this module, a failed
+//! lookup raises an exception, and the next call tries again.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -16,16 +15,15 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyString};
 
-/// NumPy's C API. While a value of this type exists, NumPy is loaded and will not be unloaded.
 #[derive(Debug, Clone, Copy)]
 pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether NumPy 2 is loaded. NumPy 2 and NumPy 1 have different layouts of dtypes.
+/// NumPy 1 and NumPy 2 have different layouts of dtypes.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
-/// The feature version of the C API in NumPy 2.0. Later releases have higher feature versions.
+/// The feature version of the C API in NumPy 2.0.
 const SECOND_FEATURES: c_uint = 0x12;
 
 /// A built-in dtype of NumPy 2: the start of `_PyArray_LegacyDescr` in its headers.
@@ -47,11 +45,10 @@ struct SecondDescr {
     unit: *mut c_void,
 }
 
-/// The newest NumPy ABI version that this module supports, which is that of NumPy 2.
+/// The ABI version of NumPy 2, which is the newest that this module supports.
 const NEWEST_ABI: c_uint = 0x0200_0000;
 
-/// Returns NumPy's C API, and imports NumPy if necessary. If NumPy is already loaded, this call runs no Python code, so
-/// no signal handler can run.
+/// If NumPy is already loaded, this call runs no Python code, so no signal handler can run.
 #[inline]
 pub fn numpy(py: Python<'_>) -> PyResult<NumPy> {
     // SYNC(numpy): pairs with `look_up`.
@@ -66,7 +63,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     if loaded(py, "numpy")?.is_none() {
         PyModule::import(py, "torchdata._importing")?.getattr("import_whole")?.call1(("numpy",))?;
     }
-    // Before NumPy 2, the module has the name `numpy.core._multiarray_umath`.
+    // Before NumPy 2, the module has another name.
     let module = match loaded(py, "numpy._core._multiarray_umath")? {
         Some(module) => module,
         None => loaded(py, "numpy.core._multiarray_umath")?
@@ -90,14 +87,13 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
         let version: extern "C" fn() -> c_uint = std::mem::transmute(table.as_ptr().add(211).read());
         version()
     };
-    SECOND.store(features >= SECOND_FEATURES, Ordering::Relaxed); // published together with the table
+    SECOND.store(features >= SECOND_FEATURES, Ordering::Relaxed);
     std::mem::forget(capsule); // the capsule must exist as long as the pointer, even if the module is unloaded
     // SYNC(numpy): pairs with `numpy`; the table and what it points to were initialized before.
     TABLE.store(table.as_ptr(), Ordering::Release);
     Ok(NumPy(table))
 }
 
-/// Returns a module if its import is complete.
 fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     let name = PyString::new(py, name);
     // SAFETY: the call returns a new reference or NULL. NULL without an exception means that the module is not loaded.
@@ -109,7 +105,7 @@ fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>
 }
 
 impl NumPy {
-    /// Returns entry `index` of the table. `T` is the type that NumPy's headers declare for this entry.
+    /// `T` is the type that NumPy's headers declare for entry `index` of the table.
     ///
     /// # Safety
     /// `T` is the pointer type or function pointer type of this entry.
@@ -124,7 +120,7 @@ impl NumPy {
         unsafe { self.entry(2) }
     }
 
-    /// Returns the dtype with this type number. If `own` is true, the dtype is a new object.
+    /// If `own` is true, the dtype is a new object that the caller may change.
     ///
     /// # Safety
     /// `number` is the type number of a built-in dtype.
@@ -136,8 +132,6 @@ impl NumPy {
         }
     }
 
-    /// Returns the number of bytes of an element.
-    ///
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn item_size(self, dtype: *const c_void) -> npy_intp {
@@ -151,8 +145,6 @@ impl NumPy {
         }
     }
 
-    /// Returns whether a user has added metadata to a dtype.
-    ///
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn has_metadata(self, dtype: *const c_void) -> bool {
@@ -182,8 +174,6 @@ impl NumPy {
         }
     }
 
-    /// Creates an array over `data`, or with its own memory if `data` is NULL. NumPy determines most flags.
-    ///
     /// # Safety
     /// `dtype` is built-in. `strides` is NULL or as long as `shape`. `data`, if given, covers and outlives the array.
     pub unsafe fn array<'py>(
@@ -215,7 +205,6 @@ impl NumPy {
         }
     }
 
-    /// Makes `array` keep `base` alive, which owns the memory of the array.
     pub fn set_base(self, array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
         // SAFETY: the entry is PyArray_SetBaseObject, which takes the reference to `base` even after an error.
         let done = unsafe {
@@ -225,8 +214,6 @@ impl NumPy {
         if done < 0 { Err(PyErr::fetch(array.py())) } else { Ok(()) }
     }
 
-    /// Returns the dtype of a NumPy scalar.
-    ///
     /// # Safety
     /// `scalar` is a NumPy scalar.
     pub unsafe fn dtype_of<'py>(self, scalar: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -237,8 +224,6 @@ impl NumPy {
         }
     }
 
-    /// Writes the value of a NumPy scalar to `to`.
-    ///
     /// # Safety
     /// `scalar` is a NumPy scalar of a built-in dtype. `to` has room for one element and is aligned for it.
     pub unsafe fn value_of(self, scalar: &Bound<'_, PyAny>, to: *mut c_void) {
@@ -249,8 +234,6 @@ impl NumPy {
         }
     }
 
-    /// Creates a NumPy scalar from the element at `from`.
-    ///
     /// # Safety
     /// `dtype` is a built-in dtype, and `from` points to an aligned element of it.
     pub unsafe fn scalar<'py>(self, dtype: &Bound<'py, PyAny>, from: *mut c_void) -> PyResult<Bound<'py, PyAny>> {

@@ -1,7 +1,5 @@
-//! Prevents panics of Rust code from reaching C code, in slots and callbacks that PyO3 does not wrap.
-//!
-//! A panic that leaves an `extern "C"` function aborts the process. Therefore panics are converted to exceptions, as in
-//! functions that PyO3 wraps.
+//! Converts panics to exceptions in slots and callbacks that PyO3 does not wrap, because a panic that reaches C code
+//! aborts the process.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pyo3::exceptions::PySystemError;
 use pyo3::prelude::*;
 
-/// Returns the result of `body`. If `body` panics, returns `failed` with an exception set. The GIL must be held.
+/// If `body` panics, returns `failed` with an exception set. The GIL must be held.
 pub fn caught<R>(failed: R, body: impl FnOnce() -> R) -> R {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         raise(&*payload);

@@ -1,4 +1,4 @@
-//! The Python classes that decide how children react to commands, and which children are replaced.
+//! Provides the Python classes that decide how children react to commands, and which children are replaced.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,7 +6,6 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use torchdata_core::protocol::{Acknowledged, Command, Obedience, Replacing, Step};
 
-/// Returns the command of a kind: "epoch" or "repeat" with the number of an epoch, "call", or "stop".
 fn command(kind: &str, number: u64) -> PyResult<Command> {
     let epoch =
         || u32::try_from(number).map_err(|_| PyValueError::new_err(format!("{number} is not the number of an epoch")));
@@ -19,13 +18,12 @@ fn command(kind: &str, number: u64) -> PyResult<Command> {
     }
 }
 
-/// Returns the value of the control word `order` for a command, or None if the command abandons no epoch.
+/// Returns the value that announces a command in shared memory, or None if the command abandons no epoch.
 #[pyfunction]
 pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)
 }
 
-/// Decides how a child reacts to commands. See `torchdata_core::protocol::Obedience`.
 #[pyclass(frozen, name = "Obedience", module = "torchdata._native")]
 pub struct PyObedience(Mutex<Obedience>);
 
@@ -42,8 +40,8 @@ impl PyObedience {
         Self(Mutex::new(Obedience::new(dispatches)))
     }
 
-    /// Returns the next step ("leave", "run", "apply" or "end"), whether to acknowledge the command before this step,
-    /// and whether to acknowledge the command after this step.
+    /// Returns the next step ("leave", "run", "apply" or "end"), and whether to acknowledge the command before and
+    /// after this step.
     fn obey(&self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         let command = command(kind, number)?;
         Ok(match self.with(|obedience| obedience.obey(command)) {
@@ -66,7 +64,7 @@ impl PyObedience {
     }
 }
 
-/// The state of a loader's children, with the dispatching process last (see `torchdata_core::protocol::Replacing`).
+/// The dispatching process is the last child (see `torchdata_core::protocol::Replacing`).
 #[pyclass(frozen, name = "Replacing", module = "torchdata._native")]
 pub struct PyReplacing(Mutex<Replacing>);
 
@@ -95,7 +93,7 @@ impl PyReplacing {
         self.with(|replacing| replacing.wanted(&dead, &ended))
     }
 
-    /// Counts a process's exit. Returns (number of exits at this item, whether this exit is new, whether to give up).
+    /// Returns (number of exits at this item, whether this exit is new, whether to give up).
     fn judge(&self, child: usize, process: u64, epoch: u32, received: Vec<u64>, halted: bool) -> (usize, bool, bool) {
         let verdict = self.with(|replacing| replacing.judge(child, process, epoch, &received, halted));
         (verdict.deaths, verdict.is_new, verdict.is_final())

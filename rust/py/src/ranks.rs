@@ -1,6 +1,6 @@
-//! The Python class `Meeting`, which connects the ranks. Sockets are passed as descriptors, and waits release the GIL.
+//! Provides the Python class `Meeting`, which connects the ranks by sockets.
 //!
-//! A forked child lacks the `Meeting`'s thread and may inherit a locked lock, so all methods raise and drop nothing.
+//! A forked child lacks the thread and may inherit a locked lock, so all methods raise an error and nothing is dropped.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -16,12 +16,11 @@ use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
 
 use crate::enter::{self, Slices};
 
-/// The reason why operations fail: the fault, the ranks at fault, and the rank that has detected the fault.
+/// The reason of a failure, the ranks at fault, and the rank that has detected the fault.
 type Blame = (&'static str, Vec<u32>, u32);
 
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]
 pub struct PyMeeting {
-    /// None after `close`. A waiting thread has its own reference to the `Meeting`.
     meeting: ManuallyDrop<Mutex<Option<Arc<Meeting>>>>,
     process: u32,
 }
@@ -74,7 +73,7 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Waits until an operation ends or the timeout expires, and then a little longer for the list of failed ranks.
+    /// After the timeout, waits a little longer for the list of failed ranks.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;
@@ -105,8 +104,6 @@ impl PyMeeting {
         Ok(Self::new(Meeting::host(listener, size, Tokens { hello, welcome })?))
     }
 
-    /// Creates the `Meeting` of a rank above 0, which owns a socket to rank 0. Raises OSError if rank 0 does not
-    /// answer.
     #[staticmethod]
     fn join(
         py: Python<'_>,
@@ -120,7 +117,7 @@ impl PyMeeting {
         Ok(Self::new(py.detach(|| Meeting::join(socket, rank, Tokens { hello, welcome }, patience))?))
     }
 
-    /// Waits until all ranks are connected. Returns None on success, or the ranks at fault.
+    /// Returns None once all ranks are connected, or the ranks at fault.
     fn open(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<Blame>> {
         Ok(self.end_of(py, 0, timeout)?.err())
     }
@@ -129,7 +126,6 @@ impl PyMeeting {
         Ok(self.get()?.serve()?)
     }
 
-    /// Returns the minimum of the values of all ranks, or the ranks at fault.
     fn least(&self, py: Python<'_>, value: i64, timeout: f64) -> PyResult<(Option<i64>, Option<Blame>)> {
         let meeting = self.get()?;
         meeting.serve()?;
@@ -150,7 +146,6 @@ impl PyMeeting {
         Ok(self.get()?.descriptors())
     }
 
-    /// Informs all ranks that this rank leaves, and closes its connections. Does nothing in a forked child.
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -158,7 +153,7 @@ impl PyMeeting {
         }
     }
 
-    /// How many seconds after the timeout a rank that has sent no message counts as silent.
+    /// A rank that has sent no message for this many seconds after the timeout counts as silent.
     #[classattr]
     #[pyo3(name = "WATCH")]
     fn watch() -> f64 {

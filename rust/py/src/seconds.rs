@@ -1,8 +1,8 @@
-//! Converts times in seconds, which Python code passes, to durations.
+//! Converts times in seconds from Python to durations.
 
 use std::time::Duration;
 
-/// Converts seconds to a duration: at most `Duration::MAX`, and zero for a negative time or NaN.
+/// The duration is at most `Duration::MAX`, and zero for a negative time or NaN.
 pub fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(if seconds > 0.0 { Duration::MAX } else { Duration::ZERO })
 }

@@ -1,4 +1,4 @@
-//! The Python class for the seed generator.
+//! Provides the Python class for the seed generator.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,7 +1,6 @@
-//! Exchanges module variables and the states of random number generators when a process switches to another shard.
+//! Exchanges module variables and random number generators when a process switches to another shard.
 //!
-//! A shard may run for only a few microseconds before another shard runs, so the exchange runs no Python code.
-//! Therefore a signal handler never sees variables of one shard mixed with variables of another shard.
+//! The exchange takes microseconds and runs no Python code, so a signal handler never sees variables of two shards.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -11,12 +10,10 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The variables and random generators that a process saves and restores when it switches to another shard.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
-    /// Triples: a dict or object, the name of an entry or attribute, the expected value. Missing entries count as None.
+    /// Triples of a dict or object, a name, and the expected value of this entry or attribute.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
-    /// The dicts of modules, each with the name of a variable in this dict.
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
     memory: Vec<PyBuffer<u8>>,
 }
@@ -32,7 +29,6 @@ impl Exchange {
         Self { expected, variables, memory }
     }
 
-    /// Returns whether all expected entries and attributes still have their values.
     fn is_current(&self, py: Python<'_>) -> PyResult<bool> {
         for (owner, name, value) in &self.expected {
             let owner = owner.bind(py);
@@ -62,7 +58,6 @@ pub struct SavedGlobals {
     exchange: Option<Py<Exchange>>,
     values: Vec<Py<PyAny>>,
     memory: Vec<Vec<u8>>,
-    /// Whether another shard runs.
     #[pyo3(get)]
     is_away: bool,
     /// Whether `save` and `load` are sufficient to exchange this shard with another shard.
@@ -77,14 +72,12 @@ impl SavedGlobals {
         Self { exchange: None, values: Vec::new(), memory: Vec::new(), is_away: false, is_all: false }
     }
 
-    /// Saves the variables and random generators of the process.
     fn save(&mut self, py: Python<'_>, exchange: Py<Exchange>) -> PyResult<()> {
         self.memory = exchange.get().memory.iter().map(|buffer| vec![0; buffer.len_bytes()]).collect();
         self.exchange = Some(exchange);
         self.save_again(py)
     }
 
-    /// Sets the process's variables and random generators to the values that this shard has saved last.
     fn load(&mut self, py: Python<'_>) -> PyResult<()> {
         self.is_away = false;
         let Some(exchange) = &self.exchange else { return Ok(()) };
@@ -106,8 +99,8 @@ impl SavedGlobals {
 }
 
 impl SavedGlobals {
-    /// Saves the globals of the running shard (`self`) and loads the globals of `other`. Returns false without any
-    /// change if another library was loaded, or if one shard needs more than an exchange of globals.
+    /// Returns false without any change if another library was loaded, or if one shard needs more than an exchange of
+    /// globals.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);
@@ -136,7 +129,7 @@ impl SavedGlobals {
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShardTurns {
     shards: Vec<Py<SavedGlobals>>,
-    /// The Python function that exchanges two shards if exchanging their globals is not sufficient.
+    /// Exchanges two shards if exchanging their globals is not sufficient.
     exchange: Py<PyAny>,
     entered: AtomicUsize,
 }
@@ -148,13 +141,11 @@ impl ShardTurns {
         Self { shards, exchange, entered: AtomicUsize::new(entered) }
     }
 
-    /// The index of the shard that runs.
     #[getter]
     fn entered(&self) -> usize {
         self.entered.load(Relaxed)
     }
 
-    /// Switches the process to a shard.
     pub fn enter(&self, py: Python<'_>, shard: usize) -> PyResult<()> {
         let left = self.entered.swap(shard, Relaxed);
         if shard != left {

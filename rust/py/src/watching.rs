@@ -1,27 +1,27 @@
-//! Python functions that set the callback for stalled calls of loaders, and stop the watching thread.
+//! Provides Python functions that set the callback for stalled calls of loaders, and stop the watching thread.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use torchdata_core::process::watching::{self, Stall, Watch};
 
-/// The function that is called with (key, seconds, thread) if a call does not return.
+/// Called with (key, seconds, thread) if a call does not return.
 ///
 /// FORK: this cell is set during an import, while Python's import lock is held.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// Returns the [`Watch`] of this process. The caller must hold the GIL.
+/// The caller must hold the GIL.
 pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }
 
-/// Reports a stall in the watching thread. If the watching thread must wait for the GIL, its next report is delayed.
+/// If the watching thread must wait for the GIL, its next report is delayed.
 fn tell(stall: &Stall) {
     Python::try_attach(|py| {
         if let (true, Some(on_stall)) = (stall.lasts(), ON_STALL.get(py))
             && let Err(error) = on_stall.call1(py, (stall.key, stall.waited.as_secs_f64(), stall.thread))
         {
-            error.write_unraisable(py, None); // the exception is only printed, because no caller can receive it
+            error.write_unraisable(py, None); // no caller can receive the exception
         }
     });
 }
@@ -39,13 +39,12 @@ pub fn watch_before_fork(py: Python<'_>) {
     py.detach(|| watch.stop());
 }
 
-/// Allows the watching thread to start again in the parent after a fork.
 #[pyfunction]
 pub fn watch_after_fork(py: Python<'_>) {
     watch(py).fork_is_over();
 }
 
-/// Stops the watching thread permanently. Called when the interpreter exits.
+/// Stops the watching thread permanently.
 #[pyfunction]
 pub fn watch_is_over(py: Python<'_>) {
     watching::over();

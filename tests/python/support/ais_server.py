@@ -1,9 +1,7 @@
-"""Imitates an AIStore cluster for AIStore's Python library. The server lists, reads and writes objects.
+"""Imitates an AIStore cluster that lists, reads and writes objects in memory.
 
-Run as a program, this module serves buckets from memory in a separate process, so that the server does not change the
-number of open files that tests count. The program prints its port, and exits when its input ends. If an object's name
-ends in `.cut`, its content is sent incompletely.
-"""
+A separate process runs the server, because tests count open files. The content of an object is sent incompletely if its
+name ends in `.cut`."""
 
 import json
 import sys
@@ -21,8 +19,7 @@ class Cluster(Answering):
     buckets: dict[str, dict[str, tuple[bytes, int]]] = {}  # noqa: RUF012
 
     def _place(self) -> tuple[str, str, str]:
-        """Returns the kind of the request (`buckets` or `objects`), the URL of the bucket, and the object's name in the
-        bucket."""
+        """Returns the kind of the request (`buckets` or `objects`), the bucket's URL, and the object's name."""
         url = urlsplit(self.path)
         _, _, kind, bucket, *name = url.path.split("/", 4)
         provider = parse_qs(url.query).get("provider", ["ais"])[0]

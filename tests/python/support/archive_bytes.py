@@ -8,7 +8,6 @@ from typing import Any
 
 
 def tar_of(members: Iterable[tuple[str, bytes]], mode: str = "w", **options: Any) -> bytes:
-    """Returns a tar archive with members of the given names and contents. The options are those of `tarfile.open`."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode, **options) as archive:
         for name, content in members:

@@ -14,7 +14,7 @@ def table(start: int, end: int) -> Any:
 
 
 def check_exact(build: Any) -> None:
-    """Checks states at each position. Arrow's threads close files with a delay, so open files are not counted."""
+    """Open files are not counted, because Arrow's threads close files with a delay."""
     check_restore(build, keep=str, seeded=True, files=False)
 
 

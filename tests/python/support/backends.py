@@ -1,4 +1,4 @@
-"""Backends that run the workers of a loader. Some tests run with every backend."""
+"""Starts the workers of a loader in different ways (backends), for tests that run with every backend."""
 
 import os
 import random
@@ -17,8 +17,7 @@ WORKERS = 2
 
 class Spawned:
     is_slow = False
-    #: Whether tests run all pipelines on this backend. If `has_all` is false, tests run only a few pipelines, because
-    #: each loader starts processes.
+    #: If false, tests run only a few pipelines, because each loader starts processes.
     has_all = False
     victims = ("worker", "dispatching")
 
@@ -35,8 +34,6 @@ class Spawned:
 
 
 class Carried(Spawned):
-    """A backend with workers that carriers connect to the main process, as with Ray."""
-
     has_all = True
     victims = ("worker", "host", "dispatching")
 
@@ -74,16 +71,16 @@ class OnRay(Spawned):
 
 
 BACKENDS = ("spawned processes", "carriers", "Ray over two nodes")
-#: The names of the backends that carriers connect to the main process. Other files test spawned processes.
+#: Backends with carriers, because other files test spawned processes.
 WITH_CARRIERS = BACKENDS[1:]
 
 
 @contextmanager
 def on_two_nodes() -> Iterator[OnRay]:
-    """Yields the backend of Ray. Its workers run on two nodes other than the main process's node."""
+    """The main process runs on another node than the workers of this Ray backend."""
     with nodes(2):
         backend = OnRay(ray_remote_args={"scheduling_strategy": "SPREAD"})
-        # This opens connections to the nodes, so that no test counts their descriptors.
+        # Opens the connections to the nodes before a test counts descriptors.
         with DataLoader2(IterableWrapper(range(2)).sharding_filter(), reading_service=backend.service()) as loader:
             list(loader)
         yield backend

@@ -23,9 +23,7 @@ class Verdict:
     wrong: str = ""
     #: The reason why the program's correct result is unknown, or an empty text.
     unknowable: str = ""
-    #: Facts about the program's saved state.
     known: dict[str, Any] = field(default_factory=dict)
-    #: A description of the difference that an additional comparison has found, or None.
     unlike: str | None = None
 
     @property
@@ -34,7 +32,7 @@ class Verdict:
 
 
 class Wrong(Exception):
-    """Raised if a random program failed. The message describes the failure."""
+    """Raised if a random program has failed."""
 
 
 class Judge:
@@ -64,7 +62,6 @@ class Judge:
 
 
 def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
-    """Returns the items of an epoch that the program has not received. `given` contains the received items."""
     if in_order:
         return epoch[len(given) :]
     left = Counter(map(json.dumps, epoch))
@@ -73,7 +70,7 @@ def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
 
 
 def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
-    """Describes the first difference between epochs. Returns an empty text if the epochs are equal."""
+    """The description is empty if the epochs are equal."""
     if len(found) != len(expected):
         return f"{len(found)} epochs for {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
@@ -105,7 +102,6 @@ def table(columns: dict[str, list[Verdict]], categories: tuple[str, ...]) -> lis
 
 
 def unknown(verdicts: list[Verdict]) -> list[str]:
-    """Returns the reasons why programs were not counted, each with the number of programs."""
     reasons = Counter(one.unknowable for one in verdicts if one.unknowable)
     lines = [f"  programs that are not counted: {sum(reasons.values())}"]
     for reason, count in reasons.most_common():
@@ -153,5 +149,5 @@ def driver_of(
             "--phase-limit", type=float, default=phase_limit, help="seconds after which a run counts as hung"
         )
 
-    # The driver need not fork, because each program runs in a fresh process.
+    # Each program runs in a fresh process, so the driver need not fork.
     return Driver(lambda seed, _: seed, check, "programs", limit=1000.0, around=around, forks=False, more=options_of)

@@ -1,4 +1,4 @@
-"""Shared code of the tests of the on-disk cache: pipelines over files in a folder, and a check that no lock is held."""
+"""Creates pipelines with an on-disk cache, and checks that no lock is held."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks
 
-#: Ignores the warning about unsharded items, because the tests make two workers request the same files on purpose.
+#: Two workers request the same files on purpose, which causes a warning.
 unsharded = pytest.mark.filterwarnings("ignore:.*nothing between it and the end divides its items")
 
 
@@ -27,7 +27,6 @@ class Maker:
 
 
 def cached(folder, names, maker=None, between=lambda pipe: pipe, mode="wb", timeout=300, **options):
-    """Returns a pipeline that caches files in a folder, and yields the names of the files."""
     section = IterableWrapper([str(folder / name) for name in names]).on_disk_cache(**options)
     return between(section).map(maker or Maker()).end_caching(mode=mode, timeout=timeout)
 

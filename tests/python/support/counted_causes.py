@@ -1,4 +1,4 @@
-"""Simulates loaders that are slow for one known cause, and computes their counters from the work of each process."""
+"""Simulates loaders that are slow for a known cause, and computes the counters of their processes."""
 
 import os
 from dataclasses import dataclass, field
@@ -18,11 +18,8 @@ COLLATES = {"StatefulDataLoader": "pad", "DataLoader2": "Mapper(pad)"}
 
 @dataclass
 class Cause:
-    """A test case: the cause that limits a loader, and the diagnosis that is expected.
-
-    Times are milliseconds per batch, and sizes are bytes. `computes` is the number of processor seconds per second of
-    work. `stands` is the number of seconds that a worker waits for a processor, per second of processor time.
-    """
+    """Times are milliseconds per batch, and sizes are bytes. Per second of work, `computes` is processor time, and
+    `stands` is the wait for a processor per second of processor time."""
 
     kind: str
     culprit: str | None = None
@@ -50,7 +47,6 @@ def slow(**changes: Any) -> Cause:
     return Cause("loading", "reads", **{"reads": 80.0, **changes})
 
 
-#: For each loader class, a text that the expected advice contains.
 WORKERS = {"StatefulDataLoader": "num_workers=", "DataLoader2": "MultiProcessingReadingService("}
 CAUSES: dict[str, Cause] = {
     "decoding computes": slow(computes=0.95),
@@ -137,7 +133,7 @@ def stats_of(cause: Cause, door: Door) -> LoaderStats:
 
 
 class _Epoch:
-    """The simulated times of an epoch in nanoseconds. The slowest process determines how long the epoch takes."""
+    """The slowest process determines the duration of an epoch (times in nanoseconds)."""
 
     def __init__(self, cause: Cause) -> None:
         count = max(1, cause.workers)
@@ -145,7 +141,6 @@ class _Epoch:
         shares = cause.shares or (1.0,) * count
         own = cause.reads + cause.collates + (cause.sends if cause.workers else 0.0)
         self.batches = [round(cause.batches * share / sum(shares)) for share in shares]
-        #: The working time of each worker, including the time in which the worker waits for a processor.
         waiting = 1.0 + min(1.0, cause.computes) * cause.stands
         self.busy = [own * waiting * factor * MS * n for factor, n in zip(factors, self.batches, strict=True)]
         self.factors, self.waiting = factors, waiting
@@ -181,7 +176,6 @@ def _flow(peer: int, sends: bool, items: int, size: int = 0, wait: Any = None, *
 
 
 def _stages(cause: Cause, door: Door, batches: int, factor: float, last: Page | None) -> list[Page]:
-    """Returns the counters of all functions in a process, in the form of the loader class `door`."""
     reads = _pipe(*READS, 4 * batches, cause.reads * factor * batches * MS, reader=1)
     pads = _pipe(COLLATES[door], "train.py:30", batches, cause.collates * factor * batches * MS)
     if door == "DataLoader2":

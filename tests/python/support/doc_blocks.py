@@ -22,7 +22,7 @@ _GUARD = 'if __name__ == "__main__":'
 NEEDS_TORCH = re.compile(
     r"^ *(import (torch|webdataset)\b|from (torch|torchdata\.(nodes|stateful_dataloader))(\.\w+)* import )", re.M
 )
-#: A program that runs a file like the cells of a notebook, so that workers cannot import the file.
+#: Runs a file like the cells of a notebook, so that workers cannot import the file.
 _NOTEBOOK = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_bytes(), sys.argv[1], 'exec'))"
 
 
@@ -40,14 +40,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Example:
-    """A Python block and the output that the page shows for it."""
-
     block: Block
     shown: str
 
 
 def blocks(page: Path) -> list[Block]:
-    """Returns all fenced blocks of a page that contain code or output."""
     found: list[Block] = []
     comment, opened, lines = "", None, []
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
@@ -78,7 +75,7 @@ def examples(page: Path) -> list[Example]:
 
 def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[str]:
     codes = [example.block.code for example in program]
-    # Ignores warnings about files that libraries leave open until the interpreter exits.
+    # Libraries leave files open until the interpreter exits, so this warning is ignored.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
     first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
     if how := _how(program):
@@ -90,13 +87,11 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
 
 
 def _how(program: list[Example]) -> list[str]:
-    """Returns the command-line arguments for the Python interpreter that runs the program."""
     guarded = all(_GUARD in example.block.code for example in program)
     return [] if guarded or multiprocessing.get_all_start_methods()[0] == "fork" else ["-c", _NOTEBOOK]
 
 
 def printed(page: Path, folder: Path) -> list[str]:
-    """Runs the examples of a page in the given folder, and returns their output. Fails if one of the examples fails."""
     texts = {}
     together = [example for example in examples(page) if example.block.comment != "alone"]
     programs = [[example] for example in examples(page) if example.block.comment == "alone"]

@@ -1,4 +1,4 @@
-"""A function that kills its process at some items."""
+"""Kills its process at some items."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Dying:
-    """A function that squares numbers, but kills its process at the numbers in `at`, each a given number of times."""
+    """Squares numbers, but kills its process at each number in `at` the given number of times."""
 
     def __init__(self, folder: Path, at: dict[int, int]) -> None:
         self.folder, self.at = folder, at

@@ -81,7 +81,6 @@ def save(file: Path) -> None:
 
 
 def load(file: Path) -> int:
-    """Loads each state into a new loader, and returns the number of loaded states."""
     saved = pickle.loads(file.read_bytes())
     count = 0
     for name, loader in loaders(list(saved)):

@@ -1,7 +1,5 @@
-"""The three families of loaders that start worker processes, with a common interface for tests of processes.
-
-Spawned workers import this module, so this module imports torch only when a family needs torch.
-"""
+"""Wraps the three families of loaders that start workers in a common interface, and imports torch only when it is
+needed."""
 
 import gc
 import importlib
@@ -21,8 +19,6 @@ def identity(x):
 
 
 class Mapped:
-    """A dataset of numbers with a function that is applied in the workers."""
-
     def __init__(self, function, count):
         self.function, self.count = function, count
 
@@ -34,8 +30,6 @@ class Mapped:
 
 
 class Opened:
-    """A loader, the items of its first epoch, and a function that shuts the loader down."""
-
     def __init__(self, loader, close):
         self.loader, self.items, self._close = loader, iter(loader), close
 
@@ -62,7 +56,7 @@ def dataloader2(method, function=identity, count=20, dispatches=False, stall_war
 
 
 def imported(name):
-    """Imports a module. Objects of the import are excluded from garbage collection, because tests collect often."""
+    """Tests collect garbage often, so the imported objects are excluded from garbage collection."""
     if name not in sys.modules:
         importlib.import_module(name)
         gc.collect()

@@ -1,5 +1,4 @@
-"""A local HTTP server with random faults, and a driver that checks that every file is nevertheless read completely and
-correctly."""
+"""Runs a local HTTP server with random faults, and checks that every file is nevertheless read completely."""
 
 import json
 import random
@@ -51,7 +50,7 @@ class Handler(Answering):
             when = self.date_time_string() if "date" in fault else self.server.chance.choice(["0", "1"])
             self.answer(b"too many", 429, {"Retry-After": when})
         elif fault == "slow":
-            self.connection.recv(1)  # keeps the connection open until the client closes it
+            self.connection.recv(1)  # waits until the client closes the connection
         elif fault not in ("reset", "hang-up"):
             extra = 7 if fault == "wrong length" else 1
             headers["Content-Length"] = str(len(body) + extra)
@@ -108,7 +107,6 @@ def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Itera
 
 
 def check(seed: int) -> int:
-    """Reads files from a faulty server, and returns the number of faults."""
     from torchdata.datapipes.iter import HttpReader
     from torchdata.datapipes.iter.web import client
 

@@ -1,12 +1,9 @@
-"""Runs functions in fresh processes of a Python interpreter, so that calls do not affect each other.
+"""Runs functions in children of a server that has imported torch, so that calls take milliseconds and do not affect
+each other.
 
-`FreshProcesses` starts a server under the interpreter. The server imports some modules once, and forks a child for each
-call. The child does not import torch again, so a call takes only milliseconds. The child's global random generators are
-seeded from the operating system, so that children do not draw equal numbers.
+A child's random generators are seeded from the operating system, so that children do not draw equal numbers.
 
-`run_program` runs a file that needs torch as if in a separate interpreter. Tests of imports, of interpreter options and
-of interpreter exit need a real interpreter.
-"""
+Tests of imports, of interpreter options and of interpreter exit need a real interpreter."""
 
 from __future__ import annotations
 
@@ -34,14 +31,14 @@ from types import TracebackType
 from typing import Any
 
 SUPPORT = Path(__file__).resolve().parent
-#: The folder with `sitecustomize.py`, which Python runs in each test process with this folder in its path.
+#: Each test process runs `sitecustomize.py` of this folder at its start.
 LEAN = str(SUPPORT / "lean")
-#: The folder of the demo. The tutorial includes parts of the demo.
+#: The tutorial quotes the demo in this folder.
 EXAMPLES = str(SUPPORT.parents[2] / "examples")
 
 
 def python_path() -> str:
-    """Returns the `PYTHONPATH` for a user's program. The path contains the folder of the tested package, and `LEAN`."""
+    """The path contains the folder of the tested package, and `LEAN`."""
     package = importlib.util.find_spec("torchdata")
     assert package is not None
     assert package.origin is not None
@@ -49,7 +46,6 @@ def python_path() -> str:
 
 
 def run_python(*arguments: object, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a new interpreter, which can import the tested package, in a folder and with some environment variables."""
     environment = {**os.environ, "PYTHONPATH": python_path(), **environment}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, env=environment)
@@ -83,7 +79,6 @@ class FreshProcesses:
         self._server.wait()
 
     def imports(self, *modules: str) -> FreshProcesses:
-        """Makes the server import more modules for all future calls. Returns this object."""
         self._ask(modules=modules)
         return self
 
@@ -113,7 +108,7 @@ class FreshProcesses:
 
 @functools.cache
 def with_torch() -> FreshProcesses:
-    """Returns this process's server, which has imported torch, NumPy and the package. All tests share the server."""
+    """Returns the server that all tests of this process share."""
     server = FreshProcesses("torch", "numpy", "torchdata.dataloader2", "torchdata.nodes", limit=250.0)
     atexit.register(server.__exit__, None, None, None)
     return server
@@ -121,7 +116,7 @@ def with_torch() -> FreshProcesses:
 
 @functools.cache
 def without_torch() -> FreshProcesses:
-    """Returns this process's server for programs that must not find torch imported."""
+    """Returns the server for programs that must not find torch imported."""
     server = FreshProcesses("numpy", "torchdata.dataloader2", "torchdata.datapipes.iter", limit=250.0)
     atexit.register(server.__exit__, None, None, None)
     return server
@@ -130,7 +125,7 @@ def without_torch() -> FreshProcesses:
 def run_program(
     path: Path, *arguments: str, ignored: str | None = None, server: FreshProcesses | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process that has already imported torch, or in a process of another server."""
+    """The server's process has already imported torch, unless another server is given."""
     done = (server or with_torch()).call(
         "fresh_processes:program", path=str(path), arguments=arguments, ignored=ignored
     )
@@ -138,7 +133,7 @@ def run_program(
 
 
 def program(path: str, arguments: list[str], ignored: str | None) -> dict[str, Any]:
-    """Runs a file as `__main__` in this process, until its threads and exit handlers have ended."""
+    """Returns after the threads and exit handlers of the program have ended."""
     os.chdir(os.path.dirname(path))
     main = types.ModuleType("__main__")
     main.__file__ = path
@@ -228,8 +223,7 @@ def serve(modules: list[str]) -> None:
         importlib.import_module(module)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    # Freezing keeps imported objects out of garbage collection, so that children share their memory instead of copying
-    # it.
+    # Children share frozen objects instead of copying them, because no garbage collection visits these objects.
     gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)

@@ -1,4 +1,5 @@
-"""Targets of `fuzz_files` that read archives, compressed files, TFRecords, lists of the on-disk cache, and images."""
+"""Gives damaged input (see `fuzz_files`) to the readers of archives, compressed files, TFRecords, the on-disk cache,
+and images."""
 
 import bz2
 import gzip
@@ -31,7 +32,7 @@ from torchdata.datapipes.iter import (
 from torchdata.datapipes.iter.disk_cache.lists import dumped
 from torchdata.datapipes.utils.decoder import basichandlers, imagehandler
 
-#: The errors that archive readers may raise for damaged input. `zipfile` raises RuntimeError for encrypted members.
+#: `zipfile` raises RuntimeError for encrypted members.
 PROMISED = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -233,7 +234,6 @@ def _example(rng: random.Random) -> bytes:
 
 
 def tfrecords(rng: random.Random) -> None:
-    """Reads TFRecord files with wrong or unchecked checksums, and with records that are not examples."""
     file = b""
     for _ in range(rng.randint(1, 4)):
         record = _example(rng)
@@ -277,8 +277,7 @@ def decoders(rng: random.Random) -> None:
     except Exception as error:
         from PIL import Image
 
-        # Pillow itself refuses an image that claims a huge size. As documented, the pipe raises Pillow's error
-        # unchanged.
+        # Pillow itself refuses an image that claims a huge size, and the pipe raises this error unchanged.
         if not isinstance(error, (ValueError, OSError, Image.DecompressionBombError)):
             raise
         _check_says("".join(error.__notes__), f"RoutedDecoder was decoding 'a.{extension}'")
@@ -288,7 +287,6 @@ _CONTENTS: dict[str, bytes] = {}
 
 
 def cache_list(rng: random.Random) -> None:
-    """Reads damaged or malicious lists of the on-disk cache, and writes lists with unusual names of members."""
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # syncing files takes no time in this folder
     with tempfile.TemporaryDirectory(dir=memory) as above:
         folder = os.path.join(above, "cache")

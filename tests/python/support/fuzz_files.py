@@ -1,13 +1,9 @@
 """Gives malicious input, drawn from a seed, to the readers of foreign data: `python -m drivers files` (`make
 fuzz-files`).
 
-A *target* is a function of a `random.Random`. The function creates an input, reads it, and checks the result. The
-target catches the errors that the reader documents; any other exception is a finding. An input is also a finding if
-reading it takes longer than `LONGEST`, or makes the process grow by more than `MOST_MEMORY`. The number of an input and
-its target's name determine the input, so the printed command reproduces a finding.
-
-The modules in `MODULES` define the targets, each in a dict `TARGETS` from name to function.
-"""
+A *target* is a function that creates an input from a `random.Random`, reads it, and checks the result. An exception
+that the reader does not document is a finding. Reading may take at most `LONGEST` seconds, and `MOST_MEMORY` bytes. The
+printed command, with the number of the input and the target's name, reproduces a finding."""
 
 import argparse
 import contextlib
@@ -22,7 +18,7 @@ from dataclasses import dataclass
 
 from drivers.frame import Driver
 
-#: The modules that define targets. The driver skips modules that cannot be imported.
+#: Modules with a dict `TARGETS`, if they can be imported.
 MODULES = ("fuzz_archives", "fuzz_states")
 
 LONGEST = 20
@@ -31,7 +27,7 @@ MOST_MEMORY = 256 << 10
 
 Target = Callable[[random.Random], None]
 
-#: Numbers near powers of two, which often cause failures in readers.
+#: Numbers near powers of two often cause failures in readers.
 _EDGES = [
     sign * (1 << bits) + more for bits in (0, 7, 8, 15, 16, 31, 32, 63) for sign in (1, -1) for more in (-1, 0, 1)
 ]
@@ -105,7 +101,7 @@ class Inputs:
 
 
 def plan_of(number: int, options: argparse.Namespace) -> Inputs:
-    """Returns the targets with names that contain one of the words given on the command line."""
+    """The command line selects targets by parts of their names."""
     parts = options.targets.split(",")
     chosen = {name: one for name, one in targets().items() if any(part in name for part in parts)}
     return Inputs(range(10 * number, 10 * number + 10), chosen)

@@ -1,4 +1,4 @@
-"""Manipulated states, counter boards and rank messages, for `fuzz_files`."""
+"""Gives manipulated states, counters and messages of ranks to their readers (see `fuzz_files`)."""
 
 import contextlib
 import copy
@@ -25,7 +25,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["TARGETS"]
 
-#: The maximum number of items to request after a state was loaded. Every pipeline in this module yields fewer items.
+#: Every pipeline in this module yields fewer items.
 _MOST = 200
 
 _ODD: list[Any] = [
@@ -205,7 +205,7 @@ def _of_board(rng: random.Random) -> None:
 
 
 def _of_hub(rng: random.Random) -> None:
-    """Sends random data to rank 0, as an unrelated program or a faulty rank could do."""
+    """An unrelated program or a faulty rank could send such data to rank 0."""
     hello, welcome = b"h" * 16, b"w" * 16
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()

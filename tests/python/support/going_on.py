@@ -13,8 +13,7 @@ import numpy
 import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-#: The moments at which a state is saved, as pairs of an epoch and a number of batches: before the first loop, within
-#: epochs, at the end of epochs, and after the end.
+#: Pairs of an epoch and a number of batches, after which a state is saved (None after the end of the epoch).
 MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
@@ -45,7 +44,6 @@ def advanced(loader: Any, batches: int) -> Any:
 
 
 def saved(loader: Any) -> Any:
-    """Returns the state of a loader after a conversion to JSON and back."""
     return json.loads(json.dumps(loader.state_dict()))
 
 
@@ -67,8 +65,7 @@ def wanted_at(whole: list[list[Any]], epoch: int, batches: int | None) -> list[l
 
 
 def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, count: int = 4) -> None:
-    """Resumes from states, each in a simulated restart of the program, and compares the epochs with an uninterrupted
-    run."""
+    """Resumes from each state as in a restarted program, and compares the epochs with an uninterrupted run."""
     seed_all()
     whole = epochs_of(make(), count)
     for moment in moments:
@@ -83,7 +80,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
 
 
 class _HasPlace:
-    """An iterable whose next iterator starts at the loaded position, and at the beginning if no state was loaded."""
+    """The next iterator starts at the loaded position, or at the beginning if no state was loaded."""
 
     place = start = 0
 
@@ -95,8 +92,6 @@ class _HasPlace:
 
 
 class TakesOnce(_HasPlace, IterableDataset[int]):
-    """A stream with a state. The generator function starts at the loaded position, and counts from there."""
-
     length, pause = 9, 0.0
 
     def share(self) -> list[int]:
@@ -139,8 +134,6 @@ class Shuffled(Sampler[int]):
 
 
 class Places(_HasPlace, Sampler[int]):
-    """A sampler with a state. Each new iterator starts at the beginning unless a state was loaded."""
-
     def __init__(self, length: int = 12) -> None:
         self.length = length
 

@@ -8,7 +8,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def handling(handler: Any, *numbers: signal.Signals | int) -> Iterator[Any]:
-    """Handles some signals. At the end, stops the alarm timer, and restores the former handlers."""
+    """At the end, stops the alarm timer, and restores the former handlers."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield handler

@@ -1,4 +1,4 @@
-"""Functions that make a process hang at an item in different ways, for tests and random drivers."""
+"""Makes a process hang at an item in different ways."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def loop(_folder: Path) -> None:
 
 
 def fifo(folder: Path) -> None:
-    """Waits forever for data in a named pipe that no process writes to."""
+    """No process writes to the named pipe, so the read never returns."""
     path = folder / f"fifo{os.getpid()}_{time.monotonic_ns()}"
     os.mkfifo(path)
     with path.open() as file:
@@ -54,7 +54,7 @@ WAYS = {way.__name__: way for way in (stop, sleep, lock, loop, fifo)}
 
 
 class Hanging:
-    """Makes the first `times` processes hang at an item. Later processes do not hang."""
+    """Makes the first `times` processes hang at an item."""
 
     def __init__(self, way: str, folder: Path | str, times: int = 1, name: str = "") -> None:
         self.way, self.folder, self.times, self.name = way, str(folder), times, name
@@ -88,8 +88,7 @@ def hung_in(folder: Path) -> set[int]:
 
 
 def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Allows the package to kill a process only if the process is stopped or has begun to hang, not if it is merely
-    slow."""
+    """Allows the package to kill a process only if it hangs, not if it is merely slow."""
     from torchdata._engine.workers.hangs import Hangs
 
     is_over = Hangs._is_over
@@ -102,7 +101,7 @@ def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 class ClockOfHangs:
-    """A monotonic clock that advances only while at least one process hangs."""
+    """The clock advances only while at least one process hangs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seconds, self.read_at = folder, 0.0, time.monotonic()
@@ -117,7 +116,6 @@ class ClockOfHangs:
 
 @contextlib.contextmanager
 def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Iterator[list[str]]:
-    """Records the stall warnings that contain all `words`."""
     told: list[str] = []
 
     def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:

@@ -20,7 +20,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 
 class LocalActor:
-    """A host that delays each call by up to `delay` seconds before executing it, and again before answering it."""
+    """Delays each call by up to `delay` seconds before executing it, and again before answering it."""
 
     identity = "here"
 
@@ -115,8 +115,8 @@ class LocallyRemote(MultiProcessingReadingService):
 
 @pytest.fixture(autouse=True)
 def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
-    """Waits for the hosts' threads, which run in this process and keep their links open."""
-    before = shared_mappings()  # mappings of hosts that an earlier, failed test has left
+    """The hosts' threads run in this process and keep their links open."""
+    before = shared_mappings()  # an earlier, failed test may have left mappings
     yield
 
     def are_gone() -> bool:
@@ -129,7 +129,6 @@ def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
 def read_here_and_there(
     make: Callable[[], Any], count: int, services: list[Callable[[], Any]], dice: random.Random, least: int, most: int
 ) -> list[Any]:
-    """Reads an epoch with alternating kinds of services."""
     got: list[Any] = []
     state: bytes | None = None
     while len(got) < count:

@@ -1,4 +1,4 @@
-"""A local HTTP server for tests, which imitates unusual behavior of real servers. The fixture `web` starts the server.
+"""A local HTTP server for tests, which imitates unusual behavior of real servers.
 
 The server serves the files of a folder on 127.0.0.1. The query of a URL determines how its file is served. To change a
 file, a test writes a new version to the folder. The server is a separate process, so its descriptors do not affect the
@@ -17,8 +17,7 @@ Parameters of a query, all optional:
 - `hangup=1`: the connection is closed without an answer when it is reused.
 - `status=N`: an error with this status. `redirect=PATH`: a redirect.
 
-Under `/uc` and `/download`, the server behaves like Google Drive, and the id determines the kind of the file.
-"""
+Under `/uc` and `/download`, the server behaves like Google Drive, and the id determines the kind of the file."""
 
 import gzip
 import hashlib
@@ -178,8 +177,6 @@ class Listener(ThreadingHTTPServer):
 
 
 class Server:
-    """The test's interface to the server: its address, its folder, and the requests that the server has received."""
-
     def __init__(self, folder: Path, root: str) -> None:
         self.folder, self.root = folder, root
 
@@ -194,12 +191,11 @@ class Server:
         return f"{self.root}/uc?export=download&id={id_}"
 
     def requests(self) -> list[dict[str, Any]]:
-        """Returns path, headers and the client's port of every request so far."""
         log = self.folder / LOG
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def sent(self) -> int:
-        """Returns the number of bytes sent since the log began, rounded down to whole pieces."""
+        """Returns the number of bytes sent, rounded down to whole pieces."""
         log = self.folder / SENT
         return PIECE * log.stat().st_size if log.exists() else 0
 

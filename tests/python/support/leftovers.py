@@ -7,7 +7,7 @@ import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-#: The folder of POSIX shared memory. The package and its tests do not leave files in this folder.
+#: The package and its tests must leave no file in this folder.
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -28,7 +28,7 @@ def all_children(pid="self"):
 
 
 def children():
-    """Returns the ids of children, except for resource trackers, fork servers, and helpers of the tests."""
+    """Ignores resource trackers, fork servers, and helpers of the tests."""
     there = [pid for pid in all_children() if state(pid) != "X"]
     names = b"tracker", b"forkserver", b"fresh_processes"
     helpers = {pid for pid in there if any(name in cmdline(pid) for name in names)}
@@ -52,10 +52,9 @@ def descriptors(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-#: Matches shared memory of this package in /proc. The memory is a memfd, or with the portable fallback, a file that has
-#: no name or a name of this package.
+#: Shared memory is a memfd, or with the portable fallback, a file without a name or with a name of this package.
 OURS = r"(?:memfd:torchdata |/#\d+ \(deleted\)|/\.torchdata-)"
-#: Matches names of shared memory files of torch and this package, which contain the process id.
+#: The names of torch's and this package's files contain the process id.
 NAMED = re.compile(r"(?:torch_|\.torchdata-)(\d+)[-_]")
 
 
@@ -77,7 +76,6 @@ def held_files(pid="self"):
 
 
 def shared_files(ended=()):
-    """Returns the names of the shared memory files that belong to this process and its descendants."""
     own = [os.getpid(), *descendants("self")]
     held = set().union(*map(held_files, own))
     numbers = {*map(str, own), *map(str, ended)}
@@ -90,7 +88,7 @@ def shared_files(ended=()):
 
 @contextlib.contextmanager
 def started_children():
-    """Records the ids of all processes that multiprocessing starts in the context, including exited processes."""
+    """The ids include processes that have already exited."""
     numbers, start = [], BaseProcess.start
 
     def noting(process):
@@ -105,7 +103,7 @@ def started_children():
 
 
 def state(pid):
-    """Returns the state of a process as a letter, as in `ps`. Returns X for a process that does not exist."""
+    """Returns the letter that `ps` shows, or X for a process that does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -113,7 +111,6 @@ def state(pid):
 
 
 def told(pid):
-    """Returns a description of a process that was left running: its id, state, parent, threads and command."""
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     kept = [line for line in lines if line.startswith(("State", "PPid", "Threads", "SigBlk", "SigPnd", "ShdPnd"))]

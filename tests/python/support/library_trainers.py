@@ -1,4 +1,4 @@
-"""Trains a model with real libraries that read a StatefulDataLoader. Each library runs in a separate process."""
+"""Trains a model with real libraries, each in a separate process, over a StatefulDataLoader."""
 
 import contextlib
 import random
@@ -51,7 +51,6 @@ def state_of(loader: Any, steps: int) -> dict[str, Any]:
 
 
 def train(library: str, workers: int, folder: str, stop: int | None = None, resumes: bool = False) -> dict[str, Any]:
-    """Returns the batches that the model received in a run, and its final weights."""
     sys.path.insert(0, folder)
     random.seed(42)
     numpy.random.seed(42)
@@ -126,8 +125,7 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
 
 
 def lightning(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """Runs the library's Trainer, which saves the loaders' states, and loads these states only in the middle of an
-    epoch."""
+    """The library's Trainer loads the loaders' states only in the middle of an epoch."""
     from lightning import LightningModule, Trainer
 
     loader = loader_of(workers)

@@ -1,12 +1,8 @@
 """Collects the limits of the package that are numbers.
 
-Some limits are constants in the code, and the other limits are measured.
-
     python -m limits_table               # in tests/python/support: prints the tables of docs/limits.md
 
-Limits that depend on the machine are measured when the program runs. `of_the_code` returns the limits that are the same
-on all machines.
-"""
+Limits that depend on the machine are measured when the program runs."""
 
 import argparse
 import os
@@ -32,7 +28,6 @@ MIB = 1 << 20
 
 
 def of_the_code() -> list[tuple[str, str]]:
-    """Returns pairs of a name and a value, one for each limit that is a constant in the code."""
     service = MultiProcessingReadingService(2)
     return [
         (
@@ -80,14 +75,12 @@ def held_for(workers: int) -> int:
 
 
 def descriptors_of_workers() -> str:
-    """Describes how many descriptors the main process keeps open for each worker and for each loader."""
     few, many = held_for(2), held_for(12)
     each = (many - few) // 10
     return f"{each} per worker, plus {few - 2 * each}"
 
 
 def state_of(workers: int, shuffle: bool = False) -> int:
-    """Saves several states in an epoch, and returns the size in bytes of the largest pickled state."""
     pipe = IterableWrapper(range(100_000))
     pipe = (pipe.shuffle() if shuffle else pipe).sharding_filter()
     with loading(pipe, workers) as loader:

@@ -1,4 +1,4 @@
-"""Skips tests if the processes that they start need a missing package. The package is not imported in this process."""
+"""Skips tests if a package is missing, without importing it in this process."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 
 def needs(package: str, reason: str) -> None:
-    """Skips the test, or the whole file that calls this function, unless the package is installed."""
+    """A call at the top of a file skips the whole file."""
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed: {reason}", allow_module_level=True)
 
@@ -19,7 +19,7 @@ class _SkippedModule(pytest.Module):
 
 
 def skips_without_torch(module_path: Path, parent: Any) -> pytest.Module | None:
-    """Skips a module of tests if PyTorch is not installed. A folder's `conftest.py` imports this hook of pytest."""
+    """A folder's `conftest.py` imports this hook of pytest."""
     if find_spec("torch") is None and "without_torch" not in module_path.name:
         return _SkippedModule.from_parent(parent, path=module_path)
     return None

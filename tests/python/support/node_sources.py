@@ -1,4 +1,4 @@
-"""Sources and functions for tests of nodes."""
+"""Provides sources and functions for tests of nodes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ def at_odds(number: int) -> int:
 
 
 def outcomes(node: BaseNode[Any]) -> list[Any]:
-    """Returns the items of a node, at most 50. If an item fails, the list contains the text of the error instead."""
+    """The text of the error replaces each failed item, and at most 50 items are returned."""
     found: list[Any] = []
     while len(found) < 50:
         try:
@@ -36,8 +36,6 @@ def outcomes(node: BaseNode[Any]) -> list[Any]:
 
 
 class Epochs:
-    """A sampler that stores the number of its epoch, and yields this number with each item."""
-
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, -1
 
@@ -49,7 +47,7 @@ class Epochs:
 
 
 class Places:
-    """An iterable with a state, which begins each iteration with the first item unless a state was loaded."""
+    """Each iteration begins with the first item unless a state was loaded."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begun, self.loaded = size, 0, 0, False

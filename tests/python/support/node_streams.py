@@ -1,4 +1,4 @@
-"""Streams of each common kind for tests of nodes, and a function that reads epochs according to a plan."""
+"""Provides streams of each common kind for tests of nodes, and reads epochs according to a plan."""
 
 import pickle
 import random
@@ -45,7 +45,6 @@ Plan = Sequence[int | None]
 
 
 def run(loader: Loader[Any], plan: Plan, save_at: tuple[int, int] | None = None) -> tuple[list[list[Any]], bytes]:
-    """Returns the items of each epoch, and the pickled state that was saved at the position `save_at`."""
     epochs: list[list[Any]] = []
     state = b""
     for epoch, most in enumerate(plan):
@@ -70,7 +69,7 @@ def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random
     whole, _ = run(Loader(make()), plan)
     held = 0
     for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):
-        # If a loop is left directly after the last item, the node does not know yet that the epoch has ended.
+        # A node does not know that the epoch has ended if a loop is left directly after the last item.
         for position in range(len(items) + 2 if most is None else len(items)):
             if chance.random() > share and position not in (0, len(items) + 1):
                 continue

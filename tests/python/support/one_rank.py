@@ -1,8 +1,8 @@
-"""A simulated process group."""
+"""Simulates a process group."""
 
 
 class Alone:
-    """One rank of a process group. All simulated other ranks agree with this rank."""
+    """All other ranks agree with this rank."""
 
     def __init__(self, world_size=1, rank=0):
         self.rank, self.world_size = rank, world_size

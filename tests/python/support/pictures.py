@@ -1,4 +1,4 @@
-"""Images for tests: parts of scikit-learn's photographs, noise and smooth images, encoded in many formats."""
+"""Encodes images in many formats: photographs, noise and smooth images."""
 
 import importlib.util
 import io
@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-#: The chroma subsamplings that simplejpeg can encode. Pillow cannot encode 4:4:0 and 4:1:1.
+#: Pillow cannot encode 4:4:0 and 4:1:1.
 SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 
 
 @cache
 def photographs() -> list[Any]:
-    """Returns the two photographs of 427 x 640 pixels, without importing scikit-learn, which would take longer than the
-    tests."""
+    """Importing scikit-learn, which contains the photographs, would take longer than the tests."""
     spec = importlib.util.find_spec("sklearn")
     assert spec is not None
     folder = Path(str(spec.origin)).with_name("datasets") / "images"
@@ -60,7 +59,7 @@ def jpeg(number: int) -> bytes:
 
 
 def by_pillow(content: bytes, mode: str = "RGB", box: Any = None, size: Any = None, filter: str = "BILINEAR") -> Any:
-    """Decodes, crops and resizes an image with Pillow. Returns an array (height, width, channels)."""
+    """The array has the axes (height, width, channels)."""
     with Image.open(io.BytesIO(content)) as image:
         made = image.convert(mode)
     if box is not None:

@@ -1,4 +1,4 @@
-"""User-defined pipes and functions in a module without torch, so that a spawned worker need not import torch."""
+"""Defines pipes and functions of users without torch, so that a spawned worker need not import torch."""
 
 import sys
 from typing import Any
@@ -12,7 +12,7 @@ def plus_one(item: int) -> int:
 
 
 class TupleState(IterDataPipe):
-    """A pipe with a tuple as its pickled state, which calls `getstate_hook` like many pipes written for torchdata."""
+    """Its pickled state is a tuple, and it calls `getstate_hook` like many pipes written for torchdata."""
 
     def __init__(self, source_datapipe: Any, factor: int) -> None:
         self.source_datapipe, self.factor = source_datapipe, factor
@@ -37,7 +37,7 @@ class TupleState(IterDataPipe):
 
 
 class Cutting(IterDataPipe):
-    """A pipe that replaces its own source while it runs, like samplers of graph libraries."""
+    """Replaces its own source while it runs, like samplers of graph libraries."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -54,7 +54,6 @@ is_late = [False]
 
 
 def worker_of_torch(item: int) -> Any:
-    """Returns what torch, which is imported only here, reports about the worker."""
     is_late[0] |= "torch" not in sys.modules
     import torch.utils.data
 

@@ -1,4 +1,4 @@
-"""Presses Ctrl-C at random moments. A separate process sends the signals."""
+"""Presses Ctrl-C at random moments, from a separate process."""
 
 import contextlib
 import os
@@ -13,7 +13,6 @@ import pytest
 
 from waiting import wait_for
 
-#: The program that sends Ctrl-C at a random moment after each line that it receives.
 PRESSER = """
 import os, random, signal, sys, time
 moments = random.Random(int(sys.argv[2]))
@@ -25,8 +24,6 @@ while sys.stdin.buffer.raw.read(1) == b"\\n":
 
 
 class Presser:
-    """A process that sends Ctrl-C to the current process after each call of `again`."""
-
     def __init__(self, seed: int) -> None:
         command = [sys.executable, "-c", PRESSER, str(os.getpid()), str(seed)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
@@ -44,8 +41,6 @@ class Presser:
 
 
 class _Armed:
-    """A handler of Ctrl-C that raises KeyboardInterrupt, but only while it is armed."""
-
     armed = False
 
     def __call__(self, *_: Any) -> None:
@@ -61,12 +56,11 @@ def interrupts_raise() -> Iterator[None]:
 
 
 def await_held_back() -> None:
-    """Waits until KeyboardInterrupt was raised, if a finalizer has delayed it."""
+    """A finalizer may delay the KeyboardInterrupt."""
     wait_for(lambda: all(thread.name != "torchdata-interrupt" for thread in threading.enumerate()))
 
 
 def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], object] = len) -> tuple[list[Any], int]:
-    """Returns all items of an iterator and the number of interruptions, while Ctrl-C is sent repeatedly."""
     got: list[Any] = []
     presses = 0
     handler = _Armed()
@@ -93,7 +87,6 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 @contextlib.contextmanager
 def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Makes SIGALRM call a function after `seconds`, if given. Restores the handlers and the timer at the end."""
     before = [(number, signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGINT)]
     left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
     try:

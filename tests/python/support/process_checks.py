@@ -1,4 +1,4 @@
-"""Functions and fixtures for tests of worker processes, which create loaders and check for leftovers."""
+"""Creates loaders, and checks that worker processes leave nothing behind."""
 
 import gc
 import os
@@ -31,13 +31,11 @@ MULTIPROCESSING = SHARDING_PRIORITIES.MULTIPROCESSING
 
 
 def with_methods(first, *others):
-    """Returns pairs of a start method and a case: `fork` with all cases, and other methods with the first case."""
     return [*((method, first) for method in METHODS), *(("fork", case) for case in others)]
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Checks that a test leaves no process, file, descriptor or mapping."""
     gc.collect()
     before = descriptors(), set(children()), shared_files(), shared_mappings()
     with started_children() as started:
@@ -47,8 +45,7 @@ def nothing_is_left():
     assert not left, f"processes were left behind: {[(state(pid), cmdline(pid)) for pid in left]}"
     files = shared_files(started) - before[2]
     assert not files, f"files were left in /dev/shm: {files}"
-    # Some open descriptors are tolerated, because multiprocessing keeps them open for its resource tracker and its fork
-    # server.
+    # multiprocessing keeps some descriptors open for its resource tracker and its fork server.
     assert descriptors() <= before[0] + 6, "descriptors were left open"
     assert shared_mappings() <= before[3], "shared memory was left mapped"
 
@@ -60,16 +57,14 @@ def children_are_killed_soon(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_earlier_loader():
-    """Waits until the loaders of earlier tests have released their memory."""
     gc.collect()
     if _holds_counters():
-        gc.unfreeze()  # a loader that was in use at the beginning of this file is frozen, so no collection releases it
+        gc.unfreeze()  # no collection releases a frozen loader, which was in use at the beginning of this file
         wait_for(lambda: gc.collect() >= 0 and not _holds_counters())
         gc.freeze()
 
 
 def _holds_counters():
-    """Returns whether this process has a loader, or has mapped the counters of a loader that was shut down."""
     maps = Path("/proc/self/maps")
     return bool(find(os.getpid())) or (maps.exists() and "torchdata-stats" in maps.read_text())
 
@@ -84,7 +79,7 @@ def identity(x):
 
 
 def kill_fork_server():
-    """Kills the process that forks the program's workers. The next worker starts a new fork server."""
+    """The next worker starts a new fork server."""
     pid = fork_server()
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -92,7 +87,7 @@ def kill_fork_server():
 
 
 class ExitsAt:
-    """A function that ends its process with code 7 when it receives the item `at`. `after` is a delay in seconds."""
+    """Ends its process with code 7, `after` seconds after it receives the item `at`."""
 
     def __init__(self, at, after=0.0):
         self.at, self.after = at, after

@@ -27,7 +27,7 @@ from waiting import wait_for
 
 COUNT = 30
 TIMEOUT = 0.5
-#: Bytes of a link before its arena: the header, the ring and the ring of returned blocks, with default sizes.
+#: The bytes of a link before its large buffers, with default sizes.
 _BEFORE_BLOCKS = 4096 + (256 << 10) + 8 * 4096
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-s \S+ \S+ \S+\s+/memfd:torchdata(\S*)")
 _TARGETS = ("links", "bells", "counters", "stacks", "any")
@@ -113,7 +113,6 @@ class Plan:
 
 
 def check(plan):
-    """Runs a loader. Returns whether the loader yielded all its items."""
     patience = shutdown.ASKED, stalls.STALL
     shutdown.ASKED, stalls.STALL = 0.3, 0.2
     raised = []
@@ -164,7 +163,7 @@ class _LookingError(Exception):
 
 
 def _look(opened):
-    """Observes a loader in the loader's program and from another process."""
+    """Observes a loader in its own program and from another process."""
     try:
         if isinstance(opened.loader, DataLoader2):
             str(opened.loader.stats())

@@ -1,14 +1,11 @@
 """Sends random items of tensors over a link, and compares the received items with unpickled items.
 
-A case consists of some storages of random types, random views of these storages (slices, other orders and shapes,
-repeated elements), and random containers. Received tensors must have the same elements, shapes and types as after
-unpickling, and share memory in the same way. A write to a received tensor must be visible in exactly those received
-tensors that would share its memory after unpickling. After the comparison, random parts of the received items are
-deleted while more items are sent. All items that are kept must stay unchanged. Dropping the last reference to an item
-must release the memory.
+A case consists of random views (slices, other orders and shapes, repeated elements) of random storages, in random
+containers. Received tensors must equal unpickled tensors, and share memory in the same way, which writes to the tensors
+check. Random parts are deleted while more items are sent: kept items must not change, and dropped items must release
+their memory.
 
-By hand: `python -m drivers tensors --seconds 600 --seed 1`.
-"""
+By hand: `python -m drivers tensors --seconds 600 --seed 1`."""
 
 import hashlib
 import io
@@ -124,7 +121,7 @@ def described(tensor):
 
 
 def strides_on_arrival(tensor):
-    """Returns the strides that a received tensor must have if it shares no memory with other tensors."""
+    """Returns the strides of a received tensor that shares no memory with other tensors."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or last < tensor.numel():
         return tensor.stride()
@@ -133,7 +130,6 @@ def strides_on_arrival(tensor):
 
 
 def significant(tensor, strides):
-    """Returns the strides of all dimensions with more than one element."""
     return [stride for size, stride in zip(tensor.shape, strides, strict=True) if size > 1] if tensor.numel() else []
 
 
@@ -150,24 +146,22 @@ def write_everywhere(draw, tensors):
 
 
 def flattened(tensor):
-    """Returns a view of the same elements with another shape, or the tensor itself if no such view exists."""
+    """Without a view of another shape, the tensor itself is returned."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor
 
 
 def holders(draw, tensor):
-    """Returns an object that refers to the memory of a tensor, such as a view or an array of another library."""
     return draw.choice([same, lambda t: t[...], lambda t: t.detach(), lambda t: t.untyped_storage(), Loaned])(tensor)
 
 
 class Loaned:
-    """An object of another library that refers to the memory of a tensor through a DLPack capsule."""
+    """Refers to the memory of a tensor through a DLPack capsule, as another library would."""
 
     def __init__(self, tensor):
         self.capsule = torch.utils.dlpack.to_dlpack(tensor)
 
 
 def check(draw, link, digest):
-    """Sends one random item, and compares the received item with the original."""
     sent = item(draw)
     reference = pickled(sent)
     received = link.one(sent)

@@ -3,10 +3,9 @@
     python -m drivers ranks --seconds 600 --jobs 2
 
 A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, which rank fails,
-and how and when it fails. Two runs of the same job differ only in their timing. Rank 0 may host torch's key-value store
-of the job, as in programs that are started without torchrun. Ranks are forked from a process that has imported torch,
-and exit like ordinary interpreters. The function `judge` contains the rules that jobs must follow.
-"""
+and how and when it fails. Rank 0 may host torch's key-value store of the job, as in programs that are started without
+torchrun. Ranks are forked from a process that has imported torch, and exit like ordinary interpreters. The function
+`judge` contains the rules that jobs must follow."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ class Plan:
     pace: float  # seconds of work for each item
     pause: float  # seconds between epochs
     leaves: bool = False  # whether all ranks leave the second epoch early
-    results: str | None = None  # a file to which a line about the job is appended
+    results: str | None = None  # a line about the job is appended to this file
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -85,7 +84,7 @@ class Plan:
 
 
 class Chaos(Exception):
-    """The error that the user's code raises on a rank on purpose."""
+    """The error that the user's code raises on purpose."""
 
 
 class Diary:
@@ -152,7 +151,7 @@ def run_rank(plan: Plan, rank: int, folder: Path) -> None:
     counts: list[int] = []
     loader: Any = None
     diary.note("joined")
-    # Each rank waits until all ranks have joined, because errors of torch itself are not tested.
+    # Errors that torch raises before all ranks have joined are not tested.
     while sum(path.suffix == ".joined" for path in folder.iterdir()) < plan.ranks:
         (folder / f"{rank}.joined").touch()
         time.sleep(0.01)
@@ -231,7 +230,6 @@ class Rank:
 
 
 def begin(program: Callable[[], None]) -> NoReturn:
-    """Runs another program in this forked process, which then exits like an ordinary interpreter."""
     _ranks.add(os.getpid())
     raise Leaves(program)
 
@@ -256,7 +254,7 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
         for rank in ranks:
             rank_left = [pid for pid in session(rank.pid) if pid != rank.pid]
             if rank_left and rank.exit is not None:
-                time.sleep(2)  # during this time, workers notice that their main process has exited, and exit
+                time.sleep(2)  # workers notice that their main process has exited, and exit
                 rank_left = session(rank.pid)
                 left += rank_left
     finally:
@@ -298,8 +296,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # The victim must not continue while the other ranks exit, because CPython before 3.14 aborts if a thread
-            # returns from torch during interpreter exit.
+            # CPython before 3.14 aborts if a thread returns from torch during interpreter exit, so the victim waits for
+            # the other ranks.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:
@@ -320,10 +318,7 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
 def judge(
     plan: Plan, ranks: list[Rank], struck: float | None, resumed: float | None, left: list[int], outputs: dict[int, str]
 ) -> dict[str, Any]:
-    """Returns a dict about the job, which includes descriptions of the rules that the job has violated.
-
-    Every rank except the victim must end in time, either with whole epochs or with an error that names the victim.
-    """
+    """Every rank except the victim must end in time, with whole epochs or with an error that names the victim."""
     broken: list[str] = []
     told: list[dict[str, Any]] = []
     gentle = plan.action == "stop and go on soon"
@@ -397,7 +392,7 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: Contains the id of this process if a plan has forked the process (see `begin`), and is otherwise empty.
+#: The id of this process, if a plan has forked it (see `begin`).
 _ranks: set[int] = set()
 
 
@@ -424,7 +419,7 @@ def with_torch(_options: argparse.Namespace) -> Iterator[None]:
     import torchdata.dataloader2
     import torchdata.datapipes.iter  # noqa: F401
 
-    gc.freeze()  # without freezing, garbage collection at exit makes each rank copy all imported objects
+    gc.freeze()  # garbage collection at exit would make each rank copy all imported objects
     yield
 
 

@@ -1,10 +1,8 @@
 """Starts the programs of ranks as forks of a process that has imported torch, because the import takes longer than most
 runs.
 
-As a program, this module imports torch, and executes requests that arrive through the socket on its standard input
-until the peer closes this socket. The programs get the given command line, environment and standard output, and exit
-like ordinary interpreters. The programs are children of this process, which collects their exit codes on request.
-"""
+Run as a program, this module executes requests from a socket on its standard input until the peer closes the socket.
+The programs are children of this process, which collects their exit codes on request."""
 
 import atexit
 import contextlib
@@ -79,7 +77,6 @@ class ForkedProgram:
 
 
 def imports(*modules: str) -> None:
-    """Makes the server process import more modules, which all programs that it forks later inherit."""
     _ask({"modules": modules})
 
 

@@ -8,8 +8,6 @@ PATIENCE = 60.0
 
 
 class _Meeting:
-    """Collects one value from each rank, and returns the result to all ranks."""
-
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks, timeout=PATIENCE)
         self.values = [0] * ranks

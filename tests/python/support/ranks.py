@@ -1,4 +1,4 @@
-"""Starts real ranks for tests. The ranks are processes of one job, which communicate by gloo on the local machine."""
+"""Starts ranks as processes of one job, which communicate by gloo on the local machine."""
 
 import os
 import pickle
@@ -70,11 +70,10 @@ class Job:
         self.processes[rank].send_signal(number)
 
     def start_in_network(self, command: list[str], cut: str) -> None:
-        """Starts a program that creates a separate network, and starts the ranks of this job in this network."""
+        """`command` creates a separate network, and starts the ranks of this job in it."""
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 
     def outcome(self, rank: int, seconds: float = 200) -> Any:
-        """Returns the result or error of a rank, and how many seconds the rank took to return it."""
         until = time.monotonic() + seconds
         path = self.folder / str(rank)
         while not path.exists():
@@ -127,7 +126,7 @@ def gloo_job(
 
 
 def torchrun(program: Path, ranks: int = 2) -> list[str]:
-    """Runs a program on ranks that find each other as with torchrun, and returns the output of each rank."""
+    """The ranks find each other as with torchrun."""
     import torch.distributed as dist
 
     rank_forkserver.imports("torch._dynamo")  # required by DistributedDataParallel in each rank
@@ -166,7 +165,7 @@ def _write(tmp_path: Path, body: str) -> Path:
 
 
 def environment_of_ranks() -> dict[str, str]:
-    """Returns the environment variables for a launcher of ranks, without inherited variables of MPI."""
+    """Variables of MPI are not inherited."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "MPI"))}
     return inherited | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
 

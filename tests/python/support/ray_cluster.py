@@ -11,14 +11,13 @@ import pytest
 
 import torchdata
 
-#: Skips a file of tests if Ray is not installed, for example because it has no wheel for the current Python.
+#: Ray has no wheel for some versions of Python.
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
     reason="Ray is not installed: it has no wheel for this Python, or none could be had",
 )
 
-#: Runs a file of tests with Ray in a separate process, because threads and handlers of Ray would crash children that
-#: later tests fork. Ignores warnings that Ray and its libraries emit.
+#: Threads and handlers of Ray would crash children that later tests fork, so a separate process runs these tests.
 of_ray = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -28,10 +27,9 @@ of_ray = [
 ]
 
 
-#: Settings of Ray for tests. Ray requires no token, and does not report its usage. Actors have normal priority, so that
-#: they start in time on a busy machine. Ray starts no processes in advance, because a program would wait until these
-#: processes have started. A process that has run a task is kept for the next task. The workers do not import pyarrow
-#: and pydantic, because importing these libraries is slow.
+#: Ray requires no token, and does not report its usage. Actors have normal priority, so that they start in time on a
+#: busy machine. No processes are started in advance, because a program would wait for them. Workers do not import
+#: pyarrow and pydantic, because these imports are slow.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
@@ -44,7 +42,7 @@ _SETTINGS = {
 
 @contextmanager
 def environment(**more: str) -> Iterator[None]:
-    """Sets the environment for starting a cluster. The cluster's workers can import the modules of this folder."""
+    """The cluster's workers can import the modules of this folder."""
     settings = {**_SETTINGS, **more}
     here, package = Path(__file__).resolve().parent, Path(torchdata.__file__).resolve().parents[1]
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ADDRESS", *settings)}
@@ -105,7 +103,7 @@ def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
 
 
 def join(made: Any) -> None:
-    """Connects this process to a cluster of several nodes. A process that has disconnected may connect again."""
+    """A process that has disconnected may connect again."""
     import ray
 
     ray.init(address=made.address, **SILENT)
@@ -116,6 +114,6 @@ def add(made: Any, **options: Any) -> Any:
 
 
 def raylet_of(node: Any) -> int:
-    """Returns the process id of a node's main process, which also stores the objects of the node."""
+    """Returns the id of a node's main process, which also stores the objects of the node."""
     pid: int = node.all_processes["raylet"][0].process.pid
     return pid

@@ -7,7 +7,7 @@ import pytest
 
 
 def refuses(*rows: tuple[Callable[[], Any], type[Exception], str]) -> Callable[..., None]:
-    """Returns a test with a case for each row: the call, the type of its error, and a pattern of the message."""
+    """Each row contains the call, the type of its error, and a pattern of the message."""
 
     @pytest.mark.parametrize(("call", "error", "message"), rows)
     def test(call: Callable[[], Any], error: type[Exception], message: str) -> None:

@@ -1,7 +1,6 @@
-"""Pipelines that workers on any machine can import.
+"""Defines pipelines that workers on any machine can import.
 
-Each worker imports this file, so the file imports only modules that all workers need.
-"""
+Each worker imports this file, so it imports only modules that all workers need."""
 
 from __future__ import annotations
 
@@ -90,5 +89,4 @@ DEALT = {
 
 
 def plain(item: Any) -> Any:
-    """Converts an item to a form that can be compared."""
     return item.tolist() if hasattr(item, "tolist") else item

@@ -1,4 +1,4 @@
-"""Loaders that replace exited processes, and pipelines for these loaders."""
+"""Creates loaders that replace exited processes, and pipelines for these loaders."""
 
 import random
 

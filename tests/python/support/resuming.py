@@ -1,5 +1,4 @@
-"""Functions that read a loader up to a position, or from a state on, and then shut the loader down, a check of states,
-and a function that loads the state of a pipe."""
+"""Reads loaders and graphs up to a position or from a state on, and checks that they resume exactly."""
 
 import pickle
 import time
@@ -13,7 +12,6 @@ from torchdata.datapipes.state import load_generators, load_state, save_generato
 
 
 def begun(loader: Any, state: Any = None, seed: int = 3) -> Any:
-    """Loads the state into the loader, or seeds the loader if the state is None. Returns the loader."""
     if state is None:
         loader.seed(seed)
     else:
@@ -43,14 +41,12 @@ def continued(loader: Any, count: int) -> tuple[list[Any], Any, list[Any]]:
 
 
 def resumed(loader: Any, state: Any, count: int = 1, **options: Any) -> list[list[Any]]:
-    """Returns the remaining items after a state, and the items of the following epochs."""
     with loader:
         loader.load_state_dict(state, **options)
         return [list(loader) for _ in range(count)]
 
 
 def with_state(pipe: Any, state: Any, **options: Any) -> Any:
-    """Loads a copy of a state into a pipe, and returns the pipe. The state is pickled in between."""
     load_state(pipe, pickle.loads(pickle.dumps(state)), **options)
     return pipe
 
@@ -59,8 +55,7 @@ def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: 
     """Resumes from states of some moments, and compares the items with those of the uninterrupted loader.
 
     A moment is an epoch and the number of items before the state is saved. -1 stands for a state after the end of the
-    epoch, and -2 for a state after the last item. Returns the epochs of the uninterrupted loader.
-    """
+    epoch, and -2 for a state after the last item."""
     whole: list[list[Any]] = []
     states: list[list[Any]] = []
     with make(None) as loader:
@@ -93,13 +88,13 @@ def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: 
 
 
 def stood(pipe: Any) -> bytes:
-    """Returns the pickle of a pipe's state and of the generators' states, while no thread of the pipe reads."""
     with standing_still(walk(pipe)):
         return pickle.dumps((save_state(pipe), save_generators()))
 
 
 def check_graph_resumes(make: Callable[[], Any], end: Callable[[Any], Any] = lambda _: None) -> None:
-    """Resumes a graph at every position of two epochs. `end` ends the threads of a graph that is not read any more."""
+    """The graph is resumed at every position of two epochs. `end` ends the threads of a graph that is not read any
+    more."""
     start(5)
     pipe = make()
     epochs = [list(pipe) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The buckets of the tests' S3 server."""
+"""Fills the buckets of the tests' S3 server."""
 
 import contextlib
 import os
@@ -28,7 +28,6 @@ BUCKETS = {
 
 @contextlib.contextmanager
 def serving() -> Iterator[Any]:
-    """Runs a server with the buckets, sets the environment variables for this server, and yields boto3's client."""
     with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)

@@ -1,12 +1,11 @@
-"""Runs a complete S3 server for tests, namely moto's server."""
+"""Runs moto's S3 server for tests."""
 
 from contextlib import AbstractContextManager
 from typing import Any
 
 from server_process import server_process
 
-#: Maximum number of keys per page of a listing. The number is small, so that few objects fill many pages. Amazon's
-#: limit is 1,000.
+#: Few objects fill many pages of a listing, whereas Amazon's limit is 1,000 keys.
 KEYS_PER_PAGE = 20
 
 _SERVER = f"""

@@ -1,7 +1,6 @@
-"""Runs a program with a system call filter. The named system calls fail as in a sandbox or on an old kernel.
+"""Runs a program in which some system calls fail as in a sandbox or on an old kernel.
 
-`python -m sandboxed EPERM memfd_create,pidfd_open PROGRAM…`
-"""
+`python -m sandboxed EPERM memfd_create,pidfd_open PROGRAM…`"""
 
 import ctypes
 import errno
@@ -13,7 +12,7 @@ import sys
 __all__ = ["forbid"]
 
 _NUMBERS = {"x86_64": {"memfd_create": 319, "pidfd_open": 434}, "aarch64": {"memfd_create": 279, "pidfd_open": 434}}
-#: Constants of the system call filter, which seccomp(2) and linux/filter.h describe.
+#: See seccomp(2) and linux/filter.h.
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _FAIL, _ALLOW = 0x00050000, 0x7FFF0000
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
@@ -24,7 +23,6 @@ class _Program(ctypes.Structure):
 
 
 def forbid(calls: list[str], code: int) -> None:
-    """Makes some system calls of this process and its children fail with an error number."""
     numbers = [_NUMBERS[platform.machine()][call] for call in calls]
     steps = [(_LOAD, 0, 0, 0)]
     steps += [(_EQUAL, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]

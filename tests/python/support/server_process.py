@@ -1,4 +1,4 @@
-"""Test servers: a server in a separate process, which exits when its standard input ends, and answers to requests."""
+"""Runs a test server in a separate process, which exits when its standard input ends."""
 
 import contextlib
 import os
@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Answers requests without a log."""
-
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: Any
@@ -27,7 +25,6 @@ class Answering(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def requested(self, body: bytes, before: int = 0) -> tuple[bytes, int, dict[str, str]]:
-        """Returns the part of a body that the request asks for, with the status and the headers of the answer."""
         if not self.headers["Range"]:
             return body, 200, {}
         first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
@@ -42,7 +39,6 @@ class Answering(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def server_process(*arguments: str, told: str = "") -> Iterator[str]:
-    """Runs Python with `arguments` and the input line `told`, and yields the URL that the process serves."""
     command = [sys.executable, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -61,7 +57,6 @@ def server_process(*arguments: str, told: str = "") -> Iterator[str]:
 
 
 def serve(server: BaseServer) -> NoReturn:
-    """Runs a server in this process, which was started by `server_process`. Prints the port of the server."""
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
     sys.stdin.read()

@@ -26,12 +26,10 @@ from rank_threads import in_ranks
 FOLDER = Path(__file__).resolve().parents[1]
 sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
 
-#: `ITEMS` is the number of items of an epoch without splits. With splits, an epoch has `SPLIT_ITEMS` items in `SPLITS`
-#: splits. All splits have the same size.
+#: With splits, an epoch has `SPLIT_ITEMS` items in `SPLITS` splits of equal size.
 ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
 WORKERS = (0, 1, 2, 3, 5, 8)
-#: Pairs of a number of ranks and a number of workers per rank. Several ranks need workers, because ranks are threads of
-#: one process here.
+#: Several ranks need workers, because ranks are threads of one process here.
 RANKS = ((1, 0), (1, 3), (2, 1), (2, 2), (3, 1), (3, 2))
 STATEFUL = ("Plain", "WithState", "WithIterator", "shuffled_pipe")
 
@@ -42,7 +40,7 @@ class Different(AssertionError):
 
 @dataclass(frozen=True)
 class Plan:
-    """Describes the loader that saves the states. `kind` is "workers", "splits" or "stateful"."""
+    """`kind` is "workers", "splits" or "stateful"."""
 
     kind: str
     form: str
@@ -112,8 +110,6 @@ def epoch(loader: Any) -> list[Any]:
 
 
 def states(plan: Plan) -> list[Any]:
-    """Returns the states before each item of an epoch. With ranks, each state is a dict with one state per rank."""
-
     def read(loader: Any) -> list[Any]:
         random.seed(5)
         reading, found = iter(loader), []
@@ -127,7 +123,6 @@ def states(plan: Plan) -> list[Any]:
 
 
 def check(plan: Plan) -> int:
-    """Resumes from all positions of a plan in a new interpreter, and returns the number of loaded states."""
     os.environ["DRAWS"] = "1"  # makes the pipeline's functions draw random numbers
     whole = {number: epochs(plan, number) for number in plan.numbers}
     if plan.kind == "splits":  # several ranks agree on another seed than a single rank
@@ -161,8 +156,7 @@ def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> It
                 if wrong:
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
-            # If the epoch had begun when the state was saved, the epoch keeps the number of workers of the loader that
-            # saved the state.
+            # An epoch that had begun keeps the number of workers of the loader that saved the state.
             has_begun = position or plan.kind == "stateful" or keeps
             first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
             for rank, (rest, *more) in enumerate(found):
@@ -173,7 +167,7 @@ def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> It
 
 
 def _keeps(plan: Plan) -> bool:
-    """Returns whether the pipeline keeps state between epochs, so that later epochs have the same shards."""
+    """State that is kept between epochs requires the same shards in later epochs."""
     import test_shards
 
     from torchdata.dataloader2.state.worker_positions import lasts
@@ -182,7 +176,7 @@ def _keeps(plan: Plan) -> bool:
 
 
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
-    """Returns how many items of each shard follow a position. The last item of each rank is not counted."""
+    """The last item of each rank is not counted."""
     from torchdata.dataloader2.state.layout import parse
 
     left = [0] * SPLITS

@@ -1,4 +1,4 @@
-"""Checks for all pipes over files and stores, which test exact states, closed files and clear errors."""
+"""Checks pipes over files and stores: exact states, closed files and clear errors."""
 
 import gc
 import os
@@ -11,7 +11,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 def open_files(*, sockets: bool = True) -> int:
-    """Returns the number of open file descriptors of this process, with or without sockets."""
     gc.collect()
     for thread in threading.enumerate():
         if thread.name.startswith("torchdata-threadpool"):
@@ -22,14 +21,13 @@ def open_files(*, sockets: bool = True) -> int:
 
 def _is_open_file(descriptor: str) -> bool:
     try:
-        # Libraries open sockets, and what they wait at (anonymous inodes, pipes), once and keep them.
+        # Libraries open sockets, anonymous inodes and pipes once, and keep them.
         return not os.readlink(f"/proc/self/fd/{descriptor}").startswith(("socket:", "anon_inode:", "pipe:"))
-    except FileNotFoundError:  # the descriptor was closed meanwhile, like that of the listing itself
+    except FileNotFoundError:  # the listing's own descriptor, for example, was closed meanwhile
         return False
 
 
 def read(item: Any) -> Any:
-    """Returns the item in a form that can be compared. A stream in the item is replaced by its content."""
     if isinstance(item, tuple) and len(item) == 2 and hasattr(item[1], "read"):
         with item[1] as stream:
             return item[0], stream.read()
@@ -68,7 +66,7 @@ def check_restore(
         del pipe
         assert count() == before
         loaded = pickle.loads(running)
-        # Pipes over files copy the streams of a loaded state, so the same state can be loaded a second time.
+        # Pipes copy the streams of a loaded state, so the state can be loaded a second time.
         for state in (pickle.loads(abandoned), loaded, loaded)[: 2 if seeded else 3]:
             load_state(other := build(), state)
             assert [keep(item) for item in other] == whole[position:], position

@@ -1,4 +1,4 @@
-"""Iterables with states, one of each common kind. Each iterable counts the items that it reads."""
+"""Defines iterables with states, one of each common kind, which count the items that they read."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ reads = Reads()
 
 
 class Plain(IterableDataset[Any]):
-    """A stream without a state. Subclasses replace the numbers of an epoch, or the items that are made from numbers."""
+    """Subclasses replace the numbers of an epoch, or the items that are made from numbers."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -45,7 +45,7 @@ def shuffled(numbers: Sequence[int], seed: int) -> Sequence[int]:
 
 
 class TakesOnce(Plain):
-    """A stream with a generator function as `__iter__`, which applies a loaded position once, in its first line."""
+    """Applies a loaded position once, in the first line of the generator function `__iter__`."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -69,7 +69,7 @@ class TakesOnce(Plain):
 
 
 class CountsEpochs(TakesOnce):
-    """A stream with a generator function as `__iter__`, whose first line counts the epoch."""
+    """Counts the epoch in the first line of the generator function `__iter__`."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -95,7 +95,7 @@ class CountsEpochs(TakesOnce):
 
 
 class CountsAtOnce(CountsEpochs):
-    """A stream like `CountsEpochs` that counts when `iter()` is called."""
+    """Counts the epoch when `iter()` is called."""
 
     def __iter__(self) -> Iterator[Any]:
         self.begin()
@@ -103,8 +103,6 @@ class CountsAtOnce(CountsEpochs):
 
 
 class BeginsAnew(TakesOnce):
-    """A stream that resets its position when an epoch ends."""
-
     def __iter__(self) -> Iterator[Any]:
         yield from self.rest()
         self.place = 0
@@ -114,8 +112,7 @@ class BeginsAnew(TakesOnce):
 
 
 class GoesOn(TakesOnce):
-    """A stream that begins each iteration at the position where the last iteration was left, and counts complete
-    iterations."""
+    """Begins each iteration where the last iteration was left, and counts complete iterations."""
 
     epoch = 0
 
@@ -133,7 +130,7 @@ class GoesOn(TakesOnce):
 
 
 class TakesAgain(TakesOnce):
-    """A stream that applies a loaded position in each later epoch, like Hugging Face's streams."""
+    """Applies a loaded position in each later epoch, like Hugging Face's streams."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -165,7 +162,7 @@ class ItsOwnIterator(GoesOn):
 
 
 class LiveState(CountsEpochs):
-    """A stream with a dict as its state. The stream modifies its state dict after the dict was returned or loaded."""
+    """Modifies its state dict after it was returned or loaded."""
 
     def __init__(self, size: int) -> None:
         self.live: dict[str, Any] = {"place": 0, "epoch": 0, "history": [[0]]}
@@ -197,8 +194,6 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
-    """A stream that draws its order from a random generator."""
-
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.generator = random.Random(1)
@@ -238,7 +233,7 @@ class Walked(Plain):
 
 
 class WalkedInOrder(Walked):
-    """A stream with the number of the epoch as its state, and with iterators that have separate states."""
+    """Its state is the number of the epoch, and its iterators have separate states."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -259,7 +254,7 @@ class WalkedInOrder(Walked):
 
 
 class NeedsArguments(TakesOnce):
-    """A stream with a `state_dict` method that needs an argument."""
+    """Its `state_dict` method needs an argument."""
 
     def __iter__(self) -> Iterator[Any]:
         self.place = 0

@@ -17,8 +17,6 @@ CTRL_C = b"\x03"
 
 
 class Terminal:
-    """Runs a Python script, and reads the output of the script and its children line by line."""
-
     def __init__(self, *arguments):
         self.master, slave = pty.openpty()
         attributes = termios.tcgetattr(slave)
@@ -36,7 +34,7 @@ class Terminal:
         self._read = b""
 
     def line(self, seconds=60.0):
-        """Returns the next line of output, or an empty string at the end or after the timeout."""
+        """The line is empty at the end or after the timeout."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self._read:
             left = deadline - time.monotonic()
@@ -44,7 +42,7 @@ class Terminal:
                 return ""
             try:
                 data = os.read(self.master, 65536)
-            except OSError:  # Linux raises OSError if no process has the terminal open any more
+            except OSError:  # no process has the terminal open any more
                 data = b""
             if not data:
                 return ""
@@ -69,8 +67,7 @@ class Terminal:
         self.close()
 
 
-#: Code that runs before the script, and makes the terminal the controlling terminal of the session. A terminal sends
-#: signals only to the session that it controls.
+#: A terminal sends signals only to the session that it controls.
 _OWN_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -79,8 +76,6 @@ os.execv(sys.executable, [sys.executable, "-W", "error", *sys.argv[1:]])
 
 
 class Screen:
-    """Runs Python in a pseudo terminal of a given size, and reads the contents of its screen."""
-
     def __init__(self, *arguments, rows=40, columns=140):
         import pyte
 
@@ -88,8 +83,8 @@ class Screen:
         self.stream = pyte.ByteStream(self.screen)
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            # `execve` passes an explicit environment, because pytest imports readline, which sets LINES and COLUMNS
-            # without Python's knowledge.
+            # pytest imports readline, which sets LINES and COLUMNS without Python's knowledge, so the environment is
+            # explicit.
             environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
             os.execve(sys.executable, [sys.executable, *arguments], {**environment, "TERM": "xterm-256color"})
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

@@ -1,4 +1,4 @@
-"""A fixture and a function for tests of threads."""
+"""Checks that tests leave no threads behind."""
 
 import gc
 import threading
@@ -10,13 +10,11 @@ from waiting import wait_for
 
 
 def threads() -> list[str]:
-    """Returns the names of the package's threads in this process."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchdata-")]
 
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """Checks that the package's threads end with each test of a file that imports this fixture."""
     yield
     gc.collect()
     wait_for(lambda: not threads())

@@ -3,9 +3,7 @@ with torchdata 0.11.0.
 
     python support/upstream_states.py data/upstream_states.pt
 
-`test_stateful_upstream.py` reads the file, and uses the datasets and loader options of this module. The file can be
-read by `torch.load(weights_only=True)`.
-"""
+`test_stateful_upstream.py` reads the file, and uses the datasets and loader options of this module."""
 
 import itertools
 import sys
@@ -28,7 +26,7 @@ class Numbers(Dataset[int]):
 
 
 class Counted:
-    """A dataset with samples that contain the number of earlier samples of the same worker."""
+    """Each sample contains the number of earlier samples of the worker."""
 
     reads = 0
 
@@ -44,7 +42,7 @@ class Counted:
 
 
 class CountedNumbers(Counted, Numbers):
-    """A dataset with a separate state in each worker."""
+    """Has a separate state in each worker."""
 
 
 def share() -> range:
@@ -101,7 +99,7 @@ CASES = [
 
 
 def loader_of(dataset: str, options: str, workers: int) -> Any:
-    """Returns the loader for a case. The loader class comes from the torchdata version that is installed."""
+    """The loader class comes from the torchdata version that is installed."""
     from torchdata.stateful_dataloader import StatefulDataLoader
     from torchdata.stateful_dataloader.sampler import RandomSampler, StatefulDistributedSampler
 

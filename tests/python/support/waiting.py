@@ -16,7 +16,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
 
 
 def check_in_forked_child(check: Callable[[], object], seconds: float = 120.0) -> None:
-    """Calls a function in a forked child. Fails if the function raises, or does not return in time."""
+    """The check fails if the function raises, or does not return in time."""
     child = os.fork()
     if child == 0:
         code = 1

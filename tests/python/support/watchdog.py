@@ -29,14 +29,14 @@ def survivors_of(number, seconds=5.0):
 
 
 def show_stacks(main, output):
-    """Makes all processes print their stacks, one process after another."""
+    """The stacks of several processes must not be mixed, so one process prints after another."""
     for pid in sorted([main, *descendants(main)]):
         if _catches(pid, signal.SIGUSR1):
             output.seek(0, os.SEEK_END)
             output.write(f"-- process {pid}{', main' * (pid == main)}\n")
             output.flush()
             os.kill(pid, signal.SIGUSR1)
-            time.sleep(0.3)  # the stacks of several processes must not be mixed in the file
+            time.sleep(0.3)
 
 
 def _catches(pid, number):

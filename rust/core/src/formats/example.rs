@@ -1,9 +1,7 @@
 //! Reads `tf.train.Example` and `tf.train.SequenceExample` from protocol buffers without copying.
 //!
-//! An Example maps names to features. A SequenceExample also maps names to lists of features (see TensorFlow's
-//! `example.proto` and `feature.proto`). Examples and SequenceExamples share one reader, because their common fields
-//! have equal numbers. As protocol buffers require, unknown fields are skipped, repeated messages are merged, and
-//! number lists may be packed.
+//! A SequenceExample also maps names to lists of features (see TensorFlow's `example.proto` and `feature.proto`). As
+//! protocol buffers require, unknown fields are skipped and repeated messages are merged.
 
 use crate::formats::wire::{Fields, WireError, WireValue};
 
@@ -22,12 +20,12 @@ pub enum FeatureKind {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feature<'a> {
     kind: Option<FeatureKind>,
-    /// For byte strings, each part is one value. For numbers, each part is the encoding of one or more numbers.
+    /// For byte strings, each part is one value. For numbers, each part contains one or more encoded numbers.
     parts: Vec<&'a [u8]>,
 }
 
 impl<'a> Feature<'a> {
-    /// The type of the values. Returns None if the feature contains no list of values, not even an empty list.
+    /// The type of the values. The result is None if the feature contains no list of values.
     pub fn kind(&self) -> Option<FeatureKind> {
         self.kind
     }
@@ -37,7 +35,7 @@ impl<'a> Feature<'a> {
         &self.parts
     }
 
-    /// Replaces the contents of `out` by the values of a feature of floats.
+    /// Replaces the contents of `out` with the values of a feature of floats.
     pub fn floats(&self, out: &mut Vec<f32>) -> Result<(), WireError> {
         out.clear();
         for part in &self.parts {
@@ -93,7 +91,7 @@ pub struct Example<'a> {
 }
 
 impl<'a> Example<'a> {
-    /// Reads a record. Skips features if `wanted` returns false for their names.
+    /// Reads a record.
     pub fn parse(record: &'a [u8], wanted: impl Fn(&str) -> bool) -> Result<Self, WireError> {
         let mut example = Self::default();
         for field in Fields::new(record) {
@@ -123,7 +121,6 @@ impl<'a> Example<'a> {
     }
 }
 
-/// Reads an entry of a map. If the name of the entry is wanted, passes the value to `merge` and returns the name.
 fn named<'a>(
     entry: &'a [u8],
     wanted: impl Fn(&str) -> bool,

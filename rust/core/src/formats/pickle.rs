@@ -1,9 +1,8 @@
 //! Checks that a pickle contains only the instructions that Python writes for plain data.
 //!
-//! An unpickler executes instructions. Untrusted instructions could change objects, or make the unpickler allocate
-//! gigabytes for a large memo index or length. This check refuses instructions that plain data does not need, such as
-//! BUILD and LONG_BINPUT, and compares lengths with the available bytes. The unpickler, not this check, restricts which
-//! functions are called.
+//! An unpickler executes instructions, so untrusted instructions could change objects, or allocate gigabytes for a
+//! large memo index or length. This check therefore refuses instructions such as BUILD and LONG_BINPUT, and compares
+//! lengths with the available bytes. The unpickler, not this check, restricts which functions are called.
 
 use thiserror::Error;
 
@@ -50,7 +49,7 @@ pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     Err(PlainError::Short(at))
 }
 
-/// Returns the length of an instruction's argument. The inner option is None if the length itself is truncated.
+/// The inner option is None if the bytes end within the length.
 fn argument(opcode: u8, rest: &[u8]) -> Option<Option<usize>> {
     let fixed = |length| Some(Some(length));
     if BARE.contains(&opcode) {
@@ -69,7 +68,6 @@ fn argument(opcode: u8, rest: &[u8]) -> Option<Option<usize>> {
     }
 }
 
-/// Returns the length of an argument that starts with its own length in `WIDTH` bytes.
 fn counted<const WIDTH: usize>(rest: &[u8]) -> Option<usize> {
     let mut length = [0; 8];
     length[..WIDTH].copy_from_slice(rest.get(..WIDTH)?);
@@ -82,7 +80,7 @@ mod tests {
 
     #[test]
     fn pickles_of_plain_data_are_accepted() {
-        // pickle.dumps([{"a": 1, "b": (2.5, None)}, b"x"], 5), and all its prefixes.
+        // The bytes are `pickle.dumps([{"a": 1, "b": (2.5, None)}, b"x"], 5)`.
         let whole = b"\x80\x05\x95\x24\0\0\0\0\0\0\0]\x94(}\x94(\x8c\x01a\x94K\x01\x8c\x01b\x94G@\x04\0\0\0\0\0\0N\x86\x94uC\x01x\x94e.";
         assert_eq!(check_plain(whole), Ok(()));
         for cut in 0..whole.len() {

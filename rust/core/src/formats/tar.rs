@@ -1,8 +1,7 @@
 //! Reads the headers of regular files in tar archives, and checks the format of extended headers.
 //!
-//! Most archives of datasets contain only regular files with short names, so this module reads only their headers.
-//! Python's `tarfile` reads all other headers (see tar(5)), but reads an extended header only after [`pax_records`] has
-//! checked the format.
+//! Python's `tarfile` reads the headers of other files (see tar(5)). `tarfile` reads an extended header only after
+//! [`pax_records`] has checked the format.
 
 /// The number of bytes of a file's header. Data is padded to a multiple of this number.
 pub const BLOCK: usize = 512;
@@ -25,7 +24,7 @@ pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     let size = octal(&block[SIZE])?;
     let found: u64 = block.iter().map(|&byte| u64::from(byte)).sum();
     let own: u64 = block[CHECKSUM].iter().map(|&byte| u64::from(byte)).sum();
-    // When the checksum is computed, its own field is filled with blanks.
+    // The checksum of a header is computed with blanks in the checksum field.
     let intact = octal(&block[CHECKSUM])? == found - own + CHECKSUM.len() as u64 * u64::from(b' ');
     (intact && !name.is_empty() && !name.ends_with('/')).then_some((name, size))
 }
@@ -44,10 +43,8 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// The maximum number of consecutive digits in a pax header. A reader that searches for a number may try each digit as
-/// its start, so a long sequence of digits would take quadratic time.
+/// Longer numbers in a pax header could make regular expressions in readers take quadratic time.
 const LONGEST_NUMBER: usize = 100;
-/// The number of bytes of the shortest record: `5 a=\n`.
 const SHORTEST_RECORD: usize = 5;
 
 /// The reason why an extended header is invalid.

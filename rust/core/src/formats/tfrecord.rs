@@ -1,12 +1,9 @@
 //! Reads the frames of TFRecord files, which consist of records with checksums.
 //!
 //! A record consists of its length (`u64`, little-endian), the masked CRC-32C of these 8 bytes, the data, and the
-//! masked CRC-32C of the data (see TensorFlow's `record_writer.h`). [`Records`] receives the file in pieces and returns
-//! the records. [`Records`] buffers at most one piece, or the received part of one longer record.
+//! masked CRC-32C of the data (see TensorFlow's `record_writer.h`).
 
-/// The number of bytes before a record's data: the length of the data and the checksum of this length.
 const HEAD: usize = 12;
-/// The number of bytes after a record's data, which are the checksum of the data.
 const TAIL: usize = 4;
 /// The maximum length of a record, because protocol buffers cannot be larger.
 pub const LONGEST: u64 = i32::MAX as u64;
@@ -48,7 +45,7 @@ pub enum RecordError {
 /// Reads the records of one file.
 #[derive(Debug)]
 pub struct Records {
-    /// The received bytes. The bytes from index `begin` on were not returned as records yet.
+    /// Bytes from index `begin` on were not returned as records yet.
     buffer: Vec<u8>,
     begin: usize,
     offset: u64,
@@ -58,8 +55,8 @@ pub struct Records {
 }
 
 impl Records {
-    /// Starts at byte `offset` of a file, where record number `record` begins. Compares checksums if `verify` is true.
-    /// A record that is longer than `longest` (at most [`LONGEST`]) is rejected before it is read.
+    /// Starts at byte `offset` of a file, where record number `record` begins. Records that are longer than `longest`
+    /// (at most [`LONGEST`]) are rejected before they are read.
     pub fn new(offset: u64, record: u64, verify: bool, longest: u64) -> Self {
         Self { buffer: Vec::new(), begin: 0, offset, record, verify, longest: longest.min(LONGEST) }
     }
@@ -108,7 +105,7 @@ impl Records {
         }
     }
 
-    /// Must be called at the end of the file. Returns an error if the file ends within a record.
+    /// Must be called at the end of the file.
     pub fn finish(&self) -> Result<(), RecordError> {
         let found = self.unread().len() as u64;
         let wanted = self.length()?.map_or(HEAD, |length| HEAD + length + TAIL) as u64;

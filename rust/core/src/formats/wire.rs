@@ -1,6 +1,6 @@
-//! Reads the parts of protocol buffers' wire format that examples use.
+//! Reads the subset of the protocol buffer wire format that `tf.train.Example` uses.
 //!
-//! See <https://protobuf.dev/programming-guides/encoding>. Decoding untrusted input returns a value or an error.
+//! See <https://protobuf.dev/programming-guides/encoding>.
 
 /// The reason why bytes are not a protocol buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -11,7 +11,7 @@ pub enum WireError {
     /// An integer has more than ten bytes.
     #[error("its data is not a valid protocol buffer: an integer is too long")]
     Varint,
-    /// A field has an unknown type or the number 0. Groups are not supported, because examples do not contain them.
+    /// A field has an unknown type or the number 0.
     #[error("its data is not a valid protocol buffer: a field has a type that does not exist")]
     Tag,
     /// The name of a feature is not UTF-8.
@@ -110,7 +110,7 @@ fn varint_length(bytes: &[u8]) -> Result<usize, WireError> {
     }
 }
 
-/// Returns the value of a varint. Bits beyond the 64th are dropped.
+/// Bits of a varint beyond the 64th are dropped.
 fn integer(varint: &[u8]) -> u64 {
     varint.iter().rev().fold(0, |value, &byte| (value << 7) | u64::from(byte & 0x7f))
 }

@@ -1,9 +1,8 @@
-//! The allocator for a producer's arena.
+//! Allocates blocks in a producer's arena (shared memory for large buffers).
 //!
-//! The bookkeeping is private to the producer. The consumer only receives offsets, and returns blocks through the
-//! return ring. Free memory is stored as extents ordered by address. Adjacent extents are merged. An allocation takes
-//! the lowest extent that is long enough. Using the lowest extent keeps the number of used pages small, and limits
-//! memory use to the data in flight. Free pages that were unused for some seconds are returned to the system (`tidy`).
+//! The consumer receives offsets of blocks, and returns blocks through the return ring. An allocation takes the lowest
+//! free range that is long enough, which keeps the number of used pages small. Free pages that were unused for some
+//! seconds are returned to the system (`tidy`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -18,28 +17,27 @@ use crate::error::Corrupted;
 use crate::process::fork;
 use crate::stats::FlowRef;
 
-/// Counts the references that keep a block allocated.
 #[derive(Debug, Clone, Copy)]
 struct Holders {
     len: u64,
-    /// Whether the producer still has a [`Block`] for this memory.
+    /// Whether a [`Block`] of the producer refers to this memory.
     local: bool,
-    /// How many times the block was sent and not yet returned. Units can refer to one block several times.
+    /// The number of units (messages) with this block that the consumer has not returned yet.
     remote: u64,
 }
 
 #[derive(Debug)]
 struct Allocator {
-    /// Free extents, as offset and length. Adjacent extents are always merged.
+    /// Maps the offsets of free ranges to their lengths.
     free: BTreeMap<u64, u64>,
     taken: HashMap<u64, Holders>,
-    /// The maximum number of allocated blocks, which is the capacity of the return ring.
+    /// The capacity of the return ring limits the number of allocated blocks.
     most: usize,
     in_use: u64,
     peak: u64,
     flow: Option<FlowRef>,
     idle_chunks: IdleChunks,
-    /// Whether the file system can free pages of the arena. The flag is cleared after the first failure.
+    /// Whether the file system can free pages of the arena, which is assumed until the first failure.
     punches: bool,
     returns: ConsumerCursor,
 }
@@ -86,7 +84,6 @@ impl Allocator {
         }
     }
 
-    /// Returns the length of the block at `offset`, in whole pages.
     fn len_of(&self, offset: u64) -> u64 {
         self.taken.get(&offset).map_or(0, |holders| holders.len)
     }
@@ -148,12 +145,12 @@ pub struct ArenaUse {
     pub blocks: usize,
 }
 
-/// The producer's side of an arena. Each block holds a reference to its arena.
+/// The producer's side of an arena.
 #[derive(Debug)]
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
-    /// Whether blocks are allocated, or free pages may still be returned. Otherwise, `tidy` has no effect.
+    /// Whether `tidy` may have an effect.
     untidy: AtomicBool,
     /// The `fork::generation` of the only process that may allocate and free blocks.
     generation: u64,
@@ -170,7 +167,6 @@ impl Arena {
         self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies the memory use to `flow` after each change.
     pub(crate) fn count_into(&self, flow: FlowRef) {
         let mut allocator = self.lock();
         allocator.peak = allocator.peak.max(flow.arena_peak.load(Ordering::Relaxed));
@@ -218,9 +214,8 @@ impl Arena {
         Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
-    /// Reclaims blocks, and returns free pages that were unused for some seconds to the system.
-    ///
-    /// Must be called regularly. Returns whether a later call may have an effect.
+    /// Reclaims blocks, and returns free pages that were unused for some seconds to the system. Must
+    /// be called every few seconds.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
     }
@@ -242,7 +237,7 @@ impl Arena {
         Ok(untidy)
     }
 
-    /// Returns whether `tidy` may have something to do, according to its last result and later allocations.
+    /// Returns whether `tidy` may have an effect.
     #[inline]
     pub fn is_untidy(&self) -> bool {
         self.untidy.load(Ordering::Relaxed)
@@ -283,7 +278,7 @@ impl Arena {
     }
 }
 
-/// A block that the producer owns. Dropping the `Block` frees the memory, unless the block was sent.
+/// A block in the memory of the producer.
 #[derive(Debug)]
 pub struct Block {
     arena: Arc<Arena>,

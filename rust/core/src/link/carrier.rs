@@ -1,21 +1,16 @@
 //! Transfers units and control words from a link on one machine to the copy of this link on another machine.
 //!
-//! A worker on another machine has a control link and a data link, and the main process has a copy of each link. On
-//! each machine, a carrier is the consumer of one link and the producer of the other link.
+//! For a worker on another machine, a carrier on each machine is the consumer of one link and the producer of the other
+//! link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! A carrier does not decode units, and preserves the stream and the kind of each unit. It joins fragments. The control
-//! words in the header of a link are transferred separately from units (see [`Words`]). A control word may be late,
-//! because readers only need its most recent value. A control word may also overtake older units, as on a single
-//! machine, where a reader may read the word before the units. A control word never waits for units, because the space
-//! for a unit may only become free after a control word was read. The caller must write each frame to the outbound link
-//! exactly once. Frames and words must be written in the order in which `take` returned them.
-//!
-//! A frame is a head and separate large buffers. Inconsistent data in the untrusted frame is reported as [`Corrupted`].
+//! A control word may be late, and may overtake older units, because readers only need the most recent value. A control
+//! word never waits for units, because the space for a unit may only become free after a control word was read. The
+//! caller must write each frame exactly once, in the order in which `take` returned the frames.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,14 +28,13 @@ use crate::protocol::Stream;
 /// Buffers that are shorter than this are copied into the head of a frame.
 pub const OUT_OF_BAND: usize = 32 << 10;
 
-/// A flag in the length of a buffer, which is set if the buffer is separate from the head.
 const SEPARATE: u64 = 1 << 63;
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// The number of bytes that describe a unit in a frame's head: stream, length of the payload, kind, number of buffers.
+/// The bytes that describe a unit in a frame: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// Sealed control words for the carrier on the other machine. The words `order` and `starving` are read from the
-/// inbound link. The words `granted` and `acknowledged` are read from the outbound link.
+/// Sealed control words for the carrier on the other machine. The words are `order` and `starving` of the inbound link,
+/// and `granted` and `acknowledged` of the outbound link.
 pub type Words = [u64; 4];
 
 /// Several units that are transferred together.
@@ -96,7 +90,6 @@ struct Carried<'a> {
     kind: u16,
     buffers: Vec<&'a [u8]>,
     payload: &'a [u8],
-    /// The bytes of the frame's head after this unit.
     rest: &'a [u8],
     separate_buffers: usize,
 }
@@ -137,18 +130,16 @@ impl<'a> Carried<'a> {
     }
 }
 
-/// How much of a frame was already written to the outbound link.
 #[derive(Debug, Default)]
 struct FrameProgress {
     head_bytes: usize,
     separate_buffers: usize,
-    /// The arena blocks or fragments into which buffers of the current unit were already copied. `streamed` is the
-    /// number of bytes of the next buffer that were already sent as fragments.
+    /// `streamed` is the number of bytes of the next buffer that were already sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
 }
 
-/// The missing resource because of which the current unit cannot be written to the outbound link yet.
+/// The reason why the current unit cannot be written to the outbound link yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lack {
     Nothing,
@@ -167,13 +158,12 @@ pub struct Carrier {
     unit: Unit,
     progress: FrameProgress,
     lack: Lack,
-    /// The control words at the time of the last call of `take`.
     given: Words,
     tidied: Instant,
 }
 
 impl Carrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`. `peer` is the other process's doorbell.
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,
@@ -184,7 +174,7 @@ impl Carrier {
             unit: Unit::default(),
             progress: FrameProgress::default(),
             lack: Lack::Nothing,
-            given: [crate::integrity::seal(0); 4], // the values in a new link
+            given: [crate::integrity::seal(0); 4],
             tidied: Instant::now(),
         })
     }
@@ -203,11 +193,11 @@ impl Carrier {
 
     /// Returns whether a control word has changed since the last `take`, or, if `units` is true, a unit is pending.
     pub fn has_news(&mut self, units: bool) -> bool {
-        // An error counts as a pending unit, so that the caller calls `take`, which reports the error.
+        // An error counts as a pending unit, because the caller then calls `take`, which reports the error.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes. Returns the control words if one has changed.
+    /// Takes units until the link is empty or the frame has `most` bytes.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
@@ -233,8 +223,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. After a partial write,
-    /// the caller retries with the same frame once [`Carrier::has_room`] returns true.
+    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. The caller then retries
+    /// with the same frame once [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], separate: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (head_left, separate_left) =
@@ -276,7 +266,7 @@ impl Carrier {
         })
     }
 
-    /// Copies a buffer into the arena. A buffer that does not fit is sent as fragments.
+    /// A buffer that does not fit into the arena is sent as fragments.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
         let Self { outbound, progress: FrameProgress { parts, streamed, .. }, .. } = self;
         if *streamed == 0 {
@@ -308,7 +298,7 @@ impl Carrier {
         Ok(Lack::Nothing)
     }
 
-    /// Returns memory that was unused for a while to the system. Must be called at least every few seconds.
+    /// Returns memory that was unused for a while to the system.
     pub fn tidy(&mut self, now: Instant) -> Result<(), Corrupted> {
         let arena = self.outbound.arena();
         if arena.is_untidy() && now.saturating_duration_since(self.tidied) >= TIDY_EVERY {

@@ -1,7 +1,7 @@
-//! The consumer end of a link.
+//! The end of a link that receives units (messages).
 //!
-//! The consumer runs in the receiving process and does not trust the producer: a unit is copied out of shared memory,
-//! and all lengths, offsets and the checksum are verified before use. Inconsistent data is reported as [`Corrupted`].
+//! The consumer does not trust the producer: a unit is copied out of shared memory, and lengths, offsets and the
+//! checksum are verified before use.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,12 +16,12 @@ use crate::process::board::BellRef;
 use crate::protocol::{Ahead, Grant, Judgement, Receiving, Stream};
 use crate::stats::{FlowRef, add};
 
-/// A buffer of a received unit. Clones share the memory.
+/// A buffer of a received unit.
 #[derive(Debug, Clone)]
 pub enum Buffer {
     /// A block in shared memory.
     Leased(Arc<Lease>),
-    /// Memory of this process. The memory contains copied bytes, or bytes joined from fragments.
+    /// Memory of this process, with copied bytes, or bytes joined from fragments.
     Owned(Arc<Vec<u8>>),
 }
 
@@ -34,8 +34,7 @@ impl Buffer {
         }
     }
 
-    /// Copies the bytes of a lease into memory of this process. If the allocation fails, returns the lease unchanged. A
-    /// block is returned to the producer when the last clone of its lease is dropped.
+    /// Copies the bytes of a lease into memory of this process. If the allocation fails, returns the lease unchanged.
     pub fn into_owned(self) -> Self {
         match &self {
             Self::Owned(_) => self,
@@ -66,27 +65,22 @@ pub struct Consumer {
     cursor: ConsumerCursor,
     returns: Arc<Returns>,
     peer: BellRef,
-    /// The block table of the current unit: the offset and the length of each block.
     table: Vec<[u64; 2]>,
-    /// Bytes joined from fragments, for the next unit that refers to them.
+    /// Bytes joined from fragments, which belong to the next unit.
     streamed: Vec<u8>,
     receiving: Receiving,
-    /// The last grant that was stored in shared memory for the producer.
+    /// The last grant (permission to send items) that was stored for the producer.
     told: Grant,
-    /// Whether the next unit belongs to a later stream, so that no unit can be read until that stream begins.
+    /// Whether the next unit belongs to a stream that has not begun yet, so that no unit can be read.
     early: bool,
-    /// Whether items of this link wake up this process.
     wanted: bool,
     taken: u64,
-    /// The number of items taken since the consumer last decided whether to wake up the producer.
+    /// The items, bytes and blocks since the consumer last considered waking the producer.
     unrung: u64,
-    /// The bytes of the data ring that were freed since the consumer last decided whether to wake up the producer.
     unrung_bytes: u64,
-    /// The bytes of blocks that were taken since the consumer last decided whether to wake up the producer.
     unrung_blocks: u64,
-    /// The limit for the total size of the producer's blocks in flight.
     ahead: Ahead,
-    /// The number of items taken in earlier streams of this link.
+    /// The number of items taken before the current stream began.
     before: u64,
     flow: FlowRef,
 }
@@ -118,7 +112,7 @@ impl Consumer {
         &self.peer
     }
 
-    /// Continues the stream and the counters of `earlier`, the end of a previous link. Leases of `earlier` stay valid.
+    /// Continues the stream and the counters of `earlier`, the consumer of a replaced link.
     pub(super) fn follow(&mut self, earlier: &Self) {
         self.count_into(earlier.flow.clone());
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
@@ -160,7 +154,7 @@ impl Consumer {
     }
 
     /// Sets whether items of this link wake up this process while it sleeps. Call this method before checking for
-    /// items, because only later items wake up the process. Units other than items wake up the process in any case.
+    /// items, because only later items wake up the process. Units other than items always wake up the process.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -171,7 +165,7 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Ends this pass early. Afterwards, the producer sends no further items of the pass.
+    /// Ends this pass early.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
@@ -189,9 +183,9 @@ impl Consumer {
         self.peer.ring();
     }
 
-    /// Returns whether the producer starves, that is, waits for another process (see [`crate::link::Announcer`]).
+    /// Returns whether the producer waits for another process (see [`crate::link::Announcer`]).
     pub fn starves(&self) -> bool {
-        // SYNC(starve): pairs with Announcer::starve. A damaged word is overwritten at the producer's next check.
+        // SYNC(starve): pairs with Announcer::starve. The producer overwrites a damaged word at its next check.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
@@ -201,7 +195,7 @@ impl Consumer {
         self.taken
     }
 
-    /// Sets the window. A window of 0 pauses the producer. Items that were already sent stay valid.
+    /// Sets the window.
     pub fn set_window(&mut self, window: u64) {
         let grant = self.receiving.set_window(window);
         self.tell(grant);
@@ -227,8 +221,8 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn. Allows the producer to send one more item even if the window
-    /// is 0, because another process waits for this producer.
+    /// Counts an item that was received before its turn, and allows one more item even if the window is 0. The
+    /// permission is necessary because another process waits for this producer.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
@@ -265,7 +259,6 @@ impl Consumer {
         self.ring();
     }
 
-    /// Frees the bytes of a unit, and wakes up the producer once half of the ring is free.
     fn release(&mut self, total: u64) {
         self.cursor.release(&self.layout.header().head, total);
         self.unrung_bytes += total;
@@ -274,7 +267,7 @@ impl Consumer {
         }
     }
 
-    /// Counts bytes of blocks. A producer at its limit is woken up once half of its bytes in flight were taken.
+    /// A producer at the limit of its memory is woken up once half of its bytes in flight were taken.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -288,7 +281,7 @@ impl Consumer {
         }
     }
 
-    /// Returns whether a unit can be taken, which may be a leftover unit of an earlier stream.
+    /// Returns whether the ring contains a unit, which may belong to an earlier stream.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)
@@ -300,21 +293,20 @@ impl Consumer {
     }
 
     /// Returns whether to copy a buffer of `len` bytes, because a lease would leave the producer too little memory.
-    /// Leases use at most half of the arena and of the blocks, because data in flight needs the other half.
+    /// Leases may use half of the arena and half of the blocks, because data in flight needs the other half.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
-    /// Replaces `unit` with the next unit of the current stream, or returns false if the ring contains no such unit.
+    /// Replaces `unit` with the next unit of the current stream, or returns false if there is no such unit.
     ///
-    /// Units of earlier streams are dropped, and their blocks are returned. Units of later streams stay in the ring.
+    /// Units of earlier streams are dropped, and units of later streams stay in the ring.
     pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
         Ok(self.next::<false>(unit)?.is_some())
     }
 
-    /// Replaces `unit` with the next unit of any stream. Returns the stream, or None if there is no unit.
     pub(super) fn take_any(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
         self.next::<true>(unit)
     }
@@ -368,7 +360,7 @@ impl Consumer {
         }
     }
 
-    /// Copies a unit out of the ring to `self.table` and `payload`, and verifies the unit. Returns None for padding.
+    /// Returns None for unused bytes at the end of the ring.
     #[inline]
     fn copy_unit(
         &mut self,
@@ -416,7 +408,6 @@ impl Consumer {
         Ok(Some((header, digest.finish(sum.since(before), len))))
     }
 
-    /// Returns a verified entry of the block table: the offset and the length.
     fn block_entry(&self, index: usize) -> Result<(u64, u64), Corrupted> {
         let [offset, len] = self.table[index];
         let len = bare_len(len);
@@ -451,7 +442,6 @@ impl Consumer {
         Ok(())
     }
 
-    /// Builds the buffers of a unit from its block table and the preceding fragments.
     fn take_buffers(&mut self, buffers: &mut Vec<Buffer>) -> Result<(), Corrupted> {
         let mut streamed = false;
         for index in 0..self.table.len() {
@@ -463,7 +453,7 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Drops fragments to which this unit does not refer, because they belong to an abandoned unit.
+        // Fragments to which this unit does not refer belong to an abandoned unit.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to fragments that differ from those received"));
         }

@@ -1,9 +1,8 @@
-//! The two cursors of a single-producer, single-consumer ring.
+//! Implements the two cursors of a ring with one producer and one consumer.
 //!
-//! Positions count from the creation of the ring. Positions never overflow, because a `u64` is sufficient for
-//! centuries. The index in the ring is the position modulo the capacity. The producer and the consumer each keep their
-//! own cursor in private memory and publish a copy in shared memory. A side reads the other side's cursor only if the
-//! cached copy of this cursor shows too few slots, so cache misses only occur if the ring is empty or full.
+//! A position counts all slots since the creation of the ring, and a `u64` does not overflow for centuries. Each side
+//! keeps its own cursor in private memory, and publishes a copy in shared memory. Each side also caches the other
+//! side's cursor, and reads the shared copy only if the ring seems empty or full, which avoids cache misses.
 //!
 //! In shared memory, a cursor is sealed (see `seal`), so that a stray write does not look like a valid position.
 
@@ -17,9 +16,9 @@ pub const BIRTH: u64 = seal(0);
 /// The producer's view of a ring.
 #[derive(Debug)]
 pub struct ProducerCursor {
-    /// The next position to write, which is never less than the shared copy.
+    /// The next position to write, which may be ahead of the published position.
     tail: u64,
-    /// A cached copy of the consumer's head, which may be too small, but is never too large.
+    /// The cached head of the consumer, which may be too small, but is never too large.
     head: u64,
     capacity: u64,
 }
@@ -50,7 +49,7 @@ impl ProducerCursor {
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release; all slots before `head` have been read.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // The word contains only low bits, so a cursor that has moved backward seems far ahead.
+        // A sealed word contains the low bits of a cursor, so a cursor that has moved backward seems far ahead.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;
@@ -70,7 +69,7 @@ impl ProducerCursor {
 #[derive(Debug)]
 pub struct ConsumerCursor {
     head: u64,
-    /// A cached copy of the producer's tail, which may be too small, but is never too large.
+    /// The cached tail of the producer, which may be too small, but is never too large.
     tail: u64,
     capacity: u64,
 }

@@ -1,4 +1,4 @@
-//! The shared memory of a link, its two ends, and the views that other processes have of a link.
+//! Creates and attaches the shared memory of links, and hands out the two ends of a link.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Creates a link. Sizes are rounded up as the layout requires.
+    /// Creates a link.
     pub fn create(config: LinkConfig) -> Result<Self, OpenError> {
         Ok(Self { layout: Arc::new(Layout::create(config)?) })
     }
@@ -41,7 +41,7 @@ impl Link {
         self.layout.region()
     }
 
-    /// Takes the producer end. `peer` is the doorbell of the consumer process, which the producer rings.
+    /// Takes the producer end.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -49,7 +49,7 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end. `peer` is the doorbell of the producer process, which the consumer rings.
+    /// Takes the consumer end.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -57,16 +57,16 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end of a new link after the producer process was replaced. The new end continues the
-    /// stream and the counters of `earlier`, the consumer end of the previous link.
+    /// Takes the consumer end of a new link after the producer process was replaced.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);
         Ok(next)
     }
 
-    /// Returns whether a process has taken the consumer end. The load is relaxed, because no other data depends on it.
+    /// Returns whether a process has taken the consumer end.
     pub fn has_consumer(&self) -> bool {
+        // The load is relaxed, because no other data depends on the flag.
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
@@ -79,8 +79,7 @@ impl Link {
         Probe { layout: Arc::clone(&self.layout) }
     }
 
-    /// Returns a handle that informs the consumer when the producer's process starves. `peer` is the consumer's
-    /// doorbell.
+    /// Returns a handle that informs the consumer when the producer's process waits for another process.
     pub fn announcer(&self, peer: BellRef) -> Announcer {
         Announcer { layout: Arc::clone(&self.layout), peer }
     }
@@ -103,11 +102,11 @@ impl Probe {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Equal positions have equal words, because a word is a position and its checksum. The consumer detects damage.
+        // Equal positions have equal words, because a word is a position and its checksum.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
-    /// Returns whether `epoch` is obsolete because the producer has ordered a later epoch, or a stop.
+    /// Returns whether the producer has ordered a later epoch than `epoch`, or a stop.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> Result<bool, Corrupted> {
         // SYNC(order): pairs with Producer::order.
@@ -117,7 +116,7 @@ impl Probe {
     }
 }
 
-/// Informs the consumer of a link that the producer's process starves, that is, waits for another process.
+/// Informs the consumer of a link that the producer's process waits for another process.
 #[derive(Debug, Clone)]
 pub struct Announcer {
     layout: Arc<Layout>,
@@ -125,14 +124,14 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Reports that the producer starves in `epoch`, and wakes the consumer.
+    /// Reports that the producer waits in `epoch`, and wakes the consumer.
     pub fn starve(&self, epoch: u32) {
         // SYNC(starve): pairs with Consumer::starves; no other data is read through this word.
         self.layout.header().starving.store(seal(u64::from(epoch)), Ordering::Release);
         self.peer.ring();
     }
 
-    /// Reports that the producer no longer starves.
+    /// Reports that the producer no longer waits.
     pub fn go_on(&self) {
         self.layout.header().starving.store(seal(0), Ordering::Relaxed);
     }

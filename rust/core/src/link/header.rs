@@ -1,4 +1,4 @@
-//! The layout of a link's shared memory, and the initialization of this memory.
+//! Defines the layout of a link's shared memory, and initializes this memory.
 //!
 //! ```text
 //! 0          Header (one page)
@@ -7,8 +7,7 @@
 //! …          arena          arena_capacity bytes, blocks of the producer
 //! ```
 //!
-//! All fields of the header have a fixed width and contain no addresses. The creator writes the sizes first and the
-//! version last. A process that attaches to the link waits, up to a timeout, until the creator has written the version.
+//! The creator writes the version last, so a process that reads the version also sees the sizes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -26,18 +25,17 @@ use crate::stats::{Flow, FlowRef};
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
 /// Must be increased whenever the layout of the header, the units or the rings changes.
 const VERSION: u32 = 9;
-/// Space for the header: one page, so that the rings are page-aligned.
 const HEADER_LEN: usize = 4096;
 pub(crate) const BLOCK_ALIGN: u64 = 4096;
 
 /// The sizes of the parts of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// Bytes of the data ring. A power of two, at least 4096.
+    /// The bytes of the data ring: a power of two, at least 4096.
     pub ring_capacity: u64,
-    /// The number of entries of the return ring, which is also the maximum number of allocated blocks. A power of two.
+    /// The number of entries of the return ring, and the maximum number of allocated blocks.
     pub return_capacity: u64,
-    /// Bytes of the arena. Only used pages cost memory.
+    /// Bytes of the arena.
     pub arena_capacity: u64,
 }
 
@@ -70,60 +68,53 @@ impl LinkConfig {
     }
 }
 
-/// A word in separate cache lines, which processors fetch in pairs, so that the two sides do not slow each other down.
+/// Words of the two sides are in separate cache lines, which processors fetch in pairs.
 type Word = CachePadded<AtomicU64>;
 
-/// The first page of a link.
+/// A stray write to the header is either detected or harmless.
 ///
-/// A stray write to this page is either detected or harmless. The sizes of a link's parts are read once from this page
-/// and checked for consistency. The four cursors and the entries of the return ring are sealed, and units carry
-/// checksums, so the reader detects damage to published data. Damaged `sent` and `received` only falsify statistics.
-/// `producer_taken` and `consumer_taken` only prevent a second process from taking the same end. A damaged
-/// `blocks_wanted` or `items_wanted` causes an unnecessary wake-up, or a wake-up that is late by at most 100 ms.
+/// Cursors and entries of the return ring are sealed, and units carry checksums. Damaged `sent` and `received` falsify
+/// statistics, and `producer_taken` and `consumer_taken` only detect misuse. A damaged `blocks_wanted` or
+/// `items_wanted` causes an unnecessary wake-up, or delays a wake-up by at most 100 ms.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
     magic: AtomicU64,
     /// The version of the layout, which the creator stores last with Release, or 0 until then.
     version: AtomicU32,
-    /// 1 once a process has taken the producer's end.
     pub producer_taken: AtomicU32,
-    /// 1 once a process has taken the consumer's end.
     pub consumer_taken: AtomicU32,
     ring_capacity: AtomicU64,
     return_capacity: AtomicU64,
     arena_capacity: AtomicU64,
-    /// The total number of bytes written to the data ring (see `seal`). Written only by the producer.
+    /// The total number of bytes that the producer has written to the data ring (sealed).
     pub tail: Word,
-    /// The total number of bytes read from the data ring (see `seal`). Written only by the consumer.
+    /// The total number of bytes that the consumer has read from the data ring (sealed).
     pub head: Word,
-    /// The total number of entries written to the return ring (see `seal`). Written only by the consumer.
+    /// The total number of entries that the consumer has written to the return ring (sealed).
     pub return_tail: Word,
-    /// The total number of entries read from the return ring (see `seal`). Written only by the producer.
+    /// The total number of entries that the producer has read from the return ring (sealed).
     pub return_head: Word,
-    /// The grant of the consumer (see `protocol::Grant`). Written only by the consumer.
+    /// The consumer's permission to send items (see `protocol::Grant`).
     pub granted: Word,
-    /// Set while the producer waits for returned blocks. Written only by the producer.
+    /// Set by the producer while it waits for returned blocks.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The epoch in which the producer's process waits for another process, or 0. Written by the producer's process.
+    /// The epoch in which the producer's process waits for another process, or 0.
     pub starving: Word,
-    /// Control links: the latest epoch that the main process has ordered. Written only by the producer.
+    /// The latest epoch that the main process has ordered (used by control links).
     pub order: Word,
-    /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// Whether items wake up the consumer; false while the consumer waits for another link. Written only by the
-    /// consumer.
+    /// Set by the consumer if items should wake up the consumer.
     pub items_wanted: CachePadded<Wanted>,
-    /// The maximum size of the blocks in flight (see `protocol::Ahead` and `seal`). Written by the consumer.
+    /// The consumer's limit for the size of blocks in flight (see `protocol::Ahead`).
     pub ahead: Word,
-    /// Statistics of the producer. Not used if the producer counts on the page of a [`crate::stats::Board`].
+    /// The producer's statistics, unless the producer counts on a [`crate::stats::Board`].
     pub sent: CachePadded<Flow>,
-    /// Statistics of the consumer.
     pub received: CachePadded<Flow>,
 }
 
 const _: () = {
-    /// 128 bytes on x86-64 and 64-bit Arm.
+    /// The alignment is 128 bytes on x86-64 and 64-bit Arm.
     const LINE: usize = align_of::<Word>();
     assert!(size_of::<Word>() == LINE && size_of::<CachePadded<Wanted>>() == LINE);
     assert!(std::mem::offset_of!(Header, version) == 8);
@@ -143,7 +134,7 @@ const _: () = {
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
-/// Returns the return ring's entry for the block at `offset`: the block's page, and a check of page and `position`.
+/// Encodes a returned block as the number of its page and a check of page and `position`.
 pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     let page = offset / BLOCK_ALIGN;
     page << 30 | placed(page, position)
@@ -180,7 +171,8 @@ impl Layout {
         }
         header.items_wanted.raise();
         header.ahead.store(seal(Ahead::LEAST), Ordering::Relaxed);
-        // SYNC(version): pairs with `attach`; a process that reads the version also sees the sizes, cursors and words.
+        // SYNC(version): pairs with `attach`; a process that reads the version also sees all earlier stores to the
+        // header.
         header.version.store(VERSION, Ordering::Release);
         Ok(layout)
     }
@@ -221,7 +213,7 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 
-    /// Returns the default counters of the producer if `sent` is true, or of the consumer.
+    /// Returns the counters of the producer if `sent` is true, otherwise the counters of the consumer.
     pub fn flow(self: &Arc<Self>, sent: bool) -> FlowRef {
         let header = self.header();
         let flow: &Flow = if sent { &header.sent } else { &header.received };
@@ -229,26 +221,24 @@ impl Layout {
         unsafe { FlowRef::new(flow, Arc::clone(self) as _) }
     }
 
-    /// Returns a pointer to the byte at `position` of the data ring, modulo the capacity of the ring.
     pub fn ring_ptr(&self, position: u64) -> *mut u8 {
         let place = HEADER_LEN as u64 + (position & (self.config.ring_capacity - 1));
         // SAFETY: `place` is less than HEADER_LEN + ring_capacity, and the layout was checked to be inside the region.
         unsafe { self.region.as_mut_ptr().add(place as usize) }
     }
 
-    /// Returns the entry at `position` of the return ring, modulo the capacity of the ring. See [`return_entry`].
     pub fn return_slot(&self, position: u64) -> &AtomicU64 {
         let place = self.config.return_offset() + 8 * (position & (self.config.return_capacity - 1));
         // SAFETY: the layout was checked, so the entry is inside the region, at a multiple of 8. All access is atomic.
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
-    /// Allocates memory for a part of the arena. Returns false if the system is out of memory.
+    /// Returns false if the system is out of memory.
     pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
         self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
 
-    /// Returns the pages of a part of the arena to the system. Returns false if that fails.
+    /// Returns false if the system does not free the pages.
     pub fn punch_arena(&self, offset: u64, len: u64) -> bool {
         self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
@@ -256,7 +246,7 @@ impl Layout {
     /// Returns a pointer to the byte at `offset` of the arena.
     ///
     /// # Panics
-    /// If the offset is outside the arena. Callers check the offset first.
+    /// If the offset is outside the arena.
     pub fn arena_ptr(&self, offset: u64) -> *mut u8 {
         assert!(offset < self.config.arena_capacity, "offset outside the arena");
         // SAFETY: the assertion has checked the offset, and the arena is inside the region.

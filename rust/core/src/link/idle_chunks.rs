@@ -1,23 +1,18 @@
 //! Finds chunks of an arena that were unused for a while, so that their free pages can be returned to the system.
 //!
-//! The producer calls this module while it holds the lock of the arena. A block that is allocated or freed *touches*
-//! its chunks. A chunk is *idle* if it was not touched for a whole period. Items of similar size touch the same chunks
-//! repeatedly, so the pages of these chunks are not returned. The pages of a single large item are returned a few
-//! seconds after its block was freed.
+//! A chunk is *idle* if no block in it was allocated or freed (it was not *touched*) for a whole period. Blocks of
+//! similar size touch the same chunks repeatedly, so pages in regular use are not returned.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// The size of a chunk in bytes, which is the size of a huge page.
 const CHUNK: u64 = 2 << 20;
-/// The time without access after which a chunk is idle. The pages of an idle chunk are returned to the system after one
-/// to two periods.
+/// The time without access after which a chunk is idle.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
-/// Records when each chunk was last touched.
 #[derive(Debug)]
 pub struct IdleChunks {
-    /// The period in which each chunk was last touched. None if the chunk was never touched or was already returned.
+    /// The period in which each chunk was last touched, or None if no page of the chunk needs to be returned.
     touched: Vec<Option<u64>>,
     /// The number of chunks for which `touched` contains a period.
     known: usize,
@@ -26,12 +21,10 @@ pub struct IdleChunks {
 }
 
 impl IdleChunks {
-    /// Creates the record of an unused arena. The first period begins at `now`.
     pub fn new(now: Instant) -> Self {
         Self { touched: Vec::new(), known: 0, period: 0, began: now }
     }
 
-    /// Records that `len` bytes at `offset` were allocated or freed.
     pub fn touch(&mut self, offset: u64, len: u64) {
         let chunks = (offset / CHUNK) as usize..(offset + len).div_ceil(CHUNK) as usize;
         if self.touched.len() < chunks.end {
@@ -43,18 +36,16 @@ impl IdleChunks {
         }
     }
 
-    /// Returns whether no chunk can become idle, because all chunks are untouched.
     pub fn is_empty(&self) -> bool {
         self.known == 0
     }
 
-    /// Returns the ranges of chunks that have become idle, ordered and merged. Each range is returned once. The caller
-    /// returns the free pages in these ranges to the system.
+    /// Returns the ranges of chunks that have become idle, ordered and merged.
     pub fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         if self.is_empty() || now.saturating_duration_since(self.began) < PERIOD {
             return Vec::new();
         }
-        // If this method was not called for several periods, they count as one period.
+        // Several periods without a call of this method count as one period.
         self.began = now;
         self.period += 1;
         let mut parts: Vec<Range<u64>> = Vec::new();

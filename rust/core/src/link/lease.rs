@@ -1,6 +1,4 @@
-//! Leases of blocks: the consumer uses blocks of the producer's arena, and returns them.
-//!
-//! Leases exist in the process that receives the items. Any thread can drop a lease.
+//! Manages leases: the consumer's rights to use blocks of the producer's arena until it returns them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,24 +9,21 @@ use crate::error::NoMemory;
 use crate::process::board::BellRef;
 use crate::process::fork;
 
-/// The state that all leases of a link share in order to return their blocks.
 #[derive(Debug)]
 pub(super) struct Returns {
     layout: Arc<Layout>,
     queue: Mutex<Queue>,
     peer: BellRef,
-    /// The total size of all leases in bytes.
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The `fork::generation` of the process that owns the leases. A forked child must not return blocks.
+    /// The `fork::generation` of the process that owns the leases, because a forked child must not return blocks.
     generation: u64,
 }
 
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// Blocks that did not fit into the return ring. The return ring has an entry for each block of the arena, so it is
-    /// full only if a producer sends one block many times.
+    /// Blocks that did not fit into the return ring, which happens only if a producer sends one block many times.
     overflow: Vec<u64>,
 }
 
@@ -67,7 +62,7 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If the return ring is corrupted, the blocks stay in `overflow`, and the next read reports this.
+        // If the return ring is corrupted, blocks stay in `overflow`, and the next read reports the corruption.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
@@ -83,7 +78,7 @@ impl Returns {
     }
 }
 
-/// The right to use a block of the producer's arena. Dropping the lease on any thread returns the block.
+/// The right to use a block of the producer's arena, which any thread can return by dropping the lease.
 #[derive(Debug)]
 pub struct Lease {
     returns: Arc<Returns>,

@@ -1,7 +1,6 @@
-//! The producer end of a link.
+//! The end of a link that sends units (messages), in the process that computes the items.
 //!
-//! The producer runs in the process that computes the items. A single store makes a unit visible. If the process is
-//! killed before this store, the consumer never sees the unit, and the blocks of the unit are freed with the arena.
+//! A single store publishes a unit, so the consumer never sees an incomplete unit, even if the producer is killed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,11 +19,10 @@ use crate::protocol::{Account, Ahead, Permit, Reader, Sending, Stream};
 use crate::sampled_clock::SampledClock;
 use crate::stats::{FlowRef, add};
 
-/// The number of items after which a sleeping consumer is woken up.
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between calls of `tidy`, which grows while the calls are less than
-/// `TIDY_NEAR` apart.
+/// The minimum and maximum number of items between calls of `tidy`, because reading the clock is expensive for small
+/// items.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -33,7 +31,7 @@ const TIDY_NEAR: Duration = Duration::from_millis(1);
 pub enum Part {
     /// The buffer is in a block of this link's arena.
     Block(Arc<Block>),
-    /// The buffer was sent in fragments before the unit. The value is the buffer's length from [`sampled_len`].
+    /// The buffer, with this length from [`sampled_len`], was sent in fragments before the unit.
     Streamed(u64),
 }
 
@@ -69,23 +67,18 @@ pub struct Producer {
     peer: BellRef,
     cursor: ProducerCursor,
     wake: WakePolicy,
-    /// The position in the data ring after the last unit that refers to blocks of the arena.
     last_blocks: u64,
-    /// The items of this stream that were still in the ring at the last check, in groups. Each entry contains the ring
-    /// position after a group, and the total size in bytes of the blocks of the group.
+    /// The ring position after a group of recent items, and the total size of this group's blocks in bytes.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
-    /// Counts the items of the current shard that were sent in this stream, including items of earlier runs.
     account: Account,
-    /// The shard that the pushed units belong to.
     current: u16,
-    /// For each shard except the current shard, its sent items and the number of items to recompute. The entry of the
-    /// current shard is not up to date, because the fields `account` and `sending` replace it.
+    /// The sent items of each shard, and the number of items that the shard must recompute. The entry of the current
+    /// shard is outdated, because `account` and `sending` replace it.
     shards: Vec<ShardProgress>,
-    /// Whether fragments of a unit were already pushed, but not the unit itself.
+    /// Whether fragments were pushed whose unit is still missing.
     streaming: bool,
-    /// Determines how often the arena is checked for idle pages.
     clock: SampledClock,
     items: u64,
     bytes: u64,
@@ -135,18 +128,18 @@ impl Producer {
         &self.arena
     }
 
-    /// Returns the maximum length of an inline payload. A longer payload is sent in a block or in fragments.
+    /// Returns the maximum length of an inline payload.
     pub fn max_inline(&self) -> usize {
         (self.layout.config.ring_capacity / 4) as usize
     }
 
-    /// Changes the number of shards. New units belong to the current shard.
+    /// Sets the number of shards, and makes shard 0 the current shard.
     pub fn divide(&mut self, shards: u16) {
         self.shards = vec![ShardProgress::default(); usize::from(shards)];
         self.current = 0;
     }
 
-    /// Makes a shard the current shard. Panics if `shard` is out of range.
+    /// Makes `shard` the current shard, to which all new units belong.
     #[inline]
     pub fn turn_to(&mut self, shard: u16) {
         if shard != self.current {
@@ -157,19 +150,18 @@ impl Producer {
         }
     }
 
-    /// Begins a stream. The items of the stream are counted from zero.
+    /// Begins a stream.
     pub fn begin(&mut self, stream: Stream) {
         self.sending.begin(stream);
         self.account = Account::default();
         self.shards.fill(ShardProgress::default());
-        (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // blocks of earlier streams do not count
+        (self.ahead_bytes, self.ahead) = (0, VecDeque::new());
         self.give_up();
-        // If a command interrupted a wait for blocks, `blocks_wanted` may still be raised.
+        // A command may have interrupted a wait for blocks, so `blocks_wanted` may still be raised.
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Continues after the items of earlier runs, which `account` counts. The next `again` items are recomputed and
-    /// dropped.
+    /// Continues after the items that `account` counts, and recomputes and drops the next `again` items.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
@@ -208,7 +200,7 @@ impl Producer {
         self.sending.owed()
     }
 
-    /// Counts a recomputed item. `table` contains the lengths of the item's buffers as returned by [`sampled_len`].
+    /// Counts a recomputed item.
     pub fn made_again(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
         let mut copy = vec![0; payload.len().next_multiple_of(8)];
         let mut before = self.header(kind, table.len(), payload.len()).checksum(0);
@@ -258,7 +250,6 @@ impl Producer {
         self.permit_by_word()
     }
 
-    /// Decides on the next item like `permit`, but reads the consumer's grant from shared memory.
     fn permit_by_word(&mut self) -> Result<Permit, Corrupted> {
         let far_ahead = self.ahead_bytes >= Ahead::LEAST && self.is_far_ahead()?;
         if !far_ahead && self.sending.has_credit() {
@@ -270,8 +261,8 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Records that `bytes` bytes of blocks are in flight. Small items share an entry of `ahead`, so that `ahead` does
-    /// not grow with the number of items. The blocks of an entry count as taken once the entry's last item was taken.
+    /// Small items share an entry of `ahead`, which limits the number of entries. The blocks of an entry count as taken
+    /// once the consumer has taken the last item of the entry.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -282,7 +273,6 @@ impl Producer {
         }
     }
 
-    /// Returns whether the limit for the bytes of blocks in flight is reached.
     #[cold]
     fn is_far_ahead(&mut self) -> Result<bool, Corrupted> {
         let header = self.layout.header();
@@ -305,7 +295,7 @@ impl Producer {
         self.sending.reader(word).ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// In control links: informs the consumer of an epoch or a stop before the command is sent (see `Command::order`).
+    /// Informs the consumer of an epoch or a stop before the command itself is sent (see `Command::order`).
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Probe::is_superseded.
         self.layout.header().order.store(seal(order), Ordering::Release);
@@ -336,8 +326,8 @@ impl Producer {
             .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns whether to repeat a failed allocation: blocks can be reclaimed, or no blocks are in flight, so that
-    /// waiting would free no memory. While the result is false, each returned block wakes up the producer.
+    /// Returns whether to repeat a failed allocation: blocks were returned, or waiting would free no memory. While the
+    /// result is false, each returned block wakes up the producer.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -353,17 +343,16 @@ impl Producer {
         self.cursor.has_room(&self.layout.header().head, self.needed(u64::from(header.total)))
     }
 
-    /// Returns the number of bytes that a unit of `total` bytes needs at the current position, including padding.
     fn needed(&self, total: u64) -> u64 {
         let capacity = self.layout.config.ring_capacity;
         let until_wrap = capacity - (self.cursor.tail() & (capacity - 1));
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item, which uses up one item of the consumer's grant. The consumer may be woken up later. Every push
-    /// method panics if the unit does not fit (see [`Producer::fits`]), or if a block belongs to another arena.
+    /// Pushes an item, and may delay the wake-up of the consumer. Panics if the unit does not fit (see
+    /// [`Producer::fits`]), or if a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // A busy producer may never wait, so it must return idle memory to the system before an item.
+        // A busy producer may never wait, so it must return idle memory to the system here.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {
@@ -402,7 +391,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a unit that is not an item, if more units follow soon. The wake-up of the consumer may be delayed.
+    /// Pushes a unit that is not an item, but may delay the wake-up of the consumer, because more units follow soon.
     pub fn push_soon(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;
@@ -414,8 +403,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes an optional unit if there is room for it now, and returns whether it was pushed. Nothing is pushed while
-    /// only some fragments of a unit are in the ring.
+    /// Pushes an optional unit if there is room, unless fragments of another unit are incomplete.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);
@@ -423,7 +411,7 @@ impl Producer {
         Ok(self.write(kind, parts, payload)?.0 == Push::Done)
     }
 
-    /// Pushes a fragment of a buffer that does not fit into the arena. The fragments belong to a later unit.
+    /// Pushes a fragment of a buffer that does not fit into the arena, before the unit of this buffer is pushed.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
         let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
         let (pushed, _) = self.write(kind, &[], bytes)?;
@@ -440,14 +428,12 @@ impl Producer {
         }
     }
 
-    /// Wakes up the consumer if it sleeps for any reason.
     fn ring(&mut self) {
         if self.wake.ring(&self.peer) {
             add(&self.flow.wakes, 1);
         }
     }
 
-    /// Writes and publishes a unit. The result also contains the digest of the unit.
     #[inline]
     fn write(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<(Push, u64), Corrupted> {
         let unit = self.header(kind, parts.len(), payload.len());
@@ -499,7 +485,6 @@ impl Producer {
         Ok((Push::Done, digest.finish(check.since(before), payload.len())))
     }
 
-    /// Writes `total` bytes of padding from the tail to the end of the ring.
     fn write_pad(&self, total: u64) {
         let pad = First::pad(self.cursor.tail(), total);
         // SAFETY: at least 8 free, contiguous bytes follow the tail, because tail and ring end are multiples of 8.

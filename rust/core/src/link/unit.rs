@@ -1,25 +1,23 @@
-//! The format of a unit in the ring of a link.
+//! Defines the format of a unit (message) in the ring of a link.
 //!
-//! A *unit* is an item, an end, an error, a message, or a fragment of a buffer that is too large for the arena. In the
-//! ring, a unit consists of a [`UnitHeader`], a table of its blocks and an inline payload. A unit is contiguous, and
-//! its length is padded to a multiple of 8 bytes. If a unit does not fit before the end of the ring, one word of
-//! padding marks the remaining bytes as skipped. The checksum covers all parts and the position of the unit.
+//! A unit is an item, an end, an error, a message, or a fragment of a buffer that is too large for the arena. A unit is
+//! contiguous: a [`UnitHeader`], a table of its blocks, and an inline payload. If a unit does not fit before the end of
+//! the ring, one word marks the remaining bytes as padding.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
-/// The kind of a unit that is a fragment of a buffer.
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of the first fragment of a unit. Fragments that precede a first fragment belong to an abandoned unit.
+/// Earlier fragments belong to an abandoned unit if a fragment of this kind follows.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// A flag in the kind of an item: equal items may have different bytes in different runs, for example in a pickle.
+/// A flag in the kind of an item whose bytes differ between runs, for example because the item is pickled.
 pub const OPAQUE: u16 = 0x200;
 
-/// The number of bits for a buffer's length in the block table. The upper bits contain a sample of the buffer's bytes.
+/// The upper bits of a length contain a sample of the buffer's bytes.
 const LEN_BITS: u32 = 48;
 
-/// Returns an entry of the block table: the length of a buffer, combined with a sample of the bytes of the buffer.
+/// Combines the length of a buffer with a sample of the buffer's bytes.
 ///
 /// # Safety
 /// `data` must be readable for `len` bytes.
@@ -33,47 +31,40 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
     sampled & ((1 << LEN_BITS) - 1)
 }
 
-/// The start of every unit in the ring. The byte order is that of the machine on which both processes run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
-    /// The number of bytes from this header to the next header.
+    /// The bytes of this unit, including padding.
     pub total: u32,
-    /// Bytes of the inline payload.
     pub payload: u32,
-    /// The number of the shard that sent the unit, as counted in the sending process.
     pub shard: u16,
     pub kind: u16,
-    /// The number of 16-byte entries (offset and length) in the block table.
     pub blocks: u16,
     pub epoch: u64,
 }
 
-/// The first word contains the total length and the checksum, the second word the padding, shard, kind and number of
-/// blocks, and the third word the epoch. The payload's length is the total length minus header, block table and
-/// padding.
+/// The three words contain (1) the length and the checksum, (2) padding, shard, kind and number of blocks, and (3) the
+/// epoch.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag in the length of a unit: the unit is padding. The length of a unit is a multiple of 8, so this bit is never
-/// part of the length.
+/// A flag for padding in the length of a unit, which is a multiple of 8.
 const PAD: u32 = 1;
 
-/// The meaning of the first word of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum First {
     /// Verified padding up to the end of the ring.
     Pad,
-    /// A unit of `total` bytes. Only its length is verified.
+    /// A unit of `total` bytes, of which only this length is verified.
     Unit { total: u32, check: u32 },
 }
 
 impl First {
-    /// Returns the word that marks `total` bytes of padding, from `position` to the end of the ring.
     pub fn pad(position: u64, total: u64) -> u64 {
         let total = total as u32 | PAD;
         word(total, pad_check(position, total))
     }
 
-    /// Reads the first word at `position`, with `available` published bytes and `until_wrap` bytes to the ring's end.
+    /// Reads the first word at `position`, where `available` bytes are published and the ring continues for
+    /// `until_wrap` bytes.
     #[inline]
     pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
         let (total, check) = (first as u32, (first >> 32) as u32);
@@ -97,7 +88,7 @@ fn word(low: u32, high: u32) -> u64 {
 }
 
 impl UnitHeader {
-    /// Creates a header. Returns None if a length does not fit its field.
+    /// Returns None if a length does not fit its field.
     pub fn new(shard: u16, kind: u16, epoch: u64, blocks: usize, payload: usize) -> Option<Self> {
         let total = (UNIT_HEADER + BLOCK_ENTRY * blocks as u64 + payload as u64).next_multiple_of(8);
         Some(Self {
@@ -110,13 +101,11 @@ impl UnitHeader {
         })
     }
 
-    /// Returns the number of bytes of the header, the block table and the payload.
     #[inline]
     fn content(self) -> u64 {
         UNIT_HEADER + BLOCK_ENTRY * u64::from(self.blocks) + u64::from(self.payload)
     }
 
-    /// Returns the three words of the header, with the checksum `check`.
     #[inline]
     pub fn words(self, check: u32) -> [u64; 3] {
         let padding = u64::from(self.total).wrapping_sub(self.content()) as u32 & 7;
@@ -124,7 +113,6 @@ impl UnitHeader {
         [word(self.total, check), word(padding | u32::from(self.shard) << 16, what), self.epoch]
     }
 
-    /// Creates a header from the second and third word of a unit with `total` bytes.
     #[inline]
     pub fn from_words(total: u32, [sizes, epoch]: [u64; 2]) -> Result<Self, Corrupted> {
         let [padding, shard, kind, blocks] = [0, 16, 32, 48].map(|bits| (sizes >> bits) as u16);
@@ -134,7 +122,7 @@ impl UnitHeader {
         Ok(Self { total, payload: payload as u32, shard, kind, blocks, epoch })
     }
 
-    /// Starts the checksum of a unit at `position`. The caller adds the block table and the payload to this checksum.
+    /// The caller adds the block table and the payload to this checksum.
     #[inline]
     pub fn checksum(self, position: u64) -> Checksum {
         let [_, sizes, epoch] = self.words(0);

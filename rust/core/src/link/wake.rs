@@ -1,31 +1,27 @@
 //! Decides when a producer wakes up a sleeping consumer.
 //!
-//! A consumer that is woken up for each small item would soon sleep again, so the scheduler would limit the throughput.
-//! Therefore a producer wakes up the consumer when a batch of items is pending, when the oldest item was pending for
-//! some tens of microseconds, or immediately if the producer is slow. Only the wake-up is delayed, so a running
-//! consumer can take items immediately. The first sleeps of a consumer are short, because a producer that has just
-//! become slow may wake up the consumer late.
+//! Each wake-up costs time of the scheduler, which would limit the throughput of small items. A producer therefore
+//! rings the bell for a batch of items, for an item that has waited some tens of microseconds, or immediately if items
+//! are rare.
 //!
-//! If a consumer reads several links in turn, only items of the awaited link wake up the sleeping consumer.
+//! If a consumer reads several links in turn, only items of the awaited link wake up the consumer.
 
 use std::time::{Duration, Instant};
 
 use crate::process::bell::Wanted;
 use crate::process::board::BellRef;
 
-/// The maximum delay of the consumer's wake-up. A producer with a longer interval between items counts as slow.
+/// The maximum delay of the consumer's wake-up. A producer with a longer interval between items rings the bell for each
+/// item.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 /// Decides when one producer wakes up its consumer.
 #[derive(Debug)]
 pub struct WakePolicy {
-    /// How many items were published since the consumer was last awake.
     waiting: u32,
-    /// The number of items after which the consumer is woken up.
     batch: u32,
-    /// The time at which an item was last published while the consumer slept.
+    /// The last time at which an item was published while the consumer slept.
     last: Option<Instant>,
-    /// The time at which the oldest item counted in `waiting` was published.
     oldest: Option<Instant>,
 }
 
@@ -35,8 +31,8 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// Must be called after each published item. Returns whether the consumer was woken up. The consumer raises
-    /// `wanted` while it sleeps and waits for an item of this producer.
+    /// Must be called after each published item, and returns whether the consumer was woken up. The consumer raises
+    /// `wanted` while it waits for an item of this producer.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         if bell.has_sleeper() && wanted.is_raised() {
@@ -58,12 +54,12 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes up the waiting consumer, because no item follows immediately. Returns whether the consumer was woken up.
+    /// Wakes up a waiting consumer, because no item follows immediately, and returns whether the consumer slept.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }
 
-    /// Wakes up the consumer if it sleeps. Returns whether the consumer was woken up.
+    /// Wakes up the consumer, and returns whether the consumer slept.
     pub fn ring(&mut self, bell: &BellRef) -> bool {
         self.waiting = 0;
         bell.ring()

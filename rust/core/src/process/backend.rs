@@ -19,10 +19,10 @@ pub enum Choice {
     Lacking = 3,
 }
 
-/// Returns the implementation that this process uses. Each child process makes the same choice itself.
+/// Returns the implementation that this process uses.
 pub fn choice() -> Choice {
-    /// The number of the chosen implementation, or 0 before the first call. No lock is used, because a fork could copy
-    /// a lock that another thread holds.
+    /// The chosen implementation, or 0 before the first call. No lock protects the value, because a fork could copy a
+    /// lock that another thread holds.
     static CHOICE: AtomicU8 = AtomicU8::new(0);
     match CHOICE.load(Relaxed) {
         1 => Choice::Linux,

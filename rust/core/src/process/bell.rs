@@ -1,19 +1,14 @@
-//! Doorbells: a process that waits sleeps on its bell until another process rings the bell to wake it up.
+//! Implements doorbells: a process sleeps on its bell until another process rings the bell.
 //!
-//! Wake-ups are never lost. A sleeper (1) reads the word, (2) increments the count of sleepers, (3) executes a fence,
-//! (4) checks again for work, and then sleeps while the word is unchanged. A ringing thread (1) publishes its change,
-//! (2) executes a fence, (3) reads the count of sleepers. One of the two threads executes its fence before the other
-//! thread. If the sleeper's fence is first, the ringing thread sees the count and changes the word. If the ringing
-//! thread executes its fence first, the sleeper sees the change when it checks again for work. If the bell rings
-//! between the sleeper's check and its sleep, the word changes, so the sleep returns immediately.
+//! A sleeper (1) reads the word, (2) increments the count of sleepers, (3) executes a fence, (4) checks for work, and
+//! (5) sleeps while the word is unchanged. A ringing thread (1) publishes its change, (2) executes a fence, (3) reads
+//! the count, and (4) changes the word if the count is not 0. No wake-up is lost: if the sleeper's fence is first, the
+//! ringing thread sees the count. If the ringing thread's fence is first, the sleeper sees the change when it checks
+//! for work. If the word changes between the sleeper's check and its sleep, the sleep returns immediately.
 //!
-//! Several threads of a process may sleep on its bell for different reasons. A ringing thread claims and wakes up all
-//! sleepers, so that further rings are cheap until the sleepers run. A sleeper that wakes up because of its timeout
-//! decrements the count of sleepers, unless a ringing thread has claimed the sleeper. The number of claims and the
-//! count of sleepers share one word, so each claim changes this word.
+//! A ringing thread claims all sleepers, so that further rings are cheap until the sleepers run.
 //!
-//! A stray write to the bell may delay a sleeper until its timeout, or cause an unnecessary wake-up. The next claim of
-//! the sleepers sets their count to 0, which repairs a damaged count.
+//! A stray write to the bell delays a sleeper until its timeout, or causes an unnecessary wake-up.
 
 use std::time::Duration;
 
@@ -21,7 +16,7 @@ use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Puts threads to sleep on a word, and wakes them.
 pub trait Parker {
-    /// Sleeps while `word` equals `seen`, for at most `timeout`. May return early.
+    /// Sleeps while `word` equals `seen`, for at most `timeout`.
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
     /// Wakes all threads that sleep on `word`.
     fn unpark(&self, word: &AtomicU32);
@@ -33,7 +28,7 @@ pub trait Parker {
 pub struct Bell {
     /// A counter that is incremented whenever the bell is rung while a thread sleeps, and that may overflow.
     word: AtomicU32,
-    /// The number of unclaimed threads that sleep or are about to (lower half), and the number of claims (upper half).
+    /// The number of unclaimed sleepers (lower half), and the number of claims (upper half).
     sleepers: AtomicU64,
 }
 
@@ -51,8 +46,8 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`.
-    /// `ready` is not called again after it has returned true.
+    /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Once `ready` has returned true, it is
+    /// not called again.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
         // SYNC(claim): pairs with `ring`; a thread that reads the word after a claim is counted after this claim.
         let seen = self.word.load(Ordering::Acquire);
@@ -67,7 +62,7 @@ impl Bell {
         is_ready || ready()
     }
 
-    /// Removes one sleeper from the count, unless a ringing thread has claimed this sleeper since `claims` was read.
+    /// Removes one sleeper from the count, unless a ringing thread has claimed the sleeper since `claims` was read.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {
@@ -98,7 +93,6 @@ impl Bell {
         wakes
     }
 
-    /// Claims all sleepers, so that only the caller wakes them up, or returns false if another thread has claimed them.
     fn claim(&self) -> bool {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while count(sleepers) > 0 {
@@ -112,12 +106,10 @@ impl Bell {
     }
 }
 
-/// A flag that a thread sets (raises) while it waits for a particular event. If an event is frequent but rarely
-/// awaited, the flag avoids ringing the bell for each event.
+/// A flag that a thread raises while it waits for an event that is frequent but rarely awaited.
 ///
-/// No event is missed. The waiting thread raises the flag, executes a fence, and then checks whether the event has
-/// occurred. The publishing thread stores the event, executes a fence and reads the flag. Either the waiting thread
-/// sees the event, or the publishing thread sees the raised flag and rings the bell.
+/// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
+/// thread stores the event, executes a fence, and reads the flag.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);
@@ -141,12 +133,12 @@ impl Wanted {
         fence(Ordering::SeqCst);
     }
 
-    /// Clears the flag. Must be called once the waiting thread has found the event.
+    /// Clears the flag.
     pub fn lower(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Returns whether a thread waits, so the doorbell must be rung. Must be called after the event was published.
+    /// Returns whether a thread waits, and must be called after the event was published.
     #[inline]
     pub fn is_raised(&self) -> bool {
         // SYNC(wanted): pairs with the fence in `raise`.

@@ -65,7 +65,7 @@ impl BellBoard {
     }
 }
 
-/// A reference to the doorbell of one process on a board. The reference keeps the board mapped.
+/// A reference to the doorbell of one process on a board.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,

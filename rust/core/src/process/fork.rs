@@ -1,16 +1,15 @@
-//! Detects at low cost whether the current process was forked.
+//! Detects whether the current process was forked, at the cost of one relaxed load.
 //!
-//! A forked child inherits all leases and blocks of its parent, but only the parent may return them. Each fork
-//! increments a counter in the child, so a check for a fork costs only one relaxed load.
+//! A forked child inherits all leases and blocks of its parent, but only the parent may return them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// Whether a thread has registered the fork hook. An atomic is used, because a forked child may inherit a locked lock.
-/// If several threads register the hook at the same time, each fork is counted several times, which is harmless.
+/// An atomic is used instead of a lock, because a forked child may inherit a lock that another thread held. If several
+/// threads register the hook, each fork is counted several times, which is harmless.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
-/// Runs in a forked child. Atomic additions and system calls cannot panic, so no panic unwinds into the C library.
+/// Atomic additions and system calls cannot panic, so no panic unwinds into the C library.
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Relaxed);
     super::inherited::wipe_what_is_the_parents();

@@ -1,32 +1,25 @@
 //! Drops mappings and descriptors that a forked child has inherited but does not need.
 //!
-//! A worker that is started by `fork` inherits all mappings of the main process, such as links of other workers and
-//! loaders. While a worker keeps an inherited mapping, the memory is not freed, even if all other processes have
-//! unmapped it. To prevent this leak, this module registers the mapping of every link. Before a child starts threads,
-//! the child drops the links that it does not need.
+//! The memory of a link is only freed when no process maps it, so an inherited mapping would leak the memory. A forked
+//! worker drops mappings of other workers and loaders before it starts threads.
 //!
 //! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork. A
-//! child ignores entries that were incomplete at the fork, and keeps their mappings.
+//! child keeps the mappings of entries that were incomplete at the fork.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-/// The smallest page size of all supported machines, in bytes.
 const SMALLEST_PAGE: usize = 4096;
 
 const FREE: u32 = 0;
-/// The state of an entry that is incomplete, or belongs to a parent process.
 const OPAQUE: u32 = 1;
-/// The state of an entry whose `start` and `len` describe a mapping.
 const MAPPING: u32 = 2;
-/// The state of an entry that contains a descriptor in `start`.
 const DESCRIPTOR: u32 = 3;
-/// The state of an entry whose `start` and `len` describe a mapping that every forked child replaces by zeros, even a
-/// child that this package has not started.
+/// The entry describes a mapping that every forked child replaces by zeros, even if user code has forked.
 const OWN_MAPPING: u32 = 4;
 
-/// A registered mapping or descriptor. Entries are reused and never freed.
+/// Entries are reused and never freed.
 #[derive(Debug)]
 struct InheritedEntry {
     next: *const InheritedEntry,
@@ -103,7 +96,7 @@ impl Mapping {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// In every later fork, replaces the mapping with private, zero-filled memory before other code runs in the child.
+    /// Makes every later fork replace the mapping with private, zero-filled memory before other code runs in the child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
@@ -142,7 +135,7 @@ impl Descriptor {
 }
 
 impl Descriptor {
-    /// Closes the descriptor. Afterwards, `get` returns None. Must not be called while a result of `get` is in use.
+    /// Closes the descriptor. Must not be called while a result of `get` is in use.
     pub fn close(&self) {
         // The state changes first, so that a child forked in between never closes a reused descriptor number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
@@ -162,7 +155,7 @@ impl Drop for Descriptor {
 }
 
 /// Drops all registered mappings and descriptors except `keep` and pinned mappings. Must be called in a forked child
-/// with a single thread. Private, zero-filled memory replaces dropped mappings, so remaining references to them are
+/// with a single thread. Private, zero-filled memory replaces the mappings, so remaining references to them are
 /// harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
@@ -190,13 +183,12 @@ pub fn drop_all_but(keep: &[&Mapping]) {
     }
 }
 
-/// Returns the start address of a mapping, and the end of its last page, assuming the smallest page size.
 fn span(entry: &InheritedEntry) -> (usize, usize) {
     let (start, len) = (entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// Merges adjacent ranges. The links of many workers are adjacent, so one system call can replace several links.
+/// The links of many workers are adjacent, so one system call can replace several links.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {
@@ -209,8 +201,6 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans
 }
 
-/// Replaces a mapping with private, zero-filled memory.
-///
 /// # Safety
 /// The entry is a mapping of this process, and code that reads the mapping accepts zeros.
 unsafe fn wipe(entry: &InheritedEntry) {
@@ -227,7 +217,7 @@ unsafe fn put_zeros(start: usize, len: usize) {
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
-/// Wipes mappings of the parent. Runs in a forked child before all other code, without locks or allocation.
+/// Runs in a forked child before all other code, without locks or allocation.
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
@@ -242,7 +232,6 @@ mod tests {
     use crate::link::Link;
     use crate::link::LinkConfig;
 
-    /// Returns whether this process maps the link with this inode.
     fn maps(inode: u64) -> bool {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         maps.lines().any(|line| line.split_whitespace().nth(4) == Some(&inode.to_string()))

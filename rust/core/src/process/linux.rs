@@ -1,4 +1,4 @@
-//! Implements `System` with calls that only Linux has: memory files, futexes, process descriptors.
+//! Implements `System` with memory files, futexes and process descriptors, which only Linux has.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use rustix::thread::futex;
 
 use super::system::System;
 
-/// Returns whether the kernel supports and permits the calls in this file, ignoring errors such as a lack of memory.
+/// Errors such as a lack of memory do not count as missing support.
 pub(super) fn is_whole() -> bool {
     let is_there = |result: rustix::io::Result<OwnedFd>| match result {
         Ok(_) => true,
@@ -26,11 +26,11 @@ pub(super) fn is_whole() -> bool {
 pub(super) struct Linux;
 
 impl System for Linux {
-    /// Creates a memfd. Unlike a file in `/dev/shm`, a memfd is not limited by the size of a mount.
+    /// Unlike a file in `/dev/shm`, a memfd is not limited by the size of a mount.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
-        // If the region could shrink, a process could get SIGBUS even after checking the size.
+        // If the region could shrink, a process could get SIGBUS even after it has checked the size.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(fd))
     }
@@ -39,7 +39,7 @@ impl System for Linux {
         fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
-    /// Does nothing, because a memfd counts toward the memory of the machine and cgroup, which cannot be reserved.
+    /// A memfd counts toward the memory of the machine and the cgroup, which cannot be reserved.
     fn reserve(&self, _file: BorrowedFd<'_>, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }
@@ -56,7 +56,7 @@ impl System for Linux {
 
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // Other processes map this word, too. After an error, the caller checks the word again.
+        // The flags do not contain PRIVATE, because other processes map this word, too.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

@@ -10,14 +10,13 @@ use super::inherited::Descriptor;
 use super::signals::without_signals;
 use crate::error::{self, OpenError};
 
-/// Watches another process. A later process with the same id is not mistaken for the watched process.
+/// Watches another process.
 #[derive(Debug)]
 pub struct Watch {
     pid: i32,
-    /// A process descriptor, or None on the portable fallback, which checks the process id.
+    /// A process descriptor, or None in the portable fallback, which checks the process id.
     fd: Option<Descriptor>,
-    /// Whether the watched process is the parent of this process. The portable fallback detects the exit of a parent by
-    /// a changed parent id.
+    /// The portable fallback detects the exit of a parent by a changed parent id.
     parent: bool,
 }
 
@@ -46,11 +45,11 @@ impl Watch {
     }
 
     fn number_exited(&self) -> bool {
-        // A parent that has exited but was not reaped still has its id, but its children have a new parent.
+        // A parent that is a zombie still has its id, but its children have a new parent.
         if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
     }
 
-    /// Returns whether any of the processes has exited. If all watches have descriptors, the check is one system call.
+    /// Returns whether any of the processes has exited, with a single system call if all watches have descriptors.
     pub fn any_exited<'a>(watches: impl Iterator<Item = &'a Self>) -> bool {
         let mut fds = Vec::new();
         for watch in watches {
@@ -63,7 +62,7 @@ impl Watch {
         !fds.is_empty() && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Waits until the process has exited or the timeout expires. Returns whether the process has exited.
+    /// Waits until the process has exited or the timeout expires, and returns whether the process has exited.
     pub fn wait(&self, timeout: Duration) -> bool {
         match &self.fd {
             Some(fd) => poll_exit(fd, timeout),
@@ -88,24 +87,22 @@ fn parent_id() -> i32 {
 }
 
 fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
-    // A forked child has closed the descriptors of the watches that it has inherited from its parent.
+    // A forked child has closed the descriptors that it inherited from its parent.
     let Some(fd) = fd.get() else { return false };
     let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
 }
 
-/// Returns whether the process has exited, even if it is a zombie. Does not reap the process.
 fn has_exited(pid: i32) -> bool {
-    // SAFETY: `info` is a plain struct that waitid fills in. With WNOWAIT, only the owner of the child reaps the child.
+    // SAFETY: `info` is a plain struct that waitid fills in. WNOWAIT leaves the reaping of the child to its owner.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // If the process is not a child of this process, only its id can be checked. A later process with the same id
-        // may be mistaken for the watched process, which only happens on the portable fallback.
+        // Only the id of a process that is not a child can be checked, and a later process may have this id.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -113,7 +110,6 @@ fn has_exited(pid: i32) -> bool {
     is_zombie(pid)
 }
 
-/// Returns whether a process has exited but was not reaped, according to /proc.
 fn is_zombie(pid: i32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     // The state follows the name, which is in parentheses and may contain any character.
@@ -122,8 +118,7 @@ fn is_zombie(pid: i32) -> bool {
 
 /// Makes this process exit immediately and without a message when the watched process exits.
 ///
-/// A separate thread waits, so the process exits even if all other threads are blocked. See also
-/// [`continue_with_parent`].
+/// A separate thread waits, so the process exits even if all other threads are blocked.
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {
@@ -136,12 +131,11 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
         .map_err(error::system("cannot start the thread that watches the parent"))
 }
 
-/// Makes the kernel send SIGCONT to this process when its parent exits. Without this signal, a stopped process could not
-/// notice the exit.
+/// Makes the kernel send SIGCONT to this process when its parent exits, because a stopped process could not notice the
+/// exit.
 ///
-/// The kernel also sends the signal when the thread that created this process exits, which may happen long before the
-/// parent exits. SIGCONT is used rather than SIGKILL, because it has no effect on a running process. Systems other than
-/// Linux cannot send this signal.
+/// The kernel also sends the signal when the thread that created this process exits, possibly long before the parent.
+/// SIGCONT is used rather than SIGKILL, because it has no effect on a running process.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
     // SAFETY: the call sets an attribute of this thread, and reads no memory.

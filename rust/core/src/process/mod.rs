@@ -1,7 +1,7 @@
-//! The system calls that the engine needs: shared memory, doorbells, watching processes, and forks.
+//! Provides the system calls that the engine needs: shared memory, doorbells, watching processes, and forks.
 //!
-//! The interface is `System`. The module `linux` implements `System` with calls that only Linux has, and `portable`
-//! with calls that every Unix has. `backend` chooses one of these implementations.
+//! `linux` implements the interface `System` with calls that only Linux has, and `portable` with calls that every Unix
+//! has.
 
 pub mod bell;
 

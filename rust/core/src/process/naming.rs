@@ -3,8 +3,7 @@
 /// The maximum length of a name in the kernel, in bytes.
 pub const LONGEST: usize = 15;
 
-/// Sets the name of the calling thread, and of the process if this is its main thread. A longer name is truncated. On
-/// systems other than Linux, the name is not changed.
+/// Sets the name of the calling thread (on Linux only), and of the process if this is its main thread.
 pub fn name_this_thread(name: &str) {
     #[cfg(target_os = "linux")]
     {

@@ -1,4 +1,4 @@
-//! Implements `System` with calls that every Unix has: unlinked temporary files, short sleeps, process ids.
+//! Implements `System` with unlinked temporary files, short sleeps and process ids, which every Unix has.
 
 use std::fs::File;
 use std::io;
@@ -19,12 +19,12 @@ impl System for Portable {
         temporary_file(len)
     }
 
-    /// Returns false, because a process that may write to a temporary file can also shrink it.
+    /// A process that may write to a temporary file can also shrink it.
     fn is_sealed(&self, _file: BorrowedFd<'_>) -> bool {
         false
     }
 
-    /// Reserves space. If no space was reserved and the file system is full, a process that touches a page gets SIGBUS.
+    /// If no space were reserved, a process that touches a page of a full file system would get SIGBUS.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
         if len > 0 { reserve_file(file, offset, len) } else { Ok(()) }
     }
@@ -39,7 +39,6 @@ impl System for Portable {
         nap(word, seen, timeout);
     }
 
-    /// Does nothing, because a sleeping thread checks the word regularly.
     fn unpark(&self, _word: &AtomicU32) {}
 
     fn watch(&self, _pid: i32) -> io::Result<Option<OwnedFd>> {
@@ -47,7 +46,6 @@ impl System for Portable {
     }
 }
 
-/// Sleeps while the word equals `seen`, and checks the word at intervals that grow from 20 µs to 1 ms.
 fn nap(word: &AtomicU32, seen: u32, timeout: Duration) {
     let deadline = Instant::now() + timeout;
     let mut nap = Duration::from_micros(20);
@@ -80,7 +78,6 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates a file that no other process can open. The file has no name if the file system supports unnamed files.
 fn temporary_file(len: usize) -> io::Result<File> {
     let folder = std::env::temp_dir();
     let file = match nameless_file(&folder) {

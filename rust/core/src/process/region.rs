@@ -1,13 +1,10 @@
-//! Anonymous memory that several processes map.
+//! Manages anonymous memory that several processes map.
 //!
-//! On Linux, a region is a memfd, which is not limited by the size of a mount, unlike `/dev/shm`. The portable fallback
-//! is an unlinked temporary file. Pages are allocated when they are touched, so a large region costs little while few
-//! pages are used. Each process owns its mapping. The memory is freed together with the last mapping and descriptor,
-//! even if processes are killed.
+//! On Linux, a region is a memfd, and the portable fallback is an unlinked temporary file. The memory is freed together
+//! with the last mapping and descriptor, even if processes are killed.
 //!
-//! If the file system is full when a new page is touched, the process gets SIGBUS. The portable fallback therefore
-//! reserves space in advance, and reports an ordinary error if there is no space. A memfd counts toward the memory of
-//! the machine and of the cgroup. If the machine or the cgroup runs out of memory, the kernel kills a process.
+//! If a file system is full, touching a new page causes SIGBUS, so the portable fallback reserves space in advance. A
+//! memfd counts toward the memory of the machine and the cgroup, and the kernel kills a process if there is not enough.
 
 use std::fs::File;
 use std::io;
@@ -23,15 +20,15 @@ use crate::error::{self, OpenError};
 /// A mapped region of shared memory.
 #[derive(Debug)]
 pub struct Region {
-    /// Registers the mapping for forked children. Fields are dropped in order, so `mapping` precedes `map`.
+    /// Fields are dropped in order, so `mapping` must precede `map`.
     mapping: Mapping,
     map: MmapRaw,
-    /// The descriptor for other processes and for reserving space in a temporary file, or -1 after it was closed.
+    /// -1 after the descriptor was closed.
     fd: AtomicI32,
 }
 
 impl Region {
-    /// Creates a region of `len` zero bytes. The first `reserved` bytes can be used without `reserve`.
+    /// Creates a region of `len` zero bytes, of which the first `reserved` bytes can be used without `reserve`.
     pub fn create(len: usize, reserved: usize) -> Result<Self, OpenError> {
         Self::create_named("torchdata", len, reserved)
     }
@@ -48,14 +45,13 @@ impl Region {
         Ok(region)
     }
 
-    /// Ensures that `offset..offset + len` can be used, unless memory is full. The range must not contain data yet.
+    /// Ensures that `offset..offset + len` can be used, if this range contains no data yet.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let system = system();
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
-    /// Frees the pages of `offset..offset + len`. Freed pages are zero, and use no memory until they are touched or
-    /// passed to `reserve`. Fails if the region is a temporary file whose file system does not support holes.
+    /// Frees the pages of `offset..offset + len`, which are zero afterwards.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
         // SAFETY: the range is inside the mapping, which is shared memory, and callers do not need the freed contents.
@@ -67,8 +63,7 @@ impl Region {
         Self::map(File::from(fd))
     }
 
-    /// Maps a region of another process for reading, without a descriptor. The file must be sealed against shrinking,
-    /// because reading a removed page causes SIGBUS.
+    /// The file must be sealed against shrinking, because reading a removed page causes SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
         if !system().is_sealed(file.as_fd()) {
             return Err(OpenError::Invalid("it is not sealed against shrinking"));
@@ -85,7 +80,7 @@ impl Region {
         Ok(Self { mapping, map, fd: AtomicI32::new(file.into_raw_fd()) })
     }
 
-    /// Returns the descriptor, which can be passed to another process. Panics if the descriptor was closed.
+    /// Returns the descriptor, which can be passed to another process.
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
@@ -98,8 +93,8 @@ impl Region {
         self.fd.load(Ordering::Relaxed) >= 0
     }
 
-    /// Closes the descriptor, after all processes have received it. Must not be called while a result of `fd` is in
-    /// use. The portable fallback keeps the descriptor open in order to reserve space.
+    /// Closes the descriptor, unless the portable fallback needs it to reserve space. Must not be called while a result
+    /// of `fd` is in use.
     pub fn close(&self) {
         if !system().keeps_files() {
             self.take_fd();
@@ -110,7 +105,7 @@ impl Region {
         drop(self.take_descriptor());
     }
 
-    /// Gives the descriptor to the caller. Must not be called while a result of `fd` is in use, or before `reserve`.
+    /// Must not be called while a result of `fd` is in use, or before `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned the descriptor. After the swap, no other caller can take the descriptor.
@@ -131,7 +126,7 @@ impl Region {
         self.map.as_mut_ptr()
     }
 
-    /// Requests huge pages for `offset..offset + len`. Never fails.
+    /// Requests huge pages for `offset..offset + len`.
     pub fn advise_huge(&self, offset: usize, len: usize) {
         system().advise_huge(&self.map, offset, len);
     }
@@ -143,8 +138,8 @@ impl Drop for Region {
     }
 }
 
-/// Drops the regions and watches that this process has inherited from its parent, except the regions in `own` and
-/// pinned regions (see `inherited`). Must be called in a forked child with a single thread.
+/// Drops the regions and watches that this process has inherited, except pinned regions and `own` (see `inherited`).
+/// Must be called in a forked child with a single thread.
 pub fn drop_inherited(own: &[&Region]) {
     let own: Vec<&Mapping> = own.iter().map(|region| region.mapping()).collect();
     super::inherited::drop_all_but(&own);

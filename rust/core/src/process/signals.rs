@@ -2,14 +2,14 @@
 
 use std::io;
 
-/// Makes this process ignore a signal from other processes. The signal has a handler instead of being ignored, because
-/// a program that this process executes would inherit an ignored signal.
+/// Makes this process ignore a signal from other processes by installing a handler. SIG_IGN is not used, because a
+/// program that this process executes would inherit it.
 ///
-/// If this process sends the signal to itself, the default action is executed, because code that raises SIGTERM in its
-/// own process expects the process to exit.
+/// If this process sends the signal to itself, the default action follows, because code that raises SIGTERM expects its
+/// process to exit.
 ///
-/// The handler runs on the normal stack of the thread, and blocks all other signals. Python's handlers run on the
-/// alternate stack if `faulthandler` has created one, but many simultaneous signals would overflow that small stack.
+/// The handler blocks all other signals, and runs on the normal stack, because `faulthandler`'s alternate stack is too
+/// small for many simultaneous signals.
 pub fn take_no_notice(number: i32) -> io::Result<()> {
     act(number, obey_own as extern "C" fn(_, _, _) as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
 }
@@ -26,7 +26,6 @@ fn act(number: i32, handler: libc::sighandler_t, flags: i32) -> io::Result<()> {
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Executes the default action of a signal that this process has sent to itself.
 extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid description of the signal.
     if !is_from_this_process(unsafe { &*info }) || act(number, libc::SIG_DFL, 0).is_err() {
@@ -42,20 +41,18 @@ extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context
     }
 }
 
-/// Returns whether this process has sent the signal to itself, unlike a timer, the kernel or another process.
 fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     #[cfg(target_os = "linux")]
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
-        return false; // signals of this kind have no sender
+        return false; // such a signal has no sender
     }
     // SAFETY: a signal from a process has a sender, and reading the field is also defined for other signals.
     unsafe { info.si_pid() == libc::getpid() }
 }
 
-/// Starts a thread that never receives signals that were sent to the process.
-///
-/// Python reacts to a signal immediately only if the signal interrupts the main thread. Rust also gives its threads an
-/// alternate stack, which is too small for Python's handlers of several simultaneous signals.
+/// Calls `start`, which starts a thread, with all signals blocked, so that the thread receives none. Python reacts to a
+/// signal immediately only in the main thread, and the alternate stack of Rust's threads is too small for Python's
+/// handlers.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are initialized before they are read, and the mask of this thread is restored.
     unsafe {

@@ -1,4 +1,4 @@
-//! The interface between the engine and the operating system. `backend` selects the implementation.
+//! The interface between the engine and the operating system.
 
 use std::fs::File;
 use std::io;
@@ -9,22 +9,19 @@ use std::time::Duration;
 use memmap2::MmapRaw;
 
 pub(super) trait System: Sync {
-    /// Creates a file of `len` zero bytes for mappings of several processes. `/proc` shows `name` on some systems.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File>;
 
-    /// Returns whether a memory file can never shrink.
     fn is_sealed(&self, file: BorrowedFd<'_>) -> bool;
 
-    /// Ensures that a part of a memory file can be used. May overwrite this part of the file with zeros.
+    /// Ensures that a part of a memory file can be used, and may overwrite it with zeros.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Returns whether the file must stay open while it is mapped, because `reserve` needs the open file.
+    /// Whether `reserve` needs the open file while it is mapped.
     fn keeps_files(&self) -> bool;
 
-    /// Requests huge pages for a part of a mapping. Never fails.
     fn advise_huge(&self, map: &MmapRaw, offset: usize, len: usize);
 
-    /// Frees pages of a shared mapping, which are zero afterwards. Returns `Unsupported` on systems other than Linux.
+    /// Frees pages of a shared mapping, which are zero afterwards, or returns `Unsupported`.
     ///
     /// # Safety
     /// The range is a shared mapping of a memory file, and its contents are not needed.
@@ -42,11 +39,10 @@ pub(super) trait System: Sync {
         }
     }
 
-    /// Implements `Parker::park` for a word that other processes may change.
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
 
     fn unpark(&self, word: &AtomicU32);
 
-    /// Returns a descriptor that becomes readable when the process exits, or None if the system does not support this.
+    /// The descriptor becomes readable when the process exits, and is None if the system lacks such descriptors.
     fn watch(&self, pid: i32) -> io::Result<Option<OwnedFd>>;
 }

@@ -1,47 +1,38 @@
 //! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
-//! If both processes of a link share a core, a process that yields lets the other process fill or empty the ring, and
-//! avoids a sleep and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. If the
-//! other process of the link is slow, yielding does not help, and each yield costs two context switches. A wait that
-//! yields and still sleeps halves the number of yields of the next wait. If an unrelated thread shares the core, each
-//! yield leaves the core to that thread for several milliseconds. Once yields to unrelated threads have taken more than
-//! one eighth of the time, threads wait without yielding for about fifty times the duration of the last yield.
+//! If both processes of a link share a core, yielding avoids sleeps, and makes transfers with small windows on 2 cores
+//! 3 to 6 times faster. If the other process is slow, each yield wastes two context switches, so a wait that yields and
+//! still sleeps halves the yields of the next wait. A yield to an unrelated thread takes milliseconds, so yields stop
+//! for about 50 times the last yield's duration once such yields took over one eighth of the time.
 //!
-//! All threads of a process share one `Turns`. The fields of `Turns` only contain statistics, so threads access them
-//! without synchronization. Callers pass the current time in nanoseconds.
+//! All threads of a process share one `Turns` without synchronization, because it only contains statistics.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The maximum number of yields in one wait. Unless another thread needs the core, a yield costs one system call.
 const MOST: u32 = 10;
-/// While waits do not yield, every `TRY_AGAIN`th wait yields up to `TRIED` times, because yielding may help again.
+/// While waits do not yield, every `TRY_AGAIN`th wait yields up to `TRIED` times to test whether yielding helps.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
-/// If a sleep takes fewer nanoseconds than this, the next wait yields the maximum number of times.
+/// If a sleep takes fewer nanoseconds than this, the next wait yields `MOST` times.
 const NEAR: u64 = 50_000;
 
-/// If a yield takes at least this time, in nanoseconds, an unrelated thread is assumed to run. With up to 64 workers on
-/// 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
+/// A yield of at least this many nanoseconds is attributed to an unrelated thread. With up to 64 workers on 2 cores,
+/// yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
 const UNRELATED_YIELD: u64 = 1_500_000;
-/// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, a yield
-/// to processes of the loader takes as long as a yield to an unrelated thread.
+/// With more processes than this, yields to processes of the loader take as long as yields to unrelated threads.
 const MOST_PROCESSES: usize = 32;
-/// A yield to an unrelated thread moves `Turns::paid` forward by this multiple of the yield's duration.
 const PRICE: u64 = 8;
-/// If `Turns::paid` is more than this many nanoseconds in the future, waits do not yield.
 const CREDIT: u64 = 100_000_000;
-/// Once `CREDIT` is exceeded, waits do not yield for this multiple of the last yield's duration.
 const REST: u64 = 50;
 
 /// The yield statistics of a process.
 #[derive(Debug)]
 pub struct Turns {
-    /// The maximum number of yields in the next wait.
     turns: AtomicU32,
-    /// The number of consecutive waits without yields, counted since the last wait with yields.
+    /// The number of consecutive waits without yields.
     since_tried: AtomicU32,
-    /// Each yield to an unrelated thread moves `paid` forward. Waits do not yield if this time is more than `CREDIT` in
-    /// the future.
+    /// A time that each yield to an unrelated thread moves forward by `PRICE` times its duration. Waits do not yield if
+    /// this time is more than `CREDIT` in the future.
     paid: AtomicU64,
 }
 
@@ -71,7 +62,8 @@ impl Turns {
         if since == TRY_AGAIN { TRIED } else { 0 }
     }
 
-    /// Records a yield from `began` to `now` in a loader with `processes` processes. Returns whether to yield again.
+    /// Records a yield from `began` to `now` in a loader with `processes` processes, and returns whether to yield
+    /// again.
     pub fn given(&self, began: u64, now: u64, processes: usize) -> bool {
         let took = now.saturating_sub(began);
         if took < UNRELATED_YIELD || processes > MOST_PROCESSES {

@@ -1,9 +1,8 @@
-//! Detects calls that do not return. A separate thread regularly reads counters that each caller updates.
+//! Detects calls that do not return. Each caller counts its calls in a [`Pulse`] (heartbeat) by plain stores, and one
+//! thread per process regularly reads all heartbeats.
 //!
-//! A watched caller has a [`Pulse`] (heartbeat), which it updates in each call by plain stores. One thread per process
-//! reads the heartbeats of all callers. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs
-//! while a caller is watched, and stops before a fork, so that the child does not inherit incomplete state. After a
-//! fork, the next call of any watched caller restarts the thread. A forked child creates its own [`Watch`].
+//! The thread holds no Python lock. The thread stops before a fork, so that the child does not inherit incomplete
+//! state. After a fork, the next call of a watched caller restarts the thread, and a child creates its own [`Watch`].
 
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU64,
@@ -23,12 +22,11 @@ const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
 
-/// The number of checks within the shortest patience of all callers, with pauses between `SHORTEST` and `LONGEST`.
 const CHECKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// The maximum time that a fork waits for the watching thread, which may be reporting a stall. After the thread has
-/// exited, the fork waits up to `FORGOTTEN` until the kernel no longer lists the thread.
+/// A fork waits up to `GIVE_UP` for the watching thread to exit, then up to `FORGOTTEN` until the kernel no longer
+/// lists the thread.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
@@ -39,15 +37,14 @@ pub fn this_thread() -> u64 {
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A flag of a heartbeat: before the next call, the caller must check whether the loader is paused, limited or on hold.
+/// A flag of a heartbeat: the caller must check whether the loader is paused or limited before the next call.
 pub const HELD: u8 = 1;
-/// A flag of a heartbeat: the process was forked, and the watching thread does not run.
+/// A flag of a heartbeat: the watching thread does not run since a fork.
 pub const UNWATCHED: u8 = 2;
 /// A flag of a heartbeat: an asynchronous exception, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
 
-/// The heartbeat of a caller, which counts the caller's calls. Each caller has its own heartbeat, so only one call
-/// updates a heartbeat at a time. The watching thread may read old values of a heartbeat.
+/// The heartbeat of a caller, which counts the caller's calls.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,
@@ -74,7 +71,7 @@ impl Pulse {
         self.word.load(Relaxed) & ALL_INSIDE != 0
     }
 
-    /// Returns the flags that a call must check. Usually 0.
+    /// Returns the flags that a call must check (usually 0).
     #[inline]
     pub fn signs(&self) -> u8 {
         self.signs.load(Relaxed)
@@ -113,7 +110,7 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The heartbeat's word, unchanged since `since`. The stall is reported once the word has been unchanged for the
+    /// The heartbeat's word since the time `since`, for which a stall is reported once the word was unchanged for the
     /// time `next`.
     word: u64,
     since: Instant,
@@ -170,7 +167,7 @@ pub struct Watch {
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// The watch of this process. The watching thread calls `tell` without holding a lock.
+/// Returns the watch of this process, whose thread calls `tell` without holding a lock.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
     loop {
@@ -192,7 +189,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
 }
 
 impl Watch {
-    /// Starts watching a heartbeat, or resumes after a fork. If no thread can be started, the caller is not watched.
+    /// Starts watching a heartbeat, or resumes after a fork.
     pub fn begin(&'static self, pulse: &Arc<Pulse>, key: u64, patience: Duration) {
         let mut state = self.state();
         if state.forks > 0 || OVER.load(Relaxed) {
@@ -205,7 +202,7 @@ impl Watch {
         }
         state.stop = false;
         if state.running {
-            state.wake(); // the new caller may need more frequent checks than other callers
+            state.wake();
         } else {
             let named = std::thread::Builder::new().name("torchdata-watch".to_owned());
             let parker = Parker::new();
@@ -224,7 +221,7 @@ impl Watch {
         state.wake();
     }
 
-    /// Stops the thread, because of a fork or at the end of the process. Waits at most `GIVE_UP` for a thread that is
+    /// Stops the thread before a fork or at the end of the process. Waits at most `GIVE_UP` for a thread that is
     /// blocked in a report. The caller must not hold a lock that the thread may need.
     pub fn stop(&self) {
         let mut state = self.state();
@@ -247,8 +244,8 @@ impl Watch {
         let (watcher, number) = (state.thread.take(), state.number);
         drop(state);
         if let Some(watcher) = watcher {
-            let _ = watcher.thread.join(); // a panic is only possible while the thread reports a stall
-            // For a short time after the join, the kernel still lists the thread.
+            let _ = watcher.thread.join();
+            // The kernel still lists the thread for a short time after the join.
             let (path, since) = (format!("/proc/self/task/{number}"), Instant::now());
             while since.elapsed() < FORGOTTEN && std::fs::exists(&path).unwrap_or(false) {
                 std::thread::yield_now();
@@ -256,8 +253,7 @@ impl Watch {
         }
     }
 
-    /// Prevents the thread from being started during a fork. Must be called before [`stop`](Self::stop) stops the
-    /// thread for a fork. After the fork, the next call of a watched caller restarts the thread.
+    /// Prevents the thread from being started during a fork, and must be called before [`stop`](Self::stop).
     pub fn fork_begins(&self) {
         let mut state = self.state();
         state.forks += 1;
@@ -278,7 +274,6 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs in the watching thread, which sleeps on `parker`.
     fn run(&self, parker: &Parker) {
         let mut state = self.state();
         state.number = thread_number();

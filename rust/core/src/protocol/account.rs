@@ -1,15 +1,14 @@
 //! Counts the items of a stream and computes their checksum, so that a resumed run can verify its items.
 
-/// An odd constant with well distributed bits.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The number of items that a link has transported in an epoch, and a rolling checksum of these items. If the epoch
-/// resumes an earlier run, the number and the checksum include the items of the earlier run.
+/// The number and the rolling checksum of the items of an epoch, including the items of an earlier run that was
+/// resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Account {
     /// The number of items.
     pub items: u64,
-    /// The checksum depends on the items and their order, and is 0 after an item with bytes that are not reproducible.
+    /// A checksum of the items in their order, or 0 after an item whose bytes are not reproducible.
     pub checksum: u64,
 }
 

@@ -1,15 +1,14 @@
-//! The reader's records of an epoch: the items received from each peer, and the snapshots for resuming a later run.
+//! Records which items of an epoch a reader has received from each peer, and the snapshots for resuming a later run.
 //!
-//! A writer sends snapshots of its graph between items. The reader keeps each encoded snapshot until the user has
-//! received all items that precede the next snapshot. The user may have received fewer items than the reader has
-//! delivered, because pipes in the main process read ahead. Therefore the reader keeps a log of the latest deliveries,
-//! from which it determines earlier positions.
+//! A writer sends snapshots of its graph between items, and the reader keeps each snapshot until the user has passed
+//! the next one. The user may be behind the reader, because pipes in the main process read ahead, so a log of the
+//! latest deliveries provides earlier positions.
 
 use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// How many passes and dispatched items a worker has read. The default value is the beginning of an epoch.
+/// The number of passes and dispatched items that a worker has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The pass, counted from 1.
@@ -52,8 +51,8 @@ impl<S> Dealt<S> {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether the dispatching process can resume from this snapshot, because the worker at position `share`
-    /// has read all items that were dispatched to it before the snapshot.
+    /// A worker can only resume from this snapshot if the worker has read all items that it was sent before the
+    /// snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -63,9 +62,9 @@ impl<S> Dealt<S> {
 struct Peer<S> {
     taken: Account,
     ended: bool,
-    /// Whether the oldest snapshot is at or before every position that may be requested.
+    /// Whether the oldest snapshot precedes every position that may be requested.
     begun: bool,
-    /// Snapshots, oldest first. Only the first snapshot is guaranteed to be at or before the user's position.
+    /// Only the oldest (first) snapshot is guaranteed to precede the user's position.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
@@ -78,16 +77,14 @@ pub struct PeerPosition<'a, S> {
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
-/// The number of deliveries that the log keeps after the user has received their items.
 const LOOK_BACK: usize = 64;
-/// The number of deliveries that the log keeps if the number of items that the user has received is unknown.
 const LONG_LOOK_BACK: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct KeptDeliveries {
-    /// The number of deliveries that the log keeps after the user has received their items.
+    /// The number of deliveries that are kept after the user has received their items.
     beyond: usize,
-    /// The length of the log if the number of items that the user has received is unknown.
+    /// The number of deliveries that are kept if the user's position is unknown.
     unknown: usize,
 }
 
@@ -95,15 +92,12 @@ struct KeptDeliveries {
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// The latest deliveries. Each entry contains the peer, and the number and checksum of this peer's earlier items.
+    /// For each of the latest deliveries: the peer, and the number and checksum of this peer's earlier items.
     log: VecDeque<(u32, Account)>,
     total: u64,
-    /// Snapshots of the dispatching process, from oldest to newest.
     dealt: VecDeque<Dealt<S>>,
     memory: KeptDeliveries,
-    /// The number of log entries at which the oldest entries are removed.
     longest: usize,
-    /// The peer of the first delivery in this epoch.
     first: usize,
     latest: Option<usize>,
 }
@@ -114,8 +108,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates empty records. The log keeps the deliveries that the user has not received, and the last `beyond`
-    /// deliveries that the user has received. If the user's position is unknown, the log keeps `unknown` deliveries.
+    /// Creates records that keep the last `beyond` deliveries that the user has received, or `unknown` deliveries if
+    /// the user's position is unknown.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -132,8 +126,8 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch in which each peer starts after the items that `starts` counts, or at item 0 by default. Returns
-    /// the snapshots of the previous epoch, which the caller must drop, because dropping may run arbitrary code.
+    /// Begins an epoch in which each peer starts after the items that `starts` counts, or at item 0 by default. The
+    /// caller must drop the returned snapshots of the previous epoch, because dropping may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -195,8 +189,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns the `Account` of each peer before the last `back` deliveries, and the peer of the next delivery, or None
-    /// if the log is too short.
+    /// Returns the accounts of all peers and the next peer before the last `back` deliveries, or None if the log is too
+    /// short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -208,13 +202,13 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// Returns the position of each peer before the last `back` deliveries, and the peer of the next delivery.
+    /// Returns the positions of all peers and the next peer before the last `back` deliveries.
     pub fn positions(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.positions_at(accounts), turn))
     }
 
-    /// Returns the position of each peer after the items that `accounts` counts, which may include undelivered items.
+    /// Returns the positions of all peers after the items that `accounts` counts, which may include undelivered items.
     pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
         let positions = self.peers.iter().zip(accounts);
         positions.map(|(peer, given)| PeerPosition { given, snapshot: newest(&peer.snapshots, given) }).collect()
@@ -241,14 +235,14 @@ impl<S> Books<S> {
         self.peers.iter().map(share).collect()
     }
 
-    /// Stores a snapshot of a peer. `lag` is the number of deliveries that the user has not received yet. Returns older
-    /// snapshots that are no longer needed.
+    /// Stores a snapshot of a peer, and returns older snapshots that are no longer needed. `lag` is the number of
+    /// deliveries that the user has not received yet.
     pub fn keep(&mut self, peer: usize, snapshot: Snapshot<S>, lag: Option<u64>) -> Vec<S> {
         let given =
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.memory.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If `lag` is None, the user has at least the items before the start of the log.
+        // If `lag` is None, the user has received at least the items before the start of the log.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);
@@ -260,7 +254,7 @@ impl<S> Books<S> {
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()
     }
 
-    /// Stores a snapshot of the dispatching process. Returns older snapshots that no worker needs.
+    /// Stores a snapshot of the dispatching process, and returns older snapshots that no worker needs.
     pub fn keep_dealt(&mut self, dealt: Dealt<S>) -> Vec<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];
@@ -275,7 +269,6 @@ impl<S> Books<S> {
     }
 }
 
-/// The sort key of the dispatching process's snapshots.
 fn order<S>(dealt: &Dealt<S>) -> (u32, u64) {
     (dealt.pass, dealt.items())
 }

@@ -1,4 +1,4 @@
-//! Selects the peer of a reader's next item, and decides what the reader does until this item arrives.
+//! Selects the peer (link) of a reader's next item, and decides what the reader does until this item arrives.
 
 use crate::round_robin::RoundRobin;
 
@@ -19,11 +19,10 @@ pub enum Next {
 
 /// Selects the next peer, and records whether a process has exited.
 ///
-/// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. If a
-/// process dispatches items to the workers, the window can cause a deadlock. For example, the main process waits for
-/// worker A, worker A waits for the dispatching process, the dispatching process waits for worker B, and worker B has
-/// reached its limit. To prevent such deadlocks, a worker that waits for a dispatched item informs the main process,
-/// which then receives items of other workers before their turn.
+/// In strict order, a window limits how many items each worker can be ahead, which can cause a deadlock with a
+/// dispatching process. For example, the main process waits for worker A, A waits for the dispatching process, which
+/// waits for worker B, and B has reached its limit. Therefore a worker that waits for a dispatched item informs the
+/// main process, which then receives items of other workers early.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
@@ -31,7 +30,7 @@ pub struct Collecting {
 }
 
 impl Collecting {
-    /// Creates the state for a number of peers. If `in_order` is false, items are delivered in the order of arrival.
+    /// Creates the state for a number of peers.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
@@ -41,7 +40,7 @@ impl Collecting {
         self.turn.start();
     }
 
-    /// Resumes an epoch. Makes `peer` the peer that sends the next item.
+    /// Resumes an epoch in which `peer` sends the next item.
     pub fn begin_at(&mut self, peer: usize) {
         self.turn.start_at(peer);
     }
@@ -56,8 +55,8 @@ impl Collecting {
         self.turn.next()
     }
 
-    /// Returns the next step. For a peer, `ready` returns whether an item can be delivered, `arrived` returns whether
-    /// an item can be received, and `starves` returns whether the peer waits for the dispatching process.
+    /// Returns the next step. The arguments return for a peer whether an item can be delivered, whether an item can be
+    /// received, and whether the peer waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,
@@ -79,8 +78,8 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns a peer if its next item must be received before its turn, because another peer starves. The main process
-    /// calls this method instead of `next` while it does not wait for an item.
+    /// Returns a peer whose next item must be received early, because another peer waits for the dispatching process.
+    /// The main process calls this method while it does not wait for an item.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,
@@ -102,8 +101,8 @@ impl Collecting {
         self.turn.end(peer);
     }
 
-    /// Records that a process has exited. Items that the process had sent are still delivered as far as the order
-    /// allows. Once no further item can be delivered, the next step is [`Next::Fail`].
+    /// Records that a process has exited. Items that have arrived are still delivered as far as the order allows, then
+    /// the next step is [`Next::Fail`].
     pub fn note_death(&mut self) {
         self.has_died = true;
     }

@@ -17,7 +17,7 @@ pub enum Deal {
     Nobody,
 }
 
-/// The order in which readers receive items. The reader of an item depends only on the item's number.
+/// The order in which readers receive items.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
     turn: RoundRobin,
@@ -34,7 +34,7 @@ impl Dealing {
         self.begin_at(0);
     }
 
-    /// Resumes a pass. Makes `reader` the reader that receives the next item.
+    /// Resumes a pass in which `reader` receives the next item.
     pub fn begin_at(&mut self, reader: usize) {
         self.turn.start_at(reader);
     }
@@ -44,7 +44,7 @@ impl Dealing {
         self.turn.next()
     }
 
-    /// Returns the next step. `permit` returns for a reader whether this reader accepts an item now.
+    /// Returns the next step, where `permit` returns whether a reader accepts an item now.
     #[inline]
     pub fn next(&self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
         let Some(target) = self.turn.next() else { return Deal::Nobody };

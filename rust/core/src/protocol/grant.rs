@@ -1,13 +1,11 @@
-//! The word with which the reader of a link requests items from the writer. Threads read and write the word atomically.
+//! Defines the word with which the reader of a link requests items from the writer.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The low bits suffice, because the
-//! streams of writer and reader are never far apart. If a writer confuses two streams, an item is sent too early and
-//! remains in the ring (see `Receiving`).
+//! The low bits of epoch, pass and count suffice, because the streams of writer and reader are never far apart.
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -39,8 +37,7 @@ pub struct Grant {
 pub enum Reader {
     /// The reader is still in an earlier stream.
     Behind,
-    /// The reader reads the stream that the writer writes. The value is the total number of items that the reader
-    /// wants from this stream, modulo 2^30.
+    /// The reader is in the writer's stream, and wants this total number of items, modulo 2^30.
     Here(u32),
     /// The reader has ended this pass, but may request the next pass.
     Left,
@@ -54,7 +51,7 @@ fn low(value: u32, bits: u32) -> u64 {
     u64::from(value) & ((1 << bits) - 1)
 }
 
-/// Returns the signed difference of two numbers that are only known modulo 2^`bits`.
+/// Returns the signed difference of two numbers that are known modulo 2^`bits`.
 fn difference(left: u64, right: u64, bits: u32) -> i64 {
     let shift = 64 - bits;
     (left.wrapping_sub(right) << shift) as i64 >> shift
@@ -82,7 +79,7 @@ impl Grant {
         seal((((epoch << PASS_BITS) | pass) << 2 | wish) << COUNT_BITS | count)
     }
 
-    /// Interprets a stored word for a writer in `stream`. Returns None if the word is damaged.
+    /// Interprets a stored word for a writer in `stream`, or returns None if the word is damaged.
     #[inline]
     pub fn read(word: u64, stream: Stream) -> Option<Reader> {
         let number = open(word)?;

@@ -1,7 +1,7 @@
 //! The protocol between the processes of a loader: state machines that use no shared memory, processes or Python.
 //!
-//! All decisions of the protocol are made in this module. The code that works with rings, doorbells and processes
-//! passes its observations to these state machines and executes their decisions.
+//! The code that works with rings, doorbells and processes passes its observations to these state machines and executes
+//! their decisions.
 //!
 //! | machine | used by | decides |
 //! | --- | --- | --- |
@@ -9,17 +9,14 @@
 //! | [`Ahead`] | the reader of a link | how many bytes of large buffers the writer may be ahead |
 //! | [`Receiving`] | the reader of a link | whether to take, drop or leave a unit, and the grant |
 //! | [`Dealing`] | a worker, the dispatching process | the reader of the next item, and the end of a pass |
-//! | [`Owners`] | the dispatching process, the main process | the readers of dispatched items if they do not follow
-//! from the item numbers |
-//! | [`Collecting`] | the main process, a worker that reads dispatched items | the next peer, and whether to wait,
-//! receive early or fail |
+//! | [`Collecting`] | the main process, a worker that reads dispatched items | the next peer, and whether to wait |
 //! | [`Books`] | the main process, a worker that reads dispatched items | the snapshots to keep |
 //! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
 //! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
 //!
-//! The model checker (`tests/protocol/`) explores all interleavings of small loaders. The model checker verifies that
-//! there are no deadlocks, and that no item is lost, duplicated or delivered to another epoch. If a process exits
-//! early, the loader raises an error and never ends as if the data had ended.
+//! The model checker (`tests/protocol/`) explores all interleavings of small loaders, and verifies that no deadlock
+//! occurs and no item is lost, duplicated or delivered to another epoch. If a process exits early, the loader raises an
+//! error and never ends as if the data had ended.
 
 mod account;
 mod books;

@@ -5,9 +5,9 @@
 pub enum Command {
     /// Run the epoch with this number, and abandon any other running epoch.
     Epoch(u32),
-    /// Recompute the end of this epoch to restore the child's state. The main process has all items of the epoch.
+    /// Recompute the end of this epoch to restore the child's state, although the main process has all items.
     Repeat(u32),
-    /// Apply a function to the graph, between two items. The running epoch continues.
+    /// Apply a function to the graph between two items of the running epoch.
     Call,
     /// Exit.
     Stop,
@@ -42,14 +42,14 @@ pub enum Step {
 pub enum Acknowledged {
     /// Before the first item.
     Begun,
-    /// The child acknowledges a repeated epoch after the last item, when the child has restored the state.
+    /// After the last item of a repeated epoch, when the state is restored.
     Done,
-    /// The dispatching process acknowledges a repeated epoch before the first item, so that the main process can send
-    /// commands to the workers, and again after the last item.
+    /// Before the first item and again after the last item, so that workers can be commanded while the dispatching
+    /// process repeats an epoch.
     Both,
 }
 
-/// How a child reacts to commands. Commands are executed in order, between two items.
+/// How a child reacts to commands.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Obedience {
     dispatches: bool,
@@ -89,8 +89,8 @@ impl Obedience {
         self.runs
     }
 
-    /// Returns whether the child must stop computing or waiting for an item of `epoch`, because the main process has
-    /// ordered a later epoch or a stop.
+    /// Returns whether the child must stop working on `epoch`, because the main process has ordered a later epoch or a
+    /// stop.
     #[inline]
     pub fn is_superseded(epoch: u32, order: u64) -> bool {
         order > u64::from(epoch)

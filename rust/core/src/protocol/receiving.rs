@@ -14,21 +14,19 @@ pub enum Judgement {
     Leave,
 }
 
-/// The maximum window. The window is limited so that counters can be compared modulo 2^30.
+/// The maximum window, which is so small that counters can be compared modulo 2^30.
 const WIDEST: u32 = (1 << 29) - 1;
 
 /// The state of a reader in its current stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Receiving {
     stream: Stream,
-    /// The number of items taken in this stream, modulo 2^30.
     taken: u32,
-    /// How many items the writer may be ahead of this reader.
     window: u32,
 }
 
 impl Receiving {
-    /// Begins a stream. The writer may be `window` items ahead of the reader.
+    /// Begins a stream in which the writer may be `window` items ahead of the reader.
     pub fn begin(&mut self, stream: Stream, window: u64) -> Grant {
         self.stream = stream;
         self.taken = 0;
@@ -55,13 +53,13 @@ impl Receiving {
         u64::from(self.window)
     }
 
-    /// Sets how many items the writer may be ahead. A window of 0 pauses the writer.
+    /// Sets how many items the writer may be ahead, where 0 pauses the writer.
     pub fn set_window(&mut self, window: u64) -> Grant {
         self.window = window.min(u64::from(WIDEST)) as u32;
         self.grant()
     }
 
-    /// Counts a received item. Returns the grant that allows the writer to send one more item.
+    /// Counts a received item, and returns the grant that allows the writer to send one more item.
     #[inline]
     pub fn take(&mut self) -> Grant {
         self.taken = self.taken.wrapping_add(1);

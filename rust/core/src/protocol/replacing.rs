@@ -1,12 +1,11 @@
 //! Decides which children are replaced after a process has exited, when to give up, and what the replacements do first.
 //!
-//! Without a dispatching process, each worker is replaced separately. With a dispatching process, one exit causes all
-//! children to be replaced, because the remaining children cannot determine which items the exited child has lost.
+//! If there is a dispatching process, one exit replaces all children, because the remaining children cannot determine
+//! which items were lost.
 
 /// The loader gives up after this many exits of one child at the same item.
 pub const TRIES: usize = 3;
 
-/// Counts the exits of one child since the child last made progress.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Deaths {
     /// The epoch and the number of received items at the child's last exit.
@@ -38,7 +37,7 @@ pub struct Replacing {
     dispatches: bool,
     resting: Vec<bool>,
     deaths: Vec<Deaths>,
-    /// Whether some workers repeat the epoch and may read dispatched items, although the main process has all items.
+    /// Whether workers repeat the epoch, and may read dispatched items.
     repeating: bool,
 }
 
@@ -66,9 +65,9 @@ impl Replacing {
         self.resting[child]
     }
 
-    /// Returns the children that must be replaced because this epoch needs them. `ended` contains for each worker
-    /// whether the main process has all its items. If there is a dispatching process and a child has exited, all
-    /// children are replaced, unless the main process has all items and no worker repeats the epoch.
+    /// Returns the children that must be replaced, where `ended` contains for each worker whether the main process has
+    /// all items of this worker. With a dispatching process, an exit replaces all children, unless the main process has
+    /// all items and no worker repeats the epoch.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
@@ -81,9 +80,8 @@ impl Replacing {
         wanted
     }
 
-    /// Counts the exit of a process to be replaced. A received item resets the count of exits. `received` contains the
-    /// number of items received from each worker. If `halted` is true, all children are paused, so no item has caused
-    /// the exit.
+    /// Counts the exit of a process that computed its next item after `received` items. A received item resets the
+    /// count. If `halted` is true, all children were paused, so no item has caused the exit.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];
@@ -96,7 +94,7 @@ impl Replacing {
         Verdict { deaths: deaths.count, is_new }
     }
 
-    /// Returns the number of the item that a child was computing. Items of an epoch are counted from 0.
+    /// Returns the number of the item that a child was computing.
     pub fn item_of(&self, child: usize, received: &[u64]) -> u64 {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }

@@ -18,13 +18,12 @@ pub enum Permit {
 
 /// Limits how many bytes of large buffers a writer may have in flight.
 ///
-/// A window limits the number of items, but large items may need gigabytes. An item of any size can be sent if no other
-/// item is in flight. When the reader has to wait, the limit doubles if the bytes taken since the last wait reach the
-/// limit. If fewer bytes were taken, the limit halves, because a higher limit would not help.
+/// A window limits the number of items, but large items may need gigabytes. When the reader has to wait, the limit
+/// doubles if the reader has taken at least as many bytes as the limit since its last wait. Otherwise the limit halves,
+/// because a higher limit would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
-    /// The number of bytes that the reader has taken since it last had to wait.
     taken: u64,
 }
 
@@ -50,7 +49,7 @@ impl Ahead {
         self.taken = self.taken.saturating_add(bytes);
     }
 
-    /// Records that the reader waits for the writer. Returns whether the limit in bytes has changed.
+    /// Records that the reader waits for the writer, and returns whether the limit has changed.
     pub fn wait(&mut self) -> bool {
         let before = self.allowed;
         let taken = std::mem::take(&mut self.taken);
@@ -64,12 +63,9 @@ impl Ahead {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Sending {
     stream: Stream,
-    /// The number of items sent in this stream, modulo 2^30.
     sent: u32,
-    /// The number of further items that the reader had requested when the writer last read the reader's control word.
-    /// After this read, the reader may have requested more items or paused the writer.
+    /// The number of further items that the reader's control word has granted, when the writer last read it.
     credit: u32,
-    /// The number of items that must be recomputed before the first item is sent.
     owed: u64,
 }
 
@@ -79,8 +75,7 @@ impl Sending {
         *self = Self { stream, sent: 0, credit: 0, owed: 0 };
     }
 
-    /// Makes the writer compute but not send the next `items` items, because the reader already has them from an
-    /// earlier run.
+    /// Makes the writer recompute and drop the next `items` items, which the reader has from an earlier run.
     pub fn repeat(&mut self, items: u64) {
         self.owed = items;
     }

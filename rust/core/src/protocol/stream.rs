@@ -1,10 +1,10 @@
-//! A stream identifies the iteration to which a unit belongs: an epoch, and a pass over dispatched items in this epoch.
+//! Identifies the iteration to which a unit (message) belongs: an epoch, and a pass over dispatched items in this
+//! epoch.
 
 use std::fmt;
 
-/// The number of an epoch, and the number of a pass in this epoch. Streams are ordered by time. Every unit contains its
-/// stream. Passes count from 1. An epoch has several passes only if a worker's pipe iterates several times over the
-/// dispatched items, as `cycle` does.
+/// The number of an epoch, and the number of a pass in this epoch. Passes count from 1, and only a pipe like `cycle`,
+/// which iterates several times over dispatched items, causes a second pass.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 

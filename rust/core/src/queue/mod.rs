@@ -1,4 +1,4 @@
-//! Reading ahead: the queue between worker threads and the consumer of their results, and the consumer's position.
+//! Reads ahead with threads: the queue of results, and the consumer's position.
 
 pub mod ordered;
 pub mod place;

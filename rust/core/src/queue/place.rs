@@ -1,12 +1,10 @@
-//! The consumer's position in a source that is read ahead: a snapshot, and the items delivered after the snapshot.
+//! Tracks a consumer's position in a source that is read ahead: a snapshot (mark), and the items delivered since.
 //!
-//! Items are numbered in the order in which they are taken from the source. After some items, a snapshot of the source
-//! is taken, and this snapshot is called a mark. The consumer records each result that it receives, even out of order,
-//! so items that are still being computed do not affect the position. To resume, the source is restored from the mark,
-//! and results that the consumer has already received are dropped.
+//! Only received results count, so items in progress do not affect the position. To resume, the source is restored from
+//! the mark, and results that the consumer has already received are dropped.
 //!
-//! Marks that are no longer needed are collected in [`QueuePosition::spent`]. Dropping a mark may run arbitrary Python
-//! code, which must not happen while the position is locked.
+//! Dropping a mark may run arbitrary Python code, so marks that are no longer needed are collected in
+//! [`QueuePosition::spent`] until the lock is released.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,11 +15,9 @@ pub type Index = u64;
 #[derive(Debug)]
 pub struct QueuePosition<M> {
     mark: M,
-    /// The number of consecutive items after the mark that were delivered.
     steps: u64,
-    /// The number of the first item that was not delivered yet.
     next: Index,
-    /// The numbers of items that were delivered before an item with a lower number. Always empty in strict order.
+    /// Items that were delivered before an item with a lower number.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
     /// Marks that are no longer needed and must be dropped by the caller.
@@ -56,7 +52,7 @@ impl<M> QueuePosition<M> {
         self.ahead.iter().map(move |index| index - base)
     }
 
-    /// Returns all marks, including the spent marks, which are no longer needed.
+    /// Returns all marks, including `spent`.
     pub fn marks(&self) -> impl Iterator<Item = &M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }
@@ -115,7 +111,6 @@ mod tests {
         (*place.mark(), place.steps(), place.ahead().collect())
     }
 
-    /// Returns the numbers of all items that were delivered. In this test, a mark is the number of the following item.
     fn given(place: &QueuePosition<u64>) -> Vec<u64> {
         let (mark, steps, ahead) = shown(place);
         (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()

@@ -8,7 +8,7 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected. `heard` is the time of the member's last message, or None before its first heartbeat.
+    /// The member is connected. `heard` is the time of its last message, or None before its first heartbeat.
     Taken {
         heard: Option<Instant>,
     },
@@ -16,7 +16,7 @@ enum Seat {
     Dead,
 }
 
-/// The state after a rank has timed out: the hub waits for missing ranks, and then decides which ranks are at fault.
+/// A rank has timed out, so the hub waits for missing ranks, and then decides which ranks are at fault.
 #[derive(Debug, Clone, Hash)]
 struct Trial {
     by: u32,
@@ -27,11 +27,9 @@ struct Trial {
 /// The state of rank 0. The caller of [`Hub::receive`] must check rank numbers that come from the network.
 #[derive(Debug, Clone, Hash)]
 pub struct Hub {
-    /// The number of the current or next operation.
     operation: u64,
-    /// For each rank, its value for `operation`, or None if missing. The first entry is the value of rank 0.
     values: Vec<Option<i64>>,
-    /// For each rank, the state of its connection. The entry of rank 0, which is the hub itself, is not used.
+    /// The connection of each rank, where the entry of rank 0 (the hub itself) is not used.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -40,7 +38,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Creates a hub for `size` ranks including itself. No member is connected yet.
+    /// Creates a hub for `size` ranks including itself.
     pub fn new(size: u32) -> Self {
         let size = size as usize;
         Self {
@@ -54,12 +52,12 @@ impl Hub {
         }
     }
 
-    /// Returns whether the member `rank` may connect or reconnect, which is only allowed during operation 0.
+    /// Returns whether the member `rank` may connect, which is only allowed during operation 0.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected. The connection counts as the member's value for operation 0.
+    /// Records that a member has connected, which counts as the member's value for operation 0.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);
@@ -129,7 +127,7 @@ impl Hub {
         }
     }
 
-    /// Checks timeouts. Must be called at least once per heartbeat interval while an operation runs.
+    /// Checks timeouts, and must be called at least once per heartbeat interval while an operation runs.
     pub fn tick(&mut self, now: Instant) {
         self.judge(now);
     }
@@ -144,9 +142,8 @@ impl Hub {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Finishes the operation if all values have arrived, or fails if a missing rank can never send a value.
     fn go_on(&mut self) {
-        // Once a rank has timed out, the operation fails for all ranks, even if the last missing value still arrives.
+        // After a timeout, the operation fails for all ranks, even if the last missing value still arrives.
         if self.verdict.is_some() || self.trial.is_some() {
             return;
         }
@@ -164,7 +161,6 @@ impl Hub {
         }
     }
 
-    /// Returns which of the given ranks can never send a value, and the reason.
     fn gone_among(&self, ranks: impl Iterator<Item = u32> + Clone) -> Option<(Fault, Vec<u32>)> {
         [(Seat::Dead, Fault::Dead), (Seat::Parted, Fault::Parted)].into_iter().find_map(|(seat, fault)| {
             let found: Vec<u32> = ranks.clone().filter(|&rank| self.seats[rank as usize] == seat).collect();
@@ -177,14 +173,14 @@ impl Hub {
     }
 
     fn try_missing(&mut self, by: u32, operation: u64, now: Instant) {
-        // If the operation has already ended, its result was already sent, so the timeout is ignored.
+        // If the operation has already ended, its result was sent, so the timeout is ignored.
         if operation == self.operation && self.trial.is_none() && self.verdict.is_none() {
             self.trial = Some(Trial { by, missing: self.missing().collect(), begun: now });
             self.judge(now);
         }
     }
 
-    /// Once each missing rank has sent a message, or `WATCH` has passed, decides which ranks are at fault.
+    /// The hub waits until each missing rank has sent a message, or until `WATCH` has passed.
     fn judge(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

@@ -1,9 +1,8 @@
-//! Connects the ranks through sockets. A thread reads and writes the sockets, and callers wait for the results.
+//! Connects the ranks through sockets, which a thread reads and writes while callers wait for results.
 //!
-//! A [`Meeting`] belongs to the process that created it. Until [`Meeting::serve`] starts the thread, callers read and
-//! write the sockets while they wait. Therefore a program that creates a [`Meeting`] and then forks workers has only
-//! one thread when it forks. The thread only needs the lock of the table, which is never held during a wait, so the
-//! thread sends heartbeats even while the program is busy.
+//! Callers serve the sockets until [`Meeting::serve`] starts the thread, so that a program can fork workers while it
+//! has a single thread. No wait holds the lock of the table, so the thread sends heartbeats even while the program is
+//! busy.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -26,10 +25,9 @@ use crate::process::signals::without_signals;
 /// The maximum duration of one wait of a caller.
 pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The time that a new connection has to identify itself.
 const HELLO: Duration = Duration::from_secs(5);
 
-/// The maximum number of unidentified connections, which use descriptors, in addition to one per rank.
+/// The maximum number of unidentified connections beyond one per rank, because each uses a descriptor.
 const MOST_UNIDENTIFIED: usize = 16;
 
 #[derive(Debug)]
@@ -38,7 +36,6 @@ enum RankRole {
     Member(Member),
 }
 
-/// Evaluates an expression for the hub or the member, depending on the role of this rank.
 macro_rules! either {
     ($role:expr, $of:ident => $value:expr) => {
         match $role {
@@ -48,25 +45,23 @@ macro_rules! either {
     };
 }
 
-/// Accepts connections until all members are connected.
 #[derive(Debug)]
 struct Door {
     listener: Arc<TcpListener>,
-    /// Unidentified connections, each with the time at which the connection was accepted, oldest first.
+    /// Unidentified connections with the time of acceptance, oldest first.
     callers: VecDeque<(RankStream, Instant)>,
     tokens: Tokens,
 }
 
 impl Door {
-    /// Accepts connections, and closes the oldest of more than `most` unidentified connections. A rank sends its first
-    /// message immediately after connecting, and this message is read before further connections are accepted.
+    /// A rank sends its first message immediately, and this message is read before further connections are accepted.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..MOST_UNIDENTIFIED {
             match self.listener.accept() {
                 Ok((socket, _)) => self.callers.extend(RankStream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // Usually the limit of descriptors was reached, so the oldest unidentified connection is closed.
+                // The likely cause is the limit of descriptors, so the oldest unidentified connection is closed.
                 Err(_) => return drop(self.callers.pop_front()),
             }
             if self.callers.len() > most {
@@ -89,10 +84,8 @@ pub struct Tokens {
     pub welcome: Token,
 }
 
-/// A descriptor to poll for reading, and whether to poll it also for writing.
 type Source = (Arc<dyn AsFd + Send + Sync>, bool);
 
-/// The role of this rank, and its connections to other ranks.
 #[derive(Debug)]
 struct Table {
     role: RankRole,
@@ -175,32 +168,29 @@ impl Table {
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
-    /// The condition that is notified when an operation may have ended.
     changed: Condvar,
-    /// A byte that is written to this socket wakes up the thread, which polls the opposite end of the socket.
+    /// A byte that is written to this socket wakes up the thread.
     wake: UnixStream,
 }
 
 impl Shared {
-    /// Locks the table, which is consistent even after a panic, because whole events are processed under the lock.
+    /// The table is consistent even after a panic, because whole events are processed under the lock.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Polls for up to `timeout`, and processes all events.
     fn serve_once(&self, woken: Option<&UnixStream>, timeout: Duration) {
         let sources = self.lock().sources();
         let flags = |&sends: &bool| if sends { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let mut fds: Vec<_> = sources.iter().map(|(source, sends)| PollFd::new(source, flags(sends))).collect();
         fds.extend(woken.map(|woken| PollFd::new(woken, PollFlags::IN)));
         let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // An error is ignored, because all sources are read next even if `poll` was interrupted.
+        // The result is ignored, because all sources are read next even if `poll` was interrupted.
         let _ = poll(&mut fds, Some(&timeout));
         self.lock().turn(Instant::now());
         self.changed.notify_all();
     }
 
-    /// Runs in a separate thread: reads and writes the sockets, and sends heartbeats.
     fn serve(&self, mut woken: &UnixStream) {
         let mut next_beat = Instant::now();
         loop {
@@ -218,12 +208,11 @@ impl Shared {
     }
 }
 
-/// The connection of one rank to the other ranks of a job.
+/// Connects one rank to the other ranks of a job, in the process that created the `Meeting`.
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// Before the thread starts: the end of `wake` that the thread will poll. After the start: the handle of the
-    /// thread.
+    /// The socket that wakes up the thread, before the thread starts, or the handle of the running thread.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -237,8 +226,7 @@ impl Meeting {
         Ok(Self { shared, thread: Mutex::new((Some(woken), None)) })
     }
 
-    /// Creates the `Meeting` of rank 0 in a job of `size` ranks. The first operation, number 0, ends
-    /// when all ranks are connected.
+    /// Creates the `Meeting` of rank 0 in a job of `size` ranks.
     pub fn host(listener: TcpListener, size: u32, tokens: Tokens) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut hub = Hub::new(size);
@@ -247,8 +235,8 @@ impl Meeting {
         Self::new(RankRole::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
     }
 
-    /// Creates the `Meeting` of a rank above 0, with a socket to rank 0. Joining is operation 0, which
-    /// ends when all ranks are connected.
+    /// Creates the `Meeting` of a rank above 0, with a socket to rank 0. Joining is operation 0, which ends when all
+    /// ranks are connected.
     pub fn join(mut socket: TcpStream, rank: u32, tokens: Tokens, patience: Duration) -> std::io::Result<Self> {
         socket.set_nonblocking(false)?;
         socket.set_write_timeout(Some(patience))?;
@@ -283,7 +271,7 @@ impl Meeting {
         operation
     }
 
-    /// Waits up to `slice` for the end of an operation. Returns None if the operation is not finished.
+    /// Waits up to `slice` for the end of an operation, or returns None if the operation is not finished.
     pub fn wait(&self, operation: u64, slice: Duration) -> Option<Answer> {
         let slice = slice.min(LONGEST_SLICE);
         let answer = self.shared.lock().answer(operation);
@@ -307,7 +295,7 @@ impl Meeting {
         }
     }
 
-    /// Records that this rank has timed out in an operation. The operation ends or fails soon after this call.
+    /// Records that this rank has timed out in an operation.
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
@@ -324,7 +312,7 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors that a forked child inherits. An inherited descriptor keeps its connection open.
+    /// Returns the descriptors that a forked child inherits, because an inherited descriptor keeps its connection open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();
@@ -342,13 +330,12 @@ impl Meeting {
     }
 
     fn wake(&self) {
-        // If the socket accepts no byte, it already contains bytes that wake up the thread.
+        // A full socket already contains bytes that wake up the thread.
         let _ = (&self.shared.wake).write(&[1]);
     }
 }
 
 impl Drop for Meeting {
-    /// Informs all ranks that this rank leaves, closes all sockets, and stops the thread.
     fn drop(&mut self) {
         let mut table = self.shared.lock();
         either!(&mut table.role, role => role.part());

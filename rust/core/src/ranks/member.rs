@@ -11,12 +11,10 @@ const HUB: u32 = 0;
 #[derive(Debug, Clone, Hash)]
 pub struct Member {
     rank: u32,
-    /// The number of the current or next operation.
     operation: u64,
-    /// The time at which the last message from the hub arrived, or None before the first heartbeat of the hub.
+    /// The time of the last message, or None before the first heartbeat.
     heard: Option<Instant>,
     parted: bool,
-    /// The operation in which this rank has timed out, and the time of the timeout.
     gave_up: Option<(u64, Instant)>,
     last: Option<(u64, i64)>,
     verdict: Option<Verdict>,
@@ -99,7 +97,7 @@ impl Member {
         self.fail(Fault::Dead);
     }
 
-    /// Checks whether the hub has timed out. Must be called at least once per heartbeat interval during an operation.
+    /// Checks whether the hub has timed out, at least once per heartbeat interval during an operation.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
         // The member waits for the hub's answer as long as the hub itself may wait for missing ranks.

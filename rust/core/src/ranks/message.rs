@@ -1,4 +1,4 @@
-//! The messages between hub and members. Each message has a kind, a length, and little-endian fields with fixed widths.
+//! The messages between hub and members, which consist of a kind, a length, and little-endian fields.
 
 use super::{Fault, Verdict};
 
@@ -55,10 +55,10 @@ pub struct Damaged;
 
 const HEAD: usize = 3;
 
-/// The length of a [`Message::Hello`], which limits what is read from a connection that has not identified itself.
+/// The length of a [`Message::Hello`], which limits how much an unidentified connection can send.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum length of a message without its head. A failure report lists only about the first 16,000 ranks at fault.
+/// The maximum length of a message without its head, so a failure report lists at most about 16,000 ranks.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];

@@ -7,11 +7,10 @@
 //! ```
 //!
 //! Rank 0 is the [`hub`], and all other ranks are [`member`]s, connected to the hub. In an operation, all ranks submit
-//! a value, and receive the minimum. Only the hub sees all connections, so only the hub decides that an operation has
-//! failed, and sends the reason to all ranks. A member decides only if the hub is disconnected or silent.
+//! a value, and receive the minimum. Only the hub sees all connections, so the hub decides whether an operation has
+//! failed, unless the hub is disconnected or silent.
 //!
-//! Member and hub are pure state machines, which turn events and times into messages. [`meeting`] sends these messages
-//! over sockets. The thread of a `Meeting` does not depend on the program, so a busy rank still sends heartbeats.
+//! Member and hub are pure state machines, whose messages [`meeting`] sends over sockets.
 
 pub mod hub;
 pub mod meeting;
@@ -44,12 +43,12 @@ pub enum Fault {
     Left,
 }
 
-/// The reason why an operation has failed. All ranks receive the same reason and the same list of ranks at fault.
+/// The reason why an operation has failed, which all ranks receive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
     /// The reason.
     pub fault: Fault,
-    /// The ranks at fault, in order. Never empty.
+    /// The ranks at fault, in order (never empty).
     pub ranks: Vec<u32>,
     /// The rank that has detected the fault, or that has timed out.
     pub by: u32,
@@ -60,12 +59,11 @@ pub struct Verdict {
 pub enum Answer {
     /// The minimum of all values.
     Least(i64),
-    /// The operation has failed. All later operations fail, too.
+    /// This operation has failed, and all later operations will fail.
     Failed(Verdict),
 }
 
 impl Answer {
-    /// Returns the result of an operation, if it is finished. `last` is the last finished operation with its result.
     fn to(operation: u64, last: Option<(u64, i64)>, verdict: Option<&Verdict>) -> Option<Self> {
         match last {
             Some((ended, value)) if ended == operation => Some(Self::Least(value)),

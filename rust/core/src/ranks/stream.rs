@@ -6,13 +6,11 @@ use std::sync::Arc;
 
 use super::message::{HELLO_LEN, Message};
 
-/// The maximum number of bytes buffered for a rank that does not read. Beyond it, heartbeats are dropped.
+/// A heartbeat is dropped if more bytes are buffered for a rank that does not read.
 const MOST_BUFFERED: usize = 4096;
 
-/// The maximum number of bytes that are read from one rank before other ranks are served.
 const MOST_READ: usize = 64 << 10;
 
-/// One end of a connection between two ranks.
 #[derive(Debug)]
 pub struct RankStream {
     socket: Arc<TcpStream>,
@@ -22,29 +20,24 @@ pub struct RankStream {
 }
 
 impl RankStream {
-    /// Takes a connected socket.
     pub fn new(socket: TcpStream) -> std::io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         Ok(Self { socket: Arc::new(socket), came: Vec::new(), goes: Vec::new(), broken: false })
     }
 
-    /// Returns the socket for polling. The socket stays open while references to the returned `Arc` exist.
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }
 
-    /// Returns whether the connection is broken, so that no more data will arrive.
     pub fn broken(&self) -> bool {
         self.broken
     }
 
-    /// Returns whether buffered data must still be sent.
     pub fn congested(&self) -> bool {
         !self.goes.is_empty()
     }
 
-    /// Sends the part of a message that the peer accepts now, and buffers the rest.
     pub fn send(&mut self, message: &Message) {
         if *message != Message::Beat || self.goes.len() < MOST_BUFFERED {
             message.encode(&mut self.goes);
@@ -52,8 +45,7 @@ impl RankStream {
         self.flush();
     }
 
-    /// Sends as much buffered data as the peer accepts now. A failed write drops the data, but does not mark the
-    /// connection as broken, because messages from the peer may still be readable.
+    /// A failed write does not mark the connection as broken, because messages from the peer may still be readable.
     pub fn flush(&mut self) {
         while !self.goes.is_empty() {
             match (&*self.socket).write(&self.goes) {
@@ -65,7 +57,7 @@ impl RankStream {
         }
     }
 
-    /// Returns the first message of an unidentified connection, if complete. Reads at most one [`Message::Hello`].
+    /// At most one [`Message::Hello`] is read from an unidentified connection.
     pub fn read_hello(&mut self) -> Option<Message> {
         let mut piece = [0; HELLO_LEN];
         while !self.broken {
@@ -86,7 +78,6 @@ impl RankStream {
         None
     }
 
-    /// Reads the available data, up to a limit, and returns the complete messages.
     pub fn read(&mut self) -> Vec<Message> {
         let mut messages = Vec::new();
         let (mut piece, mut total) = ([0; 1024], 0);

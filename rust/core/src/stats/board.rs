@@ -1,4 +1,4 @@
-//! The memory of a board of counters, and the pages of its processes.
+//! Manages the memory of a board, which has a page of counters for each process of a loader.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The `generation` of a board that is only read. No process has this generation, so no process may write to the board.
+/// The `generation` of a board that is only read, which equals the generation of no process.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The role of a process in its loader.
@@ -37,28 +37,26 @@ pub enum Role {
 }
 
 impl Role {
-    /// Returns whether `number` is the number of a role.
     pub(super) fn is_one(number: u32) -> bool {
         number <= Self::Dispatcher as u32
     }
 }
 
-/// The counters of all processes of a loader, in shared memory. If user code forks, private, zero-filled memory
-/// replaces the board in the child, so counts of the child are not visible.
+/// The counters of all processes of a loader, in shared memory. If user code forks, the child gets private, zero-filled
+/// memory, so its counts are not visible.
 #[derive(Debug)]
 pub struct Board {
     region: Region,
     config: BoardConfig,
-    /// The descriptor that is passed to other processes, and that lets other programs find the memory. The descriptor
-    /// is None if the board was attached or is only read.
+    /// Other programs find the memory by this descriptor, which only the creator has.
     fd: Option<Descriptor>,
     generation: u64,
 }
 
 impl Board {
-    /// Creates a board. If `full` is true, processes measure the time of each pipe.
+    /// Creates a board.
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
-        let generation = fork::generation(); // a child that is forked after this call has private memory
+        let generation = fork::generation();
         let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
         region.mapping().wipe_on_fork();
         let fd = Some(Descriptor::note(region.take_descriptor().expect("a new region has a descriptor")));
@@ -87,7 +85,7 @@ impl Board {
 
     /// Maps a board of another loader, which may belong to another user, for reading.
     pub fn observe(path: &Path) -> Result<Arc<Self>, OpenError> {
-        // The path may refer to a named pipe, which could block the call until another process opens it for writing.
+        // A named pipe would block the call until another process opens it for writing.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let region = Region::observe(&file.map_err(error::system("cannot open the counters"))?)?;
         let board = Self::checked(region, NO_PROCESS)?;
@@ -167,7 +165,7 @@ impl Board {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }
 
-    /// Returns whether this process may write to the board, which it has created or attached. False after a fork.
+    /// Returns whether this process may write to the board, which is false after a fork.
     pub fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
@@ -184,7 +182,7 @@ impl Board {
     }
 }
 
-/// A page of a board, which the reference keeps mapped. Only the process that owns the page may call writing methods.
+/// A page of a board, to which only the process of this page may write.
 #[derive(Debug, Clone)]
 pub struct PageRef {
     pub(super) board: Arc<Board>,
@@ -210,7 +208,6 @@ impl PageRef {
         unsafe { &*self.at::<PageHeader>(0) }
     }
 
-    /// Returns the counters of one link end, or None if `index` exceeds the capacity.
     pub(super) fn flow_at(&self, index: usize) -> Option<&Flow> {
         let offset = self.board.config.flows_at() + index * size_of::<Flow>();
         // SAFETY: the checked index is inside the page. The offset is a multiple of 64, and all access is atomic.
@@ -223,7 +220,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns the page to this process. If a replaced process has used the page, its counts are continued.
+    /// Assigns the page to this process, and continues the counts of a replaced process.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -243,7 +240,7 @@ impl PageRef {
         flows.chain([&header.idle, &header.first, &header.span]).for_each(|wait| wait.end(now));
     }
 
-    /// Returns the counters of a link end. The opposite end belongs to the process of page `peer`.
+    /// Returns the counters of a link end, whose opposite end belongs to the process of page `peer`.
     pub fn flow(&self, index: usize, peer: u32, sends: bool) -> Option<FlowRef> {
         let flow = self.flow_at(index)?;
         flow.peer.store(peer, Relaxed);
@@ -295,8 +292,8 @@ impl PageRef {
         self.span().end(nanoseconds());
     }
 
-    /// Sets how other programs request a stack from this process: the signal to send, and the descriptor to which the
-    /// process then writes. A signal of 0 means that stacks cannot be requested.
+    /// Sets the signal with which other programs request a stack from this process (or 0), and the descriptor to which
+    /// the process writes.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
         // SYNC(stack): pairs with the readers' load; a reader that sees a signal also sees the descriptor.
@@ -314,13 +311,13 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds a measured call of the main process's last pipe, with its duration. The call represents `weight` calls.
+    /// Adds the duration of a measured call of the main process's last pipe, which represents `weight` calls.
     pub fn inside(&self, nanoseconds: u64, weight: u64) {
         super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
         super::layout::add(&self.header().inside_samples, 1);
     }
 
-    /// Sets the number of pipes in the graph of the process. Pipes that exceed the capacity are not counted.
+    /// Sets the number of pipes in the graph of the process.
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
@@ -359,7 +356,7 @@ impl PageRef {
     }
 }
 
-/// A reference to the record of a pipe. The reference keeps the page mapped.
+/// A reference to the record of a pipe.
 #[derive(Debug, Clone)]
 pub struct PipeRef {
     page: PageRef,

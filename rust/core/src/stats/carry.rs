@@ -1,11 +1,9 @@
 //! Copies the counters of a process on another machine to the main process.
 //!
-//! A process on another machine counts on a board on its own machine. The main process copies the page of this process
-//! to its own board, where the copy looks like the page of a local process. If the process is replaced, its replacement
-//! receives the counts from the board of the main process and continues from them.
+//! Such a process counts on a board on its own machine, and the main process copies the page of counters to its own
+//! board. A replacement of the process continues from the counts on the main process's board.
 //!
-//! All values keep their meaning, except times, which were measured with the clock of the other machine. When a page
-//! arrives, its times are shifted by the difference between the two clocks, so these times are too late by the transfer
+//! Times are shifted by the difference between the two clocks when a page arrives, so they are too late by the transfer
 //! time. Received pages are not trusted: lengths are compared with the capacity, and readers check all other values.
 
 use std::ops::Range;
@@ -18,20 +16,17 @@ use super::layout::{Flow, PageHeader, PipeRecord, Sequence, Wait, add, write_tex
 use crate::error::Corrupted;
 
 const WORD: usize = size_of::<u64>();
-/// The number of words before a copy's counters: the time of the copy, and the number of pipes and flows.
 const HEAD: usize = 3;
 const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another machine have inconsistent lengths");
 
-/// Consecutive words of a page that are copied together.
 struct Span {
     words: Range<usize>,
-    /// The index of the sequence number that guards `words`, or None if no sequence number guards them.
+    /// The index of the sequence number that guards `words`.
     guard: Option<usize>,
-    /// The index of the word that contains a time, or None.
     moment: Option<usize>,
 }
 
-/// Returns the words of a page that the page's own process writes, except the words for requesting its stack.
+/// Returns the words that the process itself writes, except the words for requesting its stack.
 fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     let span = |at: usize, words: Range<usize>, guard: Option<usize>, moment: Option<usize>| {
         let first = at / WORD;
@@ -59,7 +54,7 @@ fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     spans
 }
 
-/// Converts a time of another machine's clock to the clock of this machine.
+/// A time of 0 means that there is no time.
 fn moved(moment: u64, by: u64) -> u64 {
     if moment == 0 { 0 } else { moment.wrapping_add(by).max(1) }
 }
@@ -85,8 +80,8 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Overwrites this page with the copy of another process's page. After this call, this page describes the other
-    /// process. Fails if the lengths are inconsistent, or if there are more pipes or flows than the capacity.
+    /// Overwrites this page with the copy of another process's page. Fails if the lengths are inconsistent, or if there
+    /// are more pipes or flows (link ends) than the capacity.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
@@ -126,7 +121,7 @@ impl PageRef {
         }
     }
 
-    /// In the main process: stores counters and system times of a process on another machine. Fails like `take_in`.
+    /// In the main process: stores counters and system times of a process on another machine.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();
@@ -153,7 +148,6 @@ impl PageRef {
     }
 }
 
-/// Ensures that a counter fills one word, and a sequence number half a word.
 const _: () = assert!(size_of::<AtomicU64>() == WORD && size_of::<Sequence>() == WORD / 2);
 
 #[cfg(test)]
@@ -169,7 +163,6 @@ mod tests {
         Board::create(BoardConfig { pages: 2, flows, pipes }, true).unwrap()
     }
 
-    /// Creates the board of a process on another machine, with a value in every counter.
     fn elsewhere() -> (Arc<Board>, PageRef) {
         let board = board(2, 3);
         let page = board.page(1).unwrap();
@@ -222,7 +215,7 @@ mod tests {
     fn times_are_shifted_by_the_difference_of_the_clocks_and_zero_stays_zero() {
         let (_there, page) = elsewhere();
         let mut carried = page.carry_out();
-        let ahead = 1_u64 << 50; // how far the clock of the other machine is ahead
+        let ahead = 1_u64 << 50;
         let then = u64::from_le_bytes(carried[..WORD].try_into().unwrap());
         carried[..WORD].copy_from_slice(&(then.wrapping_sub(ahead)).to_le_bytes());
         let here = board(2, 3);

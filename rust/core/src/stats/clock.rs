@@ -1,4 +1,4 @@
-//! The clock of all counters: nanoseconds of the monotonic clock, which all processes of a machine share.
+//! Reads the monotonic clock in nanoseconds, which all processes of a machine share.
 
 fn read(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use super::clock::nanoseconds;
 use super::layout::{Flow, Wait};
 
-/// A reference that keeps the memory of a counter mapped.
 type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
 /// Counters on a board or in the header of a link, with a reference that keeps the memory mapped.
@@ -20,7 +19,7 @@ pub struct Counter<C> {
 /// The counters of a link.
 pub type FlowRef = Counter<Flow>;
 
-/// Measures waits. A `WaitRef` owns its memory, so that other fields of its owner can be borrowed during the wait.
+/// Measures waits, and owns its memory, so that other fields of its owner can be borrowed during the wait.
 pub type WaitRef = Counter<Wait>;
 
 // SAFETY: all access to the counters is atomic, and the keeper can be shared.
@@ -58,7 +57,7 @@ impl WaitRef {
         Self { counters: NonNull::from(&flow.wait), keeper: Arc::clone(&flow.keeper) }
     }
 
-    /// Begins a wait. The wait ends when the returned guard is dropped.
+    /// Begins a wait, which ends when the returned guard is dropped.
     pub fn begin(&self) -> Waiting<'_> {
         Wait::begin(self, nanoseconds());
         Waiting(self)

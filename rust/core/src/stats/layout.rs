@@ -7,7 +7,7 @@
 //! …
 //! ```
 //!
-//! Every field has a fixed width, and zero is a valid value. Only the process that owns a page writes to it.
+//! Zero is a valid value of every field. Only the process that owns a page writes to the page.
 
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
@@ -15,19 +15,15 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// The version of the layout, which must be increased with every change of the layout.
 pub(super) const VERSION: u32 = 6;
-/// The size reserved for the header of a board, and the unit for the sizes of pages.
 pub(super) const MEMORY_PAGE: usize = 4096;
-/// The number of bins in a histogram of durations: four bins per doubling, starting at 16 ns.
+/// The bins of a histogram of durations: four per doubling, starting at 16 ns.
 pub(super) const STEPS: usize = 128;
-/// The maximum number of bytes for the name of a pipe.
 pub(super) const LABEL: usize = 128;
-/// The maximum number of bytes for the location of a pipe's function.
 pub(super) const LOCATION: usize = 192;
-/// The number of exception types that a pipe counts separately. Other types are only counted in `PipeRecord::skipped`.
+/// Further exception types are only counted in `PipeRecord::skipped`.
 pub(super) const KINDS: usize = 4;
-/// The maximum number of bytes for the name of an exception type.
 pub(super) const KIND: usize = 56;
-/// The maximum number of bytes for the location of a process on another machine.
+/// The maximum number of bytes for the name of another machine.
 pub(super) const PLACE: usize = 112;
 
 /// The sizes of a board.
@@ -37,7 +33,7 @@ pub struct BoardConfig {
     pub pages: u32,
     /// The maximum number of link endpoints in a process.
     pub flows: u32,
-    /// The maximum number of pipes of a process. Further pipes are not counted.
+    /// The maximum number of pipes of a process that are counted.
     pub pipes: u32,
 }
 
@@ -58,14 +54,14 @@ impl BoardConfig {
         self.pages <= 1 << 16 && self.flows <= 1 << 16 && self.pipes <= 1 << 10
     }
 
-    /// Returns whether another process's board is small enough to read. Reading a board allocates memory.
+    /// Reading a board of another process allocates memory, so the size is limited.
     pub(super) fn is_readable(self) -> bool {
         self.is_sensible() && self.total() <= 512 << 20
     }
 }
 
-/// The first memory page of a board. The main process writes this page before sharing the board, and later only changes
-/// `wants_large`. The version is written last.
+/// The main process writes this memory page before it shares the board, and later only changes `wants_large`. The
+/// version is written last.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -74,23 +70,20 @@ pub(super) struct BoardHeader {
     pub pages: AtomicU32,
     pub flows: AtomicU32,
     pub pipes: AtomicU32,
-    /// Whether processes measure the time that each pipe takes.
     pub full: AtomicU32,
-    /// The id of the process that created the board.
     pub main: AtomicU32,
-    /// The time of creation.
     pub made: AtomicU64,
-    /// Whether snapshots of any size may be sent. The main process sets this field when a state is requested.
+    /// Whether snapshots of any size may be sent, because the user has requested a state.
     pub wants_large: AtomicU32,
 }
 
-/// A sequence number that guards data with a single writer, and that is odd while the guarded data is being changed.
+/// A sequence number (seqlock) that is odd while its only writer changes the guarded data.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. Also repairs the sequence number if a killed writer has left it odd.
+    /// Changes the guarded data, and repairs a sequence number that a killed writer has left odd.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -117,7 +110,7 @@ impl Sequence {
             if attempt < 100 {
                 std::hint::spin_loop();
             } else {
-                std::thread::yield_now(); // on a busy machine, the writer may be suspended during a change
+                std::thread::yield_now(); // the writer may be suspended during a change
             }
         }
         read()
@@ -160,7 +153,6 @@ impl Wait {
         }
     }
 
-    /// Reads (flow, start or 0, total, number) consistently.
     pub(super) fn read(&self) -> (u32, u64, u64, u64) {
         self.sequence.read(|| {
             (self.whom.load(Relaxed), self.since.load(Relaxed), self.total.load(Relaxed), self.count.load(Relaxed))
@@ -168,7 +160,7 @@ impl Wait {
     }
 }
 
-/// The counters of one end of a link. Without a board, the counters are stored in the header of the link.
+/// The counters of one end of a link.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Flow {
@@ -207,11 +199,10 @@ pub fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
 }
 
-/// Counts the items that were skipped because of one exception type.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SkippedKind {
-    /// The number of items, or 0 if this entry is not used. The name of a new entry is stored before its count.
+    /// The name of a new entry is stored before its count, which is 0 in an unused entry.
     pub count: AtomicU64,
     pub name: [AtomicU8; KIND],
 }
@@ -225,13 +216,11 @@ pub struct PipeRecord {
     /// The number of items that all iterators of this pipe have yielded, minus `yielded`.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
-    /// The number of the pipe that reads this pipe, plus 1, or 0 if no pipe reads this pipe.
     pub(super) reader: AtomicU32,
     /// Properties of the pipe, which Python defines in `datapipes`.
     pub(super) flags: AtomicU32,
     /// The number of network requests that were repeated after an error.
     pub retries: AtomicU32,
-    /// The maximum number of items that the pipe buffers, or 0 if the pipe does not buffer.
     pub(super) capacity: AtomicU64,
     /// The number of measured calls.
     pub samples: AtomicU64,
@@ -241,12 +230,10 @@ pub struct PipeRecord {
     pub skipped: AtomicU64,
     pub(super) label: [AtomicU8; LABEL],
     pub(super) location: [AtomicU8; LOCATION],
-    /// The number of calls by duration, extrapolated from measured calls.
     pub(super) histogram: [AtomicU32; STEPS],
     pub(super) kinds: [SkippedKind; KINDS],
 }
 
-/// Returns the index of a duration's bin in the histogram.
 fn step_of(nanoseconds: u64) -> usize {
     let exponent = 63 - (nanoseconds | 16).leading_zeros() as usize;
     let quarter = (nanoseconds.max(16) >> (exponent - 2)) as usize & 3;
@@ -285,14 +272,13 @@ impl PipeRecord {
         }
     }
 
-    /// Returns the number of skipped items for each exception type.
     pub(super) fn skipped_kinds(&self) -> Vec<(String, u64)> {
         // SYNC(kind): pairs with PipeRecord::skip.
         let counts = self.kinds.iter().map(|place| (place, place.count.load(Ordering::Acquire)));
         counts.filter(|(_, count)| *count > 0).map(|(place, count)| (read_text(&place.name), count)).collect()
     }
 
-    /// Sets the count of the current iterator. The total still includes the items of earlier iterators.
+    /// Sets the count of the current iterator, and keeps the total of earlier iterators.
     pub fn restart(&self, yielded: u64, count_all: bool) {
         self.sequence.change(|| {
             let kept = if count_all { self.yielded.load(Relaxed).wrapping_sub(yielded) } else { 0 };
@@ -302,39 +288,34 @@ impl PipeRecord {
     }
 }
 
-/// The start of a process's page.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct PageHeader {
     pub sequence: Sequence,
-    /// The role of the process, or 0 if the page is free. Stored last.
+    /// The role is stored last, and is 0 if the page is free.
     pub role: AtomicU32,
     pub pid: AtomicU32,
-    /// The number of the worker.
     pub number: AtomicU32,
-    /// The time at which the process started to use the page.
     pub began: AtomicU64,
-    /// The current or last epoch.
     pub epoch: AtomicU32,
-    /// The number of counted pipes. `all_pipes` also includes uncounted pipes.
+    /// `all_pipes` also includes uncounted pipes.
     pub pipes: AtomicU32,
     pub all_pipes: AtomicU32,
-    /// 1 + the number of the running pipe if all pipes are measured, or 0 if no pipe runs or the pipe is not known.
+    /// 1 + the index of the running pipe, or 0 if it is unknown.
     pub current: AtomicU32,
-    /// The signal that makes the process write its stack to the descriptor `stack`, or 0 if it never does.
+    /// The signal (or 0) that makes the process write its stack to the descriptor `stack`.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// How often the process was restarted. `snapshots` is the number of snapshots that the process has sent.
+    /// `snapshots` is the number of snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
-    /// The nanoseconds that the loader in the main process spent in its last pipe.
+    /// The nanoseconds that the main process spent in its last pipe.
     pub inside: AtomicU64,
-    /// The number of measured calls of the last pipe.
     pub inside_samples: AtomicU64,
-    /// 1 if a remote process has exited. Only the main process writes the fields from `gone` to `carried` and the field
-    /// `place`.
+    /// 1 if a process on another machine has exited. Only the main process writes the fields from `gone` to `carried`,
+    /// and `place`.
     pub gone: AtomicU64,
-    /// The time at which the counters of a process on another machine were last received, or 0 for a local process.
+    /// The time at which counters from another machine were last received, or 0.
     pub heard: AtomicU64,
     /// The nanoseconds that the threads of the process have run.
     pub ran: AtomicU64,
@@ -342,14 +323,11 @@ pub(super) struct PageHeader {
     pub stood: AtomicU64,
     /// The nanoseconds since the start of the process.
     pub lived: AtomicU64,
-    /// The number of bytes received over the network.
     pub carried: AtomicU64,
-    /// The wait between two commands.
     pub idle: Wait,
-    /// The main process's waits for the first item of each epoch.
     pub first: Wait,
-    /// The durations of epochs. In the main process, an epoch begins with its first item. In a child, an epoch begins
-    /// when the child receives the command to run the epoch.
+    /// The durations of epochs, which begin with the first item in the main process. In a child, an epoch begins when
+    /// the command to run the epoch arrives.
     pub span: Wait,
     /// The size of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,
@@ -367,7 +345,6 @@ const _: () = {
     assert!(std::mem::offset_of!(PipeRecord, sequence) == 16);
 };
 
-/// Writes a text, truncated at a character boundary if necessary.
 pub(super) fn write_text(place: &[AtomicU8], text: &str) {
     let end = text.char_indices().map(|(at, one)| at + one.len_utf8()).take_while(|&end| end < place.len()).last();
     let bytes = &text.as_bytes()[..end.unwrap_or(0)];
@@ -435,7 +412,7 @@ mod tests {
         record.restart(0, true);
         record.yielded.store(3, Relaxed);
         assert_eq!(all(), 8);
-        record.restart(100, true); // resumes from a state
+        record.restart(100, true);
         assert_eq!((record.yielded.load(Relaxed), all()), (100, 8));
         record.yielded.store(101, Relaxed);
         assert_eq!(all(), 9);

@@ -1,10 +1,8 @@
-//! Counters that other processes can read at any time. Each process of a loader has its own page of counters.
+//! Counts items, bytes and waits, so that other processes can read the counters at any time. A [`Board`] is shared
+//! memory in which each process of a loader writes only to its own page, as cheaply as to private counters.
 //!
-//! A [`Board`] is shared memory that all processes of a loader map. Each process writes only to its own page, and its
-//! stores are as cheap as for a private counter. The main process and other programs only read the counters that a
-//! process writes. If several counters belong together, they are guarded by a sequence number, which is odd while they
-//! are changed (seqlock). Counters never influence decisions. A process on another machine has its own board, and the
-//! main process has a copy of its page.
+//! Counters that belong together are guarded by a sequence number, which is odd while they are changed (seqlock).
+//! Counters never influence decisions.
 
 mod board;
 mod carry;

@@ -1,4 +1,4 @@
-//! Converts a page of counters to plain data with the same names as in the layout.
+//! Converts a page of counters to named values, with the names of the layout.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -55,7 +55,6 @@ impl<T: Into<Value>> From<Vec<T>> for Value {
     }
 }
 
-/// Converts the fields of a record to a list of named values.
 macro_rules! fields {
     (@value $of:ident $name:ident) => { Value::from($of.$name.load(Relaxed)) };
     (@value $of:ident $name:ident $value:expr) => { Value::from($value) };
@@ -91,7 +90,6 @@ impl Board {
 }
 
 impl PageRef {
-    /// Returns the number of pipes on the page, or None if the page is free.
     fn counted_pipes(&self) -> Result<Option<usize>, Unreadable> {
         let refuse = |what| Err(Unreadable { page: self.index(), what });
         let role = self.header().role.load(Relaxed);
@@ -109,7 +107,6 @@ impl PageRef {
         Ok(Some(pipes as usize))
     }
 
-    /// Reads the page. The result contains `shown` as the page number.
     fn read_as(&self, shown: usize) -> Result<Option<Value>, Unreadable> {
         let Some(pipes) = self.counted_pipes()? else { return Ok(None) };
         let header = self.header();
@@ -160,7 +157,6 @@ fn pipe(record: &PipeRecord) -> Value {
     )
 }
 
-/// Returns the exception types of skipped items with their counts.
 fn skipped_kinds(record: &PipeRecord) -> Vec<Value> {
     record.skipped_kinds().into_iter().map(|(kind, count)| Value::List(vec![kind.into(), count.into()])).collect()
 }

@@ -6,12 +6,10 @@ use std::ops::{Deref, DerefMut};
 
 use crate::sync::primitive::{AtomicUsize, Ordering};
 
-/// A value that only one thread at a time can access. An `Exclusive` is cheaper than a mutex, which checks for waiting
-/// threads when it is released. If the process forks while another thread holds the value, the child can never hold the
-/// value.
+/// A value that only one thread at a time can access. Unlike a mutex, an `Exclusive` need not check for waiting threads
+/// when it is released. If the process forks while another thread holds the value, the child can never hold the value.
 #[derive(Debug)]
 pub struct Exclusive<T> {
-    /// The thread that holds the value (see `this_thread`), or 0 if no thread holds the value.
     holder: AtomicUsize,
     value: UnsafeCell<T>,
 }
@@ -23,11 +21,11 @@ unsafe impl<T: Send> Sync for Exclusive<T> {}
 #[derive(Debug)]
 pub struct Held<'a, T> {
     owner: &'a Exclusive<T>,
-    /// Prevents another thread from releasing the value.
+    /// The guard cannot be sent to another thread.
     _of_this_thread: PhantomData<*const ()>,
 }
 
-/// Returns the address of a thread-local variable, which is unique to this thread while the thread runs.
+/// The address of a thread-local variable is unique while its thread runs.
 fn this_thread() -> usize {
     thread_local!(static OWN: u8 = const { 0 });
     OWN.with(|own| std::ptr::from_ref(own) as usize)
@@ -39,7 +37,7 @@ impl<T> Exclusive<T> {
         Self { holder: AtomicUsize::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Returns the value, or None if a thread (even the current thread) already holds the value.
+    /// Returns the value, or None if any thread, even the current one, already holds the value.
     #[inline]
     pub fn try_hold(&self) -> Option<Held<'_, T>> {
         // SYNC(exclusive): pairs with the drop of `Held`.

@@ -1,4 +1,4 @@
-//! Synchronization within a process, and the switch for checking it with loom.
+//! Synchronizes threads of a process, with a switch for checking the algorithms with loom.
 
 pub mod exclusive;
 pub mod primitive;

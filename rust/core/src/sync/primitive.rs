@@ -1,4 +1,4 @@
-//! Switches between the standard primitives and loom's primitives, for algorithms that loom checks.
+//! Selects the standard primitives or loom's primitives, for algorithms that loom checks.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};

@@ -17,18 +17,14 @@ use crate::numpy_api::numpy;
 
 pub const MOST_DIMENSIONS: usize = 64;
 
-/// The order of an array's axes in memory, outermost axis first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
-    /// The first axis is outermost.
     C,
-    /// The last axis is outermost.
     Fortran,
     Other(Vec<usize>),
 }
 
 impl Order {
-    /// Returns whether the first axis is outermost in memory, as in C.
     pub fn is_by_index(&self) -> bool {
         matches!(self, Order::C)
     }
@@ -49,12 +45,12 @@ impl Order {
             Order::Fortran => payload.push(1),
             Order::Other(axes) => {
                 payload.push(2);
-                payload.extend(axes.iter().map(|&axis| axis as u8)); // at most 64
+                payload.extend(axes.iter().map(|&axis| axis as u8));
             }
         }
     }
 
-    /// Decodes the order of `dimensions` axes from untrusted bytes that `take` returns.
+    /// The bytes from `take` come from another process and are not trusted.
     pub fn read<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         match take(1)?[0] {
             0 => Ok(Order::C),
@@ -70,7 +66,6 @@ impl Order {
 
 pub struct ArrayParts<'a> {
     pub dtype: Dtype,
-    /// The order of the axes in memory, which the decoded array preserves.
     pub order: Order,
     pub shape: &'a [npy_intp],
     pub data: *mut u8,
@@ -100,12 +95,11 @@ fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) 
     }
 }
 
-/// Returns the layout of the elements of an array if its axes are traversed in the order `axes`.
 fn layout(item: usize, shape: &[npy_intp], strides: &[npy_intp], axes: &[usize]) -> Option<Strided> {
     Strided::new(item, axes.iter().map(|&axis| (shape[axis] as usize, strides[axis])))
 }
 
-/// Returns the parts of an exact ndarray, or None if the array must be pickled.
+/// Returns None if the array cannot be sent as plain bytes and must be pickled.
 pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let fields = fields(array);
     let (dtype, item) = Dtype::of(array.py(), fields.descr)?;
@@ -124,13 +118,12 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// Returns the arena block that `torchdata.empty` has allocated for an array. The array must cover the whole block,
-/// which must not be accessible through another array, a buffer, a tensor or a weak reference. Otherwise returns None.
-/// The caller ensures that nothing except the item refers to the array.
+/// Returns the arena block (shared memory) of an array from `torchdata.empty`, if no other object can access any part
+/// of the block. The caller ensures that nothing except the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
-    // SAFETY: the code only reads existing objects under the GIL. Fields are only read from objects whose
-    // type is exactly `ndarray`, which is the type of `array`.
+    // SAFETY: the code only reads existing objects under the GIL. Fields are only read from objects whose type is
+    // exactly `ndarray`.
     unsafe {
         let class = ffi::Py_TYPE(object);
         while ffi::Py_TYPE(object) == class {
@@ -148,8 +141,8 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// Returns the arena block of a tensor that `torchdata.empty` has created over `array`. Returns None unless the tensor
-/// covers the whole block. The caller ensures that nothing except the item refers to the array and the tensor.
+/// Returns the arena block that a tensor from `torchdata.empty` over `array` covers. The caller ensures that nothing
+/// except the item refers to the array and the tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
     // SAFETY: the call only reads the reference count of an existing object. One reference belongs to the array and one
@@ -161,7 +154,7 @@ pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Opt
     (block.as_mut_ptr().cast_const() == data && block.len() == len).then(|| Arc::clone(block))
 }
 
-/// Creates an array of `len` bytes. The array has its own memory, or uses memory that another object owns.
+/// `over` contains memory and its owner, if the array does not have its own memory.
 pub fn make<'py>(
     py: Python<'py>,
     dtype: Dtype,
@@ -207,7 +200,7 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
     fields(array).data.cast()
 }
 
-/// Returns the dtype and bytes of a plain NumPy scalar, or None if the scalar must be pickled.
+/// Returns None if the scalar cannot be sent as plain bytes and must be pickled.
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;
@@ -235,7 +228,6 @@ pub fn make_scalar<'py>(py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> PyResult
     }
 }
 
-/// Creates a one-dimensional array of the given elements.
 pub fn array_of<'py, T: Element>(py: Python<'py>, elements: &[T]) -> PyResult<Bound<'py, PyAny>> {
     let count = npy_intp::try_from(elements.len()).map_err(|_| PyValueError::new_err("the array is too long"))?;
     let array = make(py, Dtype::number(T::NUMBER), &Order::C, &mut [count], size_of_val(elements), None)?;

@@ -1,4 +1,4 @@
-//! Decodes items from bytes and buffers. All lengths are checked, because the sender of these bytes is not trusted.
+//! Decodes items from bytes and buffers, without trusting any length in these bytes.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -19,8 +19,7 @@ use super::{Tag, malformed, numbers};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
 
-/// Decodes an item from its inline part and its large buffers. If `may_lease` is true, arrays use the memory of leased
-/// buffers. If `may_lease` is false, the memory is copied.
+/// If `may_lease` is true, arrays use the shared memory of the buffers, otherwise copies.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],
@@ -32,7 +31,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// The maximum nesting depth of an item. The encoder never creates items that are nested so deeply.
+/// The encoder never nests items so deeply.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {
@@ -40,18 +39,16 @@ struct Decoder<'py, 'a> {
     rest: &'a [u8],
     buffers: &'a [Buffer],
     may_lease: bool,
-    /// Objects to which later parts of the item can refer by number.
+    /// Objects to which later parts of the item refer by number.
     kept: Vec<Bound<'py, PyAny>>,
 }
 
-/// The maximum capacity of the scratch memory that a thread keeps for the next string, in bytes.
 const MOST_KEPT: usize = 4 << 20;
 
 thread_local! {
     static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// A sequence of bytes that is stored either inline or in a large buffer.
 #[derive(Clone, Copy)]
 enum Bulk<'a> {
     Inline(&'a [u8]),
@@ -59,7 +56,7 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// Returns address and length of the bytes. Bytes in shared memory must be copied before use.
+    /// Bytes in shared memory must be copied before use.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -68,7 +65,6 @@ impl Bulk<'_> {
         }
     }
 
-    /// Decodes a string. A string in shared memory is copied first.
     fn to_str<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
         let string = match self {
             Bulk::Inline(bytes) => PyString::from_bytes(py, bytes),
@@ -120,7 +116,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
         usize::try_from(self.word()?).map_err(|_| malformed())
     }
 
-    /// Reads a number of members. The number is checked, because each member takes at least one byte.
+    /// Each member takes at least one byte, so a larger number is an error.
     fn count(&mut self) -> PyResult<usize> {
         self.length().and_then(|count| if count <= self.rest.len() { Ok(count) } else { Err(malformed()) })
     }
@@ -230,7 +226,6 @@ impl<'py, 'a> Decoder<'py, 'a> {
         (0..count).map(|_| self.item(depth + 1)).collect()
     }
 
-    /// Returns an object with a writable buffer over these bytes: the lease, or a copy if the lease must not be kept.
     fn writable(&self, bulk: Bulk<'_>) -> PyResult<Bound<'py, PyAny>> {
         match bulk {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => {
@@ -286,7 +281,6 @@ impl<'py, 'a> Decoder<'py, 'a> {
     }
 }
 
-/// Copies bytes into newly allocated memory of Python. Long copies release the GIL.
 fn copy(py: Python<'_>, from: *const u8, len: usize, to: *mut u8) {
     let (source, to) = (from as usize, to as usize);
     // SAFETY: `from` is valid for `len` bytes, `to` is new memory of that length, and both outlive the call.

@@ -1,8 +1,7 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
-//! If torch has the function table `__dlpack_c_exchange_api__` of DLPack 1.2, tensors are described without an
-//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. The
-//! function table and `torch.utils.dlpack` are public, and produce equal results.
+//! The function table `__dlpack_c_exchange_api__` of DLPack 1.2 describes tensors without an additional object, and
+//! creates tensors without a capsule. Older releases of torch only have `torch.utils.dlpack`, with equal results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -34,7 +33,6 @@ impl ElementType {
     const BFLOAT: u8 = 4;
     const COMPLEX: u8 = 5;
 
-    /// Returns the number of bytes of an element, or None if an element has several lanes or does not fill whole bytes.
     pub fn size(self) -> Option<usize> {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }
@@ -43,7 +41,7 @@ impl ElementType {
         self.code == Self::COMPLEX
     }
 
-    /// Returns whether torch may negate elements of this type lazily, as in the imaginary part of a conjugate.
+    /// Torch negates some elements lazily, for example in the imaginary part of a conjugate.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -54,7 +52,6 @@ impl ElementType {
 #[derive(Clone, Copy)]
 struct Described {
     data: *mut c_void,
-    /// The type and the index of the device, as in DLPack.
     device: [c_int; 2],
     dimensions: c_int,
     element: ElementType,
@@ -82,24 +79,22 @@ struct Versioned {
 #[repr(C)]
 struct ExchangeApi {
     version: [u32; 2],
-    /// A pointer to an older table, and two functions that this module does not need.
+    /// This module does not use these three pointers.
     others: [usize; 3],
     object_of: unsafe extern "C" fn(*mut Versioned, *mut *mut ffi::PyObject) -> c_int,
     describe: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut Described) -> c_int>,
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor in this process, typically a sparse tensor. After such a failure, the
-/// layout of each tensor is checked before torch is called, because catching an exception takes a millisecond.
+/// Whether torch has failed to describe a tensor in this process, for example a sparse tensor. After such a failure,
+/// each tensor is checked before torch is called, because catching an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
-/// The name of a capsule that still owns its tensor.
 const UNUSED: &CStr = c"dltensor";
 
 struct Torch {
     exchange: Option<&'static ExchangeApi>,
     to_capsule: Py<PyAny>,
     from_capsule: Py<PyAny>,
-    /// The object `torch.strided`, and the names of attributes and methods.
     strided: Py<PyAny>,
     layout: Py<PyString>,
     requires_grad: Py<PyString>,
@@ -111,9 +106,7 @@ struct Torch {
     stride: Py<PyString>,
 }
 
-/// Returns the objects of torch. The first call imports torch.
-///
-/// FORK: this function uses no lock that a child could inherit. A fork waits until the import is complete.
+/// FORK: no lock is used that a child could inherit.
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {
@@ -157,7 +150,7 @@ fn call<'py>(object: &Bound<'py, PyAny>, name: &Py<PyString>) -> PyResult<Bound<
     }
 }
 
-/// A tensor in memory of this process, which has at least one element and no state other than its elements.
+/// A tensor in memory of this process, with at least one element, and without state other than its elements.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
@@ -166,8 +159,7 @@ pub struct Exported<'py> {
 }
 
 impl<'py> Exported<'py> {
-    /// Describes an exact tensor. Returns None if the tensor has state in addition to its elements, or elements outside
-    /// of its storage.
+    /// Returns None if the tensor has other state, or elements outside of its storage.
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;
@@ -218,13 +210,12 @@ impl<'py> Exported<'py> {
         self.shape().iter().fold(self.size, |len, &count| len.saturating_mul(count as usize))
     }
 
-    /// Returns the number of bytes from the start of the first element to the end of the last element.
+    /// The number of bytes from the start of the first element to the end of the last element.
     pub fn reach(&self) -> usize {
         let strides = self.extents(self.tensor.strides);
         reach(self.size, self.shape(), strides).unwrap_or(usize::MAX)
     }
 
-    /// Returns whether the elements are contiguous and in the order of their indices.
     pub fn is_contiguous(&self) -> bool {
         let mut next = 1_i64;
         self.shape().iter().zip(self.extents(self.tensor.strides)).rev().all(|(&count, &stride)| {
@@ -234,20 +225,19 @@ impl<'py> Exported<'py> {
         })
     }
 
-    /// Returns torch's strides, in elements, which differ from DLPack's for some dimensions with one element.
+    /// For dimensions with one element, the strides of torch may differ from the strides of DLPack.
     pub fn strides(&self) -> PyResult<Vec<i64>> {
         call(&self.item, &torch(self.item.py())?.stride)?.extract()
     }
 
-    /// Returns whether the values differ from the bytes in memory, because torch applies an operation lazily.
+    /// Torch may apply operations such as conjugation lazily, so that the values differ from the bytes in memory.
     fn has_lazy_bits(&self, torch: &Torch) -> PyResult<bool> {
         let element = self.tensor.element;
         let is = |name| call(&self.item, name).and_then(|is| is.is_truthy());
         Ok(element.has_lazy_sign() && is(&torch.is_neg)? || element.is_complex() && is(&torch.is_conj)?)
     }
 
-    /// Returns whether all elements are inside the storage. Elements can be outside of the storage if a user has
-    /// resized the storage.
+    /// Elements can be outside of the storage if a user has resized the storage.
     fn is_within_storage(&self, torch: &Torch) -> PyResult<bool> {
         let there: usize = call(&call(&self.item, &torch.untyped_storage)?, &torch.nbytes)?.extract()?;
         let reach = self.reach();
@@ -260,7 +250,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Returns the number of bytes from the start of the first element to the end of the last, or None if it overflows.
+/// Returns None if the number of bytes overflows.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -269,7 +259,6 @@ pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     last?.checked_add(1)?.checked_mul(size)
 }
 
-/// Returns whether a user has set attributes on the object.
 fn has_attributes(item: &Bound<'_, PyAny>) -> PyResult<bool> {
     // SAFETY: the objects of this class have dictionaries. Returns a new reference, or NULL with an exception set.
     unsafe {
@@ -280,8 +269,8 @@ fn has_attributes(item: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl Torch {
-    /// Returns the description of a tensor, and, if torch has created a capsule, the capsule that keeps the description
-    /// valid. Returns None if torch cannot describe the tensor.
+    /// Returns the description of a tensor, and the capsule (if any) that keeps the description valid. Returns None if
+    /// torch cannot describe the tensor.
     fn describe<'py>(&self, item: &Bound<'py, PyAny>) -> PyResult<Option<(Described, Option<Bound<'py, PyAny>>)>> {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
@@ -307,7 +296,6 @@ impl Torch {
     }
 }
 
-/// Handles a failure to describe a tensor: returns None for an ordinary exception, and other exceptions as errors.
 fn none_of<T>(py: Python<'_>, error: PyErr) -> PyResult<Option<T>> {
     HAS_REFUSED.store(true, Relaxed);
     if error.is_instance_of::<PyException>(py) { Ok(None) } else { Err(error) }
@@ -318,7 +306,6 @@ pub enum Memory {
     Own(Own),
 }
 
-/// Memory owned by a tensor, aligned for all elements.
 pub struct Own(Vec<u128>);
 
 impl Own {
@@ -334,7 +321,7 @@ impl Own {
     }
 }
 
-/// The owner of a new tensor's memory. Torch frees the owner in any thread, after the last tensor that uses the memory.
+/// Torch frees this owner of a tensor's memory in any thread, after the last tensor that uses the memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,
@@ -350,14 +337,13 @@ impl<M> Home<M> {
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 
-    /// Moves the value to the heap and returns a pointer to its first field. `free` deletes the value later.
+    /// `free` later deletes the value on the heap.
     fn leave(self) -> *mut M {
         Box::into_raw(Box::new(self)).cast()
     }
 }
 
-/// Creates a tensor that uses existing memory. `extents` contains the shape, followed by the strides in elements. All
-/// elements must be within `memory`.
+/// `extents` contains the shape, followed by the strides in elements. All elements must be within `memory`.
 pub fn tensor_over<'py>(
     py: Python<'py>,
     element: ElementType,

@@ -1,4 +1,4 @@
-//! The dtypes with elements that are sent as their bytes in memory, and the encoding of these dtypes.
+//! Encodes NumPy dtypes whose elements are sent as their bytes in memory.
 
 use std::ffi::c_int;
 
@@ -9,11 +9,9 @@ use pyo3::prelude::*;
 use super::malformed;
 use crate::numpy_api::numpy;
 
-/// A NumPy dtype of numbers or times in native byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dtype {
     number: u8,
-    /// The unit of time, or None if this is not a dtype of times.
     unit: Option<TimeUnit>,
 }
 
@@ -25,13 +23,12 @@ struct TimeUnit {
 }
 
 impl TimeUnit {
-    /// Returns whether NumPy defines this unit: years to weeks, days to attoseconds, or generic. Number 3 is unused.
+    /// NumPy defines no unit with the number 3.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }
 }
 
-/// Returns whether NumPy's type number stands for booleans, integers, floats or complex numbers.
 fn is_number(number: c_int) -> bool {
     matches!(number, 0..=16 | 23)
 }
@@ -40,7 +37,7 @@ fn is_time(number: c_int) -> bool {
     matches!(number, 21 | 22)
 }
 
-/// The maximum size of an element in bytes: a complex number consists of two `long double`s with up to 16 bytes each.
+/// A complex number consists of two `long double`s with up to 16 bytes each.
 pub const LARGEST: usize = 32;
 
 fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
@@ -50,7 +47,7 @@ fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
 }
 
 impl Dtype {
-    /// Returns the dtype of a descriptor and the size of an element in bytes, or None if the array must be pickled.
+    /// Returns None for dtypes whose arrays must be pickled.
     pub fn of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<(Self, usize)> {
         // SAFETY: callers pass the descriptor of an existing object.
         let fields = unsafe { &(*descr).fields };
@@ -73,8 +70,6 @@ impl Dtype {
         Some((Self { number: u8::try_from(number).ok()?, unit }, size_of(py, descr)?))
     }
 
-    /// Returns the dtype with NumPy's type number `number`, and the size of an element in bytes. Returns None unless
-    /// the dtype consists of booleans or numbers.
     pub fn of_number(py: Python<'_>, number: c_int) -> PyResult<Option<(Self, usize)>> {
         if !is_number(number) {
             return Ok(None);
@@ -95,7 +90,7 @@ impl Dtype {
         }
     }
 
-    /// Decodes a dtype from untrusted bytes that `take` returns.
+    /// The bytes from `take` come from another process and are not trusted.
     pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         let number = take(1)?[0];
         let mut unit = None;
@@ -107,7 +102,6 @@ impl Dtype {
         (is_number(number.into()) || unit.is_some()).then_some(Self { number, unit }).ok_or_else(malformed)
     }
 
-    /// Returns NumPy's descriptor of this dtype, and the size of an element in bytes.
     pub fn descriptor(self, py: Python<'_>) -> PyResult<(Bound<'_, PyAny>, usize)> {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;

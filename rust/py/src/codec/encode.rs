@@ -20,30 +20,28 @@ use super::source::{OutBuffer, Owner, Source};
 use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
-/// The maximum nesting depth. More deeply nested items are pickled, and pickle has its own limit.
+/// More deeply nested items are pickled, and pickle has its own limit.
 const DEEPEST: usize = 64;
 
-/// If an item contains a string of at least this length several times, the string is sent only once. Shorter strings,
+/// A string of at least this length is sent only once, even if it occurs several times in the item. Shorter strings,
 /// such as most dictionary keys, are always copied, because a copy is as fast as a lookup.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// The encoder reuses its tables of objects for the next item, but reduces larger tables to this capacity.
+/// After each item, the encoder reduces larger tables of objects to this capacity.
 const MOST_REMEMBERED: usize = 1024;
 
-/// A range of addresses in this process's memory, from the first byte to the byte after the last.
+/// The address of the first byte, and the address after the last byte.
 type Span = (usize, usize);
 
-/// What the encoder knows about the position of the current object in the item.
 #[derive(Clone, Copy)]
 struct Within<'a> {
     arena: &'a Arc<Arena>,
     depth: usize,
-    /// Whether the enclosing containers have no references from outside the item.
     alone: bool,
 }
 
 impl Within<'_> {
-    /// Returns whether this object has no references from outside the item. Each object except the item itself has one
-    /// reference from its container and one from the encoder.
+    /// An object with more references than one from its container and one from the encoder is also used outside the
+    /// item.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: the call only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
@@ -55,8 +53,7 @@ impl Within<'_> {
 }
 
 enum Stop {
-    /// The item must be pickled as a whole, because an object appears twice in the item or may appear twice in a
-    /// pickled member, or because the nesting is too deep.
+    /// The item must be pickled as a whole, because it is too deeply nested or may contain an object twice.
     Whole,
     Error(PyErr),
 }
@@ -67,24 +64,23 @@ impl From<PyErr> for Stop {
     }
 }
 
-/// Encodes items. An encoder can be reused for many items, so that its vectors need not be allocated again.
 #[derive(Default)]
 pub struct Encoder {
     pub payload: Vec<u8>,
     pub buffers: Vec<OutBuffer>,
-    /// The addresses of the item's containers and arrays to which code outside the item also has references.
+    /// The addresses of the item's containers and arrays to which other code also refers.
     visited: FxHashSet<usize>,
-    /// The long strings and bytes objects of this item that code outside the item also references, stored by address.
-    /// Each entry contains the object's number within the item, and a reference that keeps the address valid.
+    /// The long strings and bytes objects to which other code also refers, by address. The stored reference keeps the
+    /// address of each object valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
-    /// The number of long strings and bytes objects of this item so far.
     announced: u64,
-    /// The memory ranges of the item's tensors, stored as the end address for each start address.
+    /// The memory of the item's tensors: the end address for each start address.
     spans: BTreeMap<usize, usize>,
-    /// The member that must be pickled because it may contain objects of other members, and its offset in the payload.
+    /// The member that must be pickled last, with its offset in the payload, because it may contain objects of other
+    /// members.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether an equal item may be encoded to different bytes. Pickles and references to strings depend on which
-    /// objects are identical, and the bytes of arrays depend on the order of the axes in memory.
+    /// Whether an equal item may be encoded to different bytes. Pickles and references to strings depend on the
+    /// identity of objects, and the bytes of arrays depend on the order of the axes.
     pub opaque: bool,
 }
 
@@ -129,8 +125,7 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Records an object that may appear twice in the item. An object with two references cannot appear twice, because
-    /// one reference belongs to the encoder.
+    /// An object with two references cannot occur twice, because one reference belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -140,9 +135,8 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes. If a
-    /// long string is new, writes `Kept`, even if the string cannot occur twice, because the encoding must not depend
-    /// on reference counts. Like `visit`, this function looks up only objects with more than two references.
+    /// Writes a reference and returns true if the item already contains this string of `len` characters or bytes. A new
+    /// long string is always announced with `Kept`, because the encoding must not depend on reference counts.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -170,7 +164,7 @@ impl Encoder {
         Ok(false)
     }
 
-    /// Records a tensor's memory. Tensors that share memory must be pickled, because only pickle preserves sharing.
+    /// Tensors that share memory must be pickled, because only pickle preserves sharing.
     fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
         if start == end {
             return Ok(());
@@ -180,8 +174,7 @@ impl Encoder {
         if overlaps { Err(Stop::Whole) } else { Ok(()) }
     }
 
-    /// Pickles an object that this module cannot encode. In an item with several members, at most one member may be
-    /// pickled, and this member must not share objects with other members.
+    /// An item may contain only one pickled member, which must not share objects with other members.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {
             self.pickle(item)?;
@@ -194,8 +187,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Pickles the postponed member. Before this call, the encoder ensures that the whole item need not be pickled,
-    /// because pickling may be expensive, and some objects expect to be pickled only once.
+    /// Pickling is postponed until the rest of the item is encoded, because pickling may be expensive, and some objects
+    /// expect to be pickled only once.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
         let behind = self.payload.split_off(place);
@@ -410,7 +403,7 @@ impl Encoder {
         true
     }
 
-    /// Pickles an object, and returns the memory ranges of the tensors in it. The ranges do not overlap.
+    /// The returned memory ranges of the object's tensors do not overlap.
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         self.opaque = true;
         let py = item.py();
@@ -427,7 +420,6 @@ impl Encoder {
         Ok(spans)
     }
 
-    /// Encodes contiguous bytes that belong to `owner`. A few bytes are sent inline, and many bytes as a buffer.
     fn dense(&mut self, owner: &Bound<'_, PyAny>, data: *const u8, len: usize) -> PyResult<()> {
         if self.is_inline(len) {
             self.reserve(len)?;
@@ -448,13 +440,11 @@ impl Encoder {
         self.payload.extend_from_slice(&head);
     }
 
-    /// Reserves capacity for `len` more bytes and their header.
     fn reserve(&mut self, len: usize) -> PyResult<()> {
         let room = self.payload.try_reserve(len + 9);
         room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for {len} more bytes of an encoded item")))
     }
 
-    /// Encodes bytes with any layout. A few bytes are sent inline, and many bytes as a buffer.
     fn bulk(&mut self, py: Python<'_>, source: Source) -> PyResult<()> {
         let len = source.len();
         if !self.is_inline(len) {

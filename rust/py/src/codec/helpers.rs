@@ -1,4 +1,4 @@
-//! The Python functions and types that the codec uses, which are looked up once.
+//! Looks up the Python functions and types that the codec uses once.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,7 +7,6 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 
-/// Functions of `torchdata._engine.items.codec` and, for tensors, of `torchdata._engine.items.tensors`.
 pub struct Helpers {
     /// obj -> (pickle, [buffers], [memory of its tensors])
     pub pickled_parts: Py<PyAny>,
@@ -22,10 +21,8 @@ pub struct Helpers {
     pub data_chunk: Py<PyType>,
 }
 
-/// Returns the helpers. The first call looks up the helpers, and later calls return them.
-///
-/// FORK: the look-up uses no lock. If several threads look up the helpers, the first result is kept.
-/// `torchdata._engine.workers.child` has already imported the modules of the helpers, so nothing is imported here.
+/// FORK: the look-up uses no lock, and the first result is kept. `torchdata._engine.workers.child` has already imported
+/// these modules.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {
@@ -43,7 +40,6 @@ pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     })
 }
 
-/// The kinds of objects that the codec distinguishes by their exact type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Array,
@@ -53,13 +49,12 @@ pub enum Kind {
     Other,
 }
 
-/// The types with a known kind. These types are never freed, so their addresses stay unique.
+/// The types are never freed, so their addresses stay unique.
 ///
-/// FORK: the lock is only taken with the GIL held, and never held while Python code runs. Because Python forks with the
-/// GIL held, a forked child never finds this mutex locked.
+/// FORK: the lock is only taken with the GIL held, and never held while Python code runs. Python forks with the GIL
+/// held, so a forked child never finds this mutex locked.
 static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());
 
-/// Returns the kind of an object that does not have a built-in type.
 pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
     // SAFETY: the call only reads the type of an existing object.
     let pointer = unsafe { ffi::Py_TYPE(object.as_ptr()) } as usize;
@@ -69,7 +64,7 @@ pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
     }
     let kind = classify(object)?;
     if kind != Kind::Other {
-        std::mem::forget(object.get_type()); // keeps a reference forever, as described above
+        std::mem::forget(object.get_type()); // the reference keeps the type forever
         SEEN.lock().unwrap_or_else(PoisonError::into_inner).push((pointer, kind));
     }
     Ok(kind)

@@ -6,11 +6,10 @@
 //! bulk    := 0 len bytes | 1 index                              (index of an out-of-band buffer)
 //! ```
 //!
-//! This module encodes exact built-in types, ints of at most 64 bits, NumPy arrays and scalars of plain dtypes, CPU
-//! tensors of torch that DLPack can describe, and the batch class of torchdata. All other objects are pickled (protocol
-//! 5, with out-of-band buffers), or passed to cloudpickle if pickle fails. A long string that appears twice is sent
-//! once, followed by a reference. If an object other than a long string appears twice, the whole item is pickled to
-//! preserve the object's identity.
+//! This module encodes exact built-in types, ints of at most 64 bits, plain NumPy arrays and scalars, plain CPU tensors
+//! of torch, and the batch class of torchdata. Other objects are pickled (protocol 5, with out-of-band buffers), or
+//! passed to cloudpickle if pickle fails. A long string that appears twice is sent once, followed by a reference. If
+//! another object appears twice, the whole item is pickled to preserve the object's identity.
 
 mod array;
 mod decode;
@@ -37,9 +36,9 @@ pub fn malformed() -> PyErr {
     )
 }
 
-/// Buffers of at least this size are sent out of band. Copying a smaller buffer twice is cheaper than a lease.
+/// Buffers of at least this many bytes are sent out of band, because a lease is cheaper than two copies.
 pub const OUT_OF_BAND: usize = 8 << 10;
-/// The maximum number of out-of-band buffers of an item. Further buffers are sent inline.
+/// An item has at most this many buffers, and larger parts beyond this number are sent inline.
 pub const MOST_BUFFERS: usize = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,9 +58,8 @@ pub enum Tag {
     /// len, items
     Tuple,
     List,
-    /// len, followed by the encoded key and the encoded value of each entry
+    /// len, encoded key, encoded value, …
     Dict,
-    /// len, followed by the items of an object of torchdata's batch class
     DataChunk,
     /// dtype, number of dimensions, order of the axes, shape, bulk
     Array,

@@ -5,9 +5,9 @@
 //! tag)
 //! ```
 //!
-//! A sequence becomes a block if it has at least two members of the same exact type: ints that fit into the same kind
-//! of word, floats, or bools. A block does not preserve the identity of numbers, which Python and pickle do not
-//! preserve reliably.
+//! A sequence becomes a block if it has at least two members of one exact type: ints that fit into one kind of word,
+//! floats, or bools. A block does not preserve the identity of numbers, which Python and pickle do not preserve
+//! reliably.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -17,7 +17,6 @@ use super::{Tag, malformed};
 pub enum Whole {
     Signed(i64),
     Unsigned(u64),
-    /// An int that needs more than 64 bits.
     Longer,
 }
 
@@ -25,7 +24,7 @@ fn width(element: Tag) -> usize {
     if element == Tag::True { 1 } else { 8 }
 }
 
-/// Returns the encoding of an exact int. Leaves no Python exception set.
+/// Leaves no Python exception set.
 ///
 /// # Safety
 /// `object` is an existing int, and the GIL is held.
@@ -49,7 +48,7 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Appends a sequence of `len` members as a block. Returns false without a change if a block cannot contain them.
+/// Returns false without a change if a block cannot contain the members.
 ///
 /// # Safety
 /// The GIL is held. For each index below `len`, `member` runs no Python code and returns a borrowed member or NULL.
@@ -97,8 +96,7 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and writes `Tag::Unsigned` at `place` if the ints exceed i64. Returns false if a member is not an int,
-/// or if neither i64 nor u64 can represent all members.
+/// Returns false if a member is not an int, or if neither i64 nor u64 can represent all members.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,

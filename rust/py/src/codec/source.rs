@@ -1,4 +1,4 @@
-//! The memory from which the large buffers of an item are copied.
+//! Copies the large buffers of an item from their memory.
 
 use std::sync::Arc;
 
@@ -11,9 +11,7 @@ use torchdata_core::strided::Strided;
 pub const LONG_COPY: usize = 128 << 10;
 
 pub enum OutBuffer {
-    /// Memory of this process that must be copied.
     Memory(Source),
-    /// A block of the sending arena, which need not be copied.
     Block(Arc<Block>),
 }
 
@@ -24,7 +22,7 @@ pub enum Owner {
     Buffer {
         _buffer: PyBuffer<u8>,
     },
-    /// The caller keeps the memory alive, and copies the memory immediately.
+    /// The caller keeps the memory alive until it is copied.
     Caller,
 }
 
@@ -34,9 +32,8 @@ impl Owner {
     }
 }
 
-/// Memory of this process. The owner keeps this memory alive until it is copied.
 pub struct Source {
-    /// The address of the first element, as an integer, because pointers cannot be sent to other threads.
+    /// An address, because pointers cannot be sent to other threads.
     address: usize,
     len: usize,
     strided: Option<Box<Strided>>,
@@ -48,7 +45,6 @@ impl Source {
         Self { address: data as usize, len, strided: None, _owner: owner }
     }
 
-    /// Creates a source of elements with the layout `strided`. The first element is at `data`.
     pub fn strided(data: *const u8, strided: Strided, owner: Owner) -> Self {
         Self { address: data as usize, len: strided.len(), strided: Some(Box::new(strided)), _owner: owner }
     }
@@ -57,7 +53,7 @@ impl Source {
         self.len
     }
 
-    /// Copies the bytes. Long copies release the GIL.
+    /// Long copies release the GIL.
     ///
     /// # Safety
     /// `to` has room for `len` bytes and does not overlap the source.
@@ -77,7 +73,7 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// Returns the address of contiguous bytes. Elements that are not contiguous are first copied to contiguous memory.
+    /// If the elements have gaps, the returned address is that of a contiguous copy.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);

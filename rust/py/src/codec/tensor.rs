@@ -7,16 +7,14 @@ use super::dlpack::{ElementType, Exported, reach};
 use super::malformed;
 
 pub enum Layout {
-    /// The elements are contiguous, in the order of their indices.
     Contiguous,
-    /// The elements are encoded in memory order, and have no gaps. The decoded tensor has these strides, in elements.
+    /// The elements have no gaps, and the decoded tensor has these strides, in elements.
     MemoryOrder(Vec<i64>),
-    /// The elements have gaps, so the encoder copies the elements. The decoded tensor has these strides, in elements.
+    /// The elements have gaps, and the decoded tensor is a copy with these strides, in elements.
     WithGaps(Strided, Vec<i64>),
 }
 
 impl Layout {
-    /// Returns the layout of a tensor, or None if the tensor must be pickled.
     pub fn of(tensor: &Exported<'_>) -> PyResult<Option<Self>> {
         if tensor.is_contiguous() {
             return Ok(Some(Layout::Contiguous));
@@ -30,8 +28,8 @@ impl Layout {
     }
 }
 
-/// Returns how to copy elements that have gaps, and the strides of the copy. The strides are the same as after
-/// `torch.clone`, which preserves the memory order of the dimensions. Returns None if a dimension repeats its elements.
+/// The strides of the copy are as after `torch.clone`, which preserves the memory order of the dimensions. Returns None
+/// if a dimension repeats its elements.
 fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided, Vec<i64>)> {
     if shape.iter().zip(strides).any(|(&count, &stride)| stride == 0 && count > 1) {
         return None;
@@ -48,7 +46,6 @@ fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided,
     Some((strided, dense))
 }
 
-/// Appends the description of a tensor with at most 255 dimensions. `strides` is None for contiguous elements.
 pub fn write(payload: &mut Vec<u8>, element: ElementType, shape: &[i64], strides: Option<&[i64]>) {
     payload.extend_from_slice(&[element.code, element.bits, shape.len() as u8, u8::from(strides.is_some())]);
     for extent in shape.iter().chain(strides.unwrap_or_default()) {
@@ -62,7 +59,7 @@ pub struct Description {
     pub len: usize,
 }
 
-/// Decodes a description from untrusted bytes that `take` returns.
+/// The bytes from `take` come from another process and are not trusted.
 pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Description> {
     let &[code, bits, dimensions, has_strides] = take(4)? else { return Err(malformed()) };
     let element = ElementType { code, bits, lanes: 1 };

@@ -1,6 +1,4 @@
-//! Decompresses gzip streams without the GIL. The compressed bytes come from a Python stream.
-//!
-//! A [`GzipReader`] belongs to an archive, and is used by the thread that iterates the archive.
+//! Decompresses gzip streams, whose bytes come from a Python stream, without the GIL.
 
 use std::io::{BufRead, Error, ErrorKind, Read};
 
@@ -10,9 +8,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// The number of bytes that are requested from the stream at a time.
 const PIECE: usize = 64 << 10;
-/// The maximum number of bytes that are decompressed at a time.
 const MOST: usize = 256 << 10;
 
 const FIRST: u8 = 0x1f;
@@ -20,13 +16,12 @@ const FIRST: u8 = 0x1f;
 /// Decompresses the contents of a gzip file. The file may have several members, with zeros between and after them.
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
-    /// The decompression state of the current gzip member, or None between two members and after the last member.
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The stream after the last gzip member was read. This field must be dropped with the GIL held, because otherwise
-    /// PyO3 would take a lock, which a forked child could inherit in its locked state.
+    /// This field must be dropped with the GIL held, because otherwise PyO3 would take a lock, which a forked child
+    /// could inherit.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
-    /// An error that is raised once all bytes that were decompressed before it were returned.
+    /// The error is raised once all bytes that were decompressed before it were returned.
     failed: Option<Error>,
 }
 
@@ -57,7 +52,6 @@ impl GzipReader {
 }
 
 impl GzipReader {
-    /// Decompresses until the buffer is full or more data must be read from the stream.
     fn fill(&mut self) -> Result<usize, Error> {
         let mut count = 0;
         while count < self.buffer.len() && (count == 0 || self.has_more_at_once()) {
@@ -78,7 +72,7 @@ impl GzipReader {
         self.decoder.as_ref().is_some_and(|decoder| !decoder.get_ref().is_drained())
     }
 
-    /// Decompresses some bytes into the buffer, starting at `begin`. Returns 0 at the end of the last member.
+    /// Writes bytes into the buffer from index `begin`, and returns 0 after the last gzip member.
     fn inflate(&mut self, begin: usize) -> Result<usize, Error> {
         while let Some(mut decoder) = self.decoder.take() {
             let count = decoder.read(&mut self.buffer[begin..]);
@@ -99,7 +93,7 @@ impl GzipReader {
     }
 }
 
-/// Skips zeros before the next member. Returns false if no member follows; other data is ignored, as by gzip(1).
+/// Zeros before the next gzip member are skipped, and other data is ignored, as by gzip(1).
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;

@@ -1,4 +1,4 @@
-//! Python functions with which pipes convert files to records.
+//! Provides the Python functions with which pipes convert files to records.
 
 pub mod gzip;
 pub mod pickle;

@@ -1,7 +1,4 @@
 //! Reads TFRecord files of examples.
-//!
-//! A [`TFRecordReader`] belongs to the pipe that reads one stream, and is used by the thread that iterates the pipe.
-//! The reader requests one piece at a time from the Python stream and copies it. Created arrays own their memory.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -13,7 +10,7 @@ use torchdata_core::formats::tfrecord::{LONGEST, Records};
 
 use crate::codec::array_of;
 
-/// The number of bytes requested at a time, so that a piece stays in the processor's cache until it is copied.
+/// A piece of this many bytes stays in the processor's cache until it is copied.
 const PIECE: usize = 128 << 10;
 
 /// Iterates over the examples in a stream of TFRecords, as dictionaries.
@@ -22,16 +19,15 @@ pub struct TFRecordReader {
     records: Records,
     read: Py<PyAny>,
     maker: Maker,
-    /// The name of the reader and of its file, used in messages.
     place: String,
 }
 
 #[pymethods]
 impl TFRecordReader {
-    /// Creates a reader of a stream. `read(size)` returns the next bytes of the stream. If `wanted` is not None, only
-    /// features with these names are read. `convert(array)` converts each array, and `finish(example)` converts each
-    /// dictionary. A record of more than `longest` bytes is rejected. The stream is at byte `offset`, where record
-    /// number `record` begins. `unread` contains bytes after `offset` that were already read from the stream.
+    /// `read(size)` returns the next bytes of the stream. If `wanted` is not None, only features with these names are
+    /// read. `convert(array)` converts each array, and `finish(example)` converts each dictionary. The stream is at
+    /// byte `offset`, where record number `record` begins. `unread` contains bytes after `offset` that were already
+    /// read from the stream.
     #[new]
     #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]
@@ -84,7 +80,6 @@ impl TFRecordReader {
         self.records.record()
     }
 
-    /// Returns the bytes after `offset` that were already read from the stream.
     #[getter]
     fn unread<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.records.unread())
@@ -99,7 +94,6 @@ impl TFRecordReader {
 }
 
 impl TFRecordReader {
-    /// Reads the next piece of the stream. Returns false at the end of the stream.
     fn fill(&mut self, py: Python<'_>) -> PyResult<bool> {
         let piece = self.read.bind(py).call1((PIECE,))?;
         let filled = |length: usize| length > 0;
@@ -119,7 +113,6 @@ impl TFRecordReader {
         )))
     }
 
-    /// Returns the exception that reports a fault in the next record of the file.
     fn explained(&self, py: Python<'_>, fault: Fault) -> PyErr {
         let (offset, record) = (self.records.offset(), self.records.record());
         let explain =
@@ -136,7 +129,6 @@ impl TFRecordReader {
     }
 }
 
-/// A fault of a record, or another exception.
 enum Fault {
     Record(String),
     Other(PyErr),
@@ -158,7 +150,6 @@ struct Maker {
     wanted: Option<FxHashSet<String>>,
     convert: Option<Py<PyAny>>,
     finish: Option<Py<PyAny>>,
-    /// A buffer for the values of a feature, which is reused for all features of floats.
     floats: Vec<f32>,
     integers: Vec<i64>,
 }
@@ -187,7 +178,7 @@ impl Maker {
         for (name, steps) in &example.lists {
             if context.contains(name) {
                 if self.wanted.is_some() {
-                    continue; // if names are given, the feature in the context is used
+                    continue; // a feature in the context precedes a list with this name
                 }
                 return Err(Fault::Record(format!(
                     "the key {name:?} is contained in both its context and its feature lists; request the feature of \

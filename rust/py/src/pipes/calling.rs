@@ -1,6 +1,4 @@
-//! Measures calls of user functions of indexed datasets separately from the pipe that makes the calls.
-//!
-//! User functions are measured only in loaders that measure each pipe, in every thread that iterates the pipes.
+//! Measures the user functions of indexed datasets separately from the pipe that calls these functions.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,7 +9,7 @@ use crate::pipes::clocking;
 use crate::pipes::iterators::call;
 use crate::pipes::token::IterationToken;
 
-/// Calls a function with one argument, and measures the call for the pipe of a token. With `counts`, counts the items.
+/// Calls a function with one argument, and measures the call in the statistics of a pipe.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct TimedCall {
     token: Py<IterationToken>,

@@ -1,14 +1,10 @@
-//! Measures the time of pipes. Only some calls are measured, so that measuring costs little even for small items.
+//! Measures the time of pipes in some of their calls, so that measuring costs little even for small items.
 //!
-//! Guards that measure time call their iterator through `next_timed`. A call that is not nested in another call is a
-//! root call. About one root call per `interval` is measured, together with all calls nested in it. The own time of a
-//! pipe is the time of its calls minus the time of the pipes from which it reads in the same thread. The interval
-//! depends on the duration of root calls, and varies at random so that measured calls do not coincide with a periodic
-//! pattern of the pipeline. A measured call never represents more time than has passed since the previous measurement.
+//! A root call is not nested in a call of another pipe. About one root call per `interval` is measured, together with
+//! its nested calls. The own time of a pipe excludes the pipes from which it reads in the same thread.
 //!
-//! A root call may make many nested calls. A guard skips this module if its last call was nested and no root call is
-//! measured ([`is_measuring`]). A guard still calls this module from time to time, to detect that its own calls are no
-//! longer nested in other calls.
+//! A root call may make many nested calls, so a guard (`guard.rs`) calls this module for nested calls only if
+//! [`is_measuring`], or to detect that its calls are no longer nested.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -17,10 +13,9 @@ use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
 /// The cost of measuring one call, in nanoseconds.
 const COST: u64 = 60;
-/// Measuring all pipes takes at most 1/`PRICE` of the time, and measuring only the loader 1/`PRICE_METERED`.
+/// Measuring all pipes may take 1/`PRICE` of the time, and measuring only the loader 1/`PRICE_METERED`.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
-/// How many calls a measured call represents at most. `LONGEST_METERED` is used if only the loader is measured.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
 /// An unmeasured call of more nanoseconds than this is slow, which the coarse clock detects.
@@ -29,8 +24,8 @@ pub const NOTICED: u64 = 12_000_000;
 /// The number of nested calls after which a guard checks whether its calls are still nested.
 pub const LOOK_AGAIN: u32 = 128;
 
-/// The number of root calls that are being measured in all threads. Race conditions are harmless, because a wrong
-/// number only slows down some calls or omits one measurement.
+/// Race conditions are harmless, because a wrong number of measured root calls only slows down some calls or omits one
+/// measurement.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
 #[inline]
@@ -39,19 +34,18 @@ pub fn is_measuring() -> bool {
 }
 
 struct Clocking {
-    /// The number of nested calls in progress in this thread, including the root call.
+    /// The number of nested calls in progress, including the root call.
     depth: Cell<u32>,
-    /// The number of calls that the current root call represents, or 0 if the root call is not measured.
+    /// The number of calls that the current root call represents, or 0 if it is not measured.
     weight: Cell<u64>,
-    /// The nanoseconds spent in the calls that the innermost measured call has made itself.
+    /// The nanoseconds that the innermost measured call has spent in nested calls.
     children: Cell<u64>,
     calls: Cell<u64>,
     countdown: Cell<u64>,
     gap: Cell<u64>,
-    /// The upper limit for the mean of the next gap (see [`next_gap`]).
     most: Cell<u64>,
     last: Cell<u64>,
-    /// The moving average of the durations of root calls in this thread, in nanoseconds.
+    /// The moving average of the durations of root calls in nanoseconds.
     usual: Cell<u64>,
     random: Cell<u64>,
 }
@@ -71,7 +65,6 @@ thread_local! {
     } };
 }
 
-/// Returns a random number from 1 to `2 * mean - 1`, with the given mean.
 pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     let mut bits = random.get();
     bits ^= bits << 13;
@@ -81,22 +74,21 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
 }
 
-/// Returns how many calls of `usual` nanoseconds one measured call must represent, so that measuring costs at most
-/// 1/`price` of the time. Each measurement includes `calls` calls.
+/// Returns after how many calls to measure one, so that measuring `calls` nested calls costs at most 1/`price` of the
+/// time.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
 
-/// Returns the number of calls until the next measured call. The average of the returned numbers is `mean`. The average
-/// of the first numbers is lower, and doubles with each measurement up to `mean`, so that short runs are measured, too.
+/// Returns the number of calls until the next measured call, on average `mean`. The first gaps are shorter, and double
+/// with each measurement, so that short runs are measured, too.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
     most.set((2 * most.get()).min(LONGEST_METERED));
     around(random, least)
 }
 
-/// Restarts measuring: the next call is measured and represents only itself. The nesting depth of this thread is reset
-/// too, because this process may have been forked during a nested call.
+/// This process may have been forked during a nested call, so the nesting depth is reset.
 pub fn begin() {
     MEASURING.store(0, Relaxed);
     CLOCKING.with(|thread| {
@@ -111,15 +103,14 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// For a measured call: the nanoseconds without nested calls, and the maximum number of calls that it represents.
+    /// The nanoseconds of a measured call without nested calls, and the maximum number of calls that it represents.
     pub own: Option<(u64, u64)>,
-    /// If a root call was measured or slow: its nanoseconds, and the number of calls that it represents.
+    /// The nanoseconds of a measured or slow root call, and the number of calls that it represents.
     pub whole: Option<(u64, u64)>,
-    /// The nanoseconds since the previous measured root call of this thread.
     pub passed: u64,
 }
 
-/// Makes a call, and measures the call if a measurement is due. The returned bool is true for a nested call.
+/// The returned bool is true for a nested call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
@@ -152,7 +143,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Makes the next call a measured call after a slow unmeasured call, because slow calls may follow each other.
+/// Slow calls may follow each other, so the next call is measured.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);
@@ -161,7 +152,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns how many calls a measured call represents: 1 for a slow call, because each slow call is recorded.
+/// A slow call represents only itself, because each slow call is recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

@@ -1,10 +1,7 @@
-//! Returns the items of a loader to its user one at a time, and counts them.
+//! Returns the items of a loader to its user, and counts them, in one thread at a time.
 //!
-//! This code runs in the threads that iterate the loader, but in only one thread at a time. A loader has one
-//! [`Delivery`]. A `Delivery` contains the ID of the valid iterator, the source of the items, and the count of the
-//! items that the user has received in the epoch. If another thread starts an epoch or shuts the loader down during a
-//! read, the result of the read is dropped, and the reader is informed. The count of received items changes exactly
-//! when an item is returned, without Python code in between, so signal handlers always read the correct count.
+//! If another thread ends the epoch during a read, the result of the read is dropped. No Python code runs between
+//! counting and returning an item, so signal handlers always read the correct count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -24,7 +21,6 @@ use crate::watching;
 
 const NONE: i64 = -1;
 
-/// The source of an epoch: the iterator, and the `next` function of the iterator's type.
 struct EpochSource {
     iterator: Py<PyAny>,
     next: ffi::iternextfunc,
@@ -34,31 +30,27 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch. If an item was already read, this item is dropped.
+    /// Another thread or a signal handler has ended the epoch, so the item was dropped.
     Left,
 }
 
-/// Counts the items that a loader's user has received, and reads further items from the source.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Delivery {
     source: GilCell<Option<EpochSource>>,
     valid: AtomicI64,
-    /// A number that changes whenever `source` or `valid` changes.
     version: GilNumber,
     turn: Py<Turn>,
-    /// Whether the user has requested an item in the current epoch.
     begun: AtomicBool,
-    /// The number of items of the current epoch that the user has received, excluding items of earlier runs.
+    /// Items that the user has received in earlier runs are not counted.
     given: Arc<GilNumber>,
-    /// The heartbeat that counts the calls of the source. The flags of the heartbeat are set if the loader is paused or
-    /// limited, if the watching thread does not run, or if the last call was interrupted.
+    /// The heartbeat of calls of the source, with flags for a paused or limited loader, a missing watching thread, and
+    /// an interrupted call.
     pulse: Arc<Pulse>,
-    /// The key for reports of stalled calls, and the maximum time for one item, or None if calls are not watched.
+    /// The key for reports of stalled calls, and the maximum time for one item.
     watched: GilCell<Option<(u64, Duration)>>,
 }
 
 impl Delivery {
-    /// Returns the counter of delivered items, which later deliveries increase.
     pub fn given(&self) -> Arc<GilNumber> {
         Arc::clone(&self.given)
     }
@@ -101,7 +93,7 @@ impl Delivery {
         }
     }
 
-    /// Records an exception that interrupts the computation of an item at any point, such as KeyboardInterrupt.
+    /// An exception such as KeyboardInterrupt can interrupt pipes at any point, so items may be lost.
     #[cold]
     fn note(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyException>(py) {
@@ -201,7 +193,6 @@ impl Delivery {
         self.given.store(count);
     }
 
-    /// Whether an item is being computed, in another thread or by a caller in this thread.
     #[getter]
     fn busy(&self) -> bool {
         self.pulse.is_inside()
@@ -230,8 +221,7 @@ impl Delivery {
         watching::watch(py).end(&self.pulse);
     }
 
-    /// Returns the next item without counting the item, and without checking whether the iterator is valid. Raises
-    /// StopIteration at the end.
+    /// Returns the next item without counting it, and without checking whether the iterator is valid.
     #[pyo3(name = "step")]
     fn step_from_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.step(py) {
@@ -255,7 +245,7 @@ impl Delivery {
     }
 }
 
-/// The base class of loader iterators, which returns the next item in the common case. Subclasses do everything else.
+/// The base class of loader iterators.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct DeliveryIterator {
     delivery: Py<Delivery>,
@@ -308,7 +298,7 @@ impl DeliveryIterator {
     }
 }
 
-/// Returns the next item of a loader that is paused or limited, or that is on hold while its state is saved.
+/// Waits until the loader is neither paused, limited nor held by a thread that saves its state.
 #[cold]
 fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();
@@ -327,7 +317,7 @@ fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> 
     };
     let counted = slf.call_method0("_count_to_limit");
     delivery.pulse.leave();
-    counted.map_err(|error| delivery.note(py, error))?; // an item may have been computed
+    counted.map_err(|error| delivery.note(py, error))?;
     delivery.given.increment();
     Ok(Some(item))
 }

@@ -1,9 +1,8 @@
-//! The iterator guard, which ensures that only a pipe's newest iterator is valid, and counts items faster than a
-//! generator.
+//! Implements the iterator guard, which ensures that only a pipe's newest iterator is valid, and counts items faster
+//! than a generator.
 //!
-//! Every item of every pipe passes through a guard, so the type is built from plain C slots. PyO3's class macro would
-//! add a wrapper around `__next__` that takes longer than the guard. The hot path is [`next_item`]: it compares two
-//! numbers, calls the iterator, and counts the item. A guard owns references to a pipe, its iterator and its token.
+//! Every item of every pipe passes through a guard, and PyO3's wrapper around `__next__` would take longer than the
+//! guard, so the type is built from C slots.
 //!
 //! A panic in a slot would abort the process, so `caught` wraps all code except memory accesses and C functions.
 
@@ -27,61 +26,49 @@ use crate::pipes::metering::Metering;
 use crate::pipes::sequence::SequenceIterator;
 use crate::pipes::token::IterationToken;
 
-/// A number that no iterator has, which the garbage collector stores in a guard to make the guard invalid.
+/// The garbage collector makes a guard invalid with this number, which no iterator has.
 const CLEARED: u64 = u64::MAX;
 
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
-    // The fields that are needed for each item come first, so that they share one cache line.
-    /// The number of this iterator. The guard is valid while the token's current number equals this number.
+    // The fields that each item needs come first, so that they share one cache line.
+    /// The guard is valid while this number equals the token's number.
     id: u64,
-    /// The pipe's token. The pointer is valid as long as the guard owns `token_object`.
+    /// The guard owns the token through `token_object`.
     token: *const IterationToken,
-    /// The C function that returns the next item, and a borrowed reference to the argument of this function. The
-    /// function is the iterator's own C function with the iterator as its argument, or `next_timed` or `next_metered`
-    /// with this guard as the argument.
+    /// The function that returns the next item from `argument`: the iterator's own function, or `next_timed` or
+    /// `next_metered` with this guard.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The counter of items on a board, or null. The pointer is valid as long as the pipe's token exists.
+    /// The item counter of the pipe in shared memory, or null, valid as long as the token.
     counter: *const AtomicU64,
-    /// The iterator from the pipe's own `__iter__`. The guard owns the references in this field and in the next two
-    /// fields. NULL after clearing.
+    /// The guard owns the iterator, the pipe and the token, which are NULL after clearing.
     iterator: *mut ffi::PyObject,
-    /// The pipe. The guard keeps the pipe alive during the iteration.
     pipe: *mut ffi::PyObject,
     token_object: *mut ffi::PyObject,
-    /// The function of the iterator's type that returns the next item.
     inner: ffi::iternextfunc,
-    /// The board's word that contains the number of the running pipe, or null if the pipes are not measured. The
-    /// pointer is valid while the pipe's token exists. While the pipe of this guard runs, the word is `mark`.
+    /// The word in shared memory that shows the running pipe, or null if pipes are not measured. The word contains
+    /// `mark` while the pipe of this guard runs.
     current: *const AtomicU32,
     mark: u32,
-    /// Whether the last call that `clocking` measured or counted was nested in another call.
     nested: bool,
-    /// Selects the calls that `next_metered` measures. `next_timed` only uses the countdown to detect nested calls.
+    /// `next_timed` only uses the countdown to detect nested calls.
     metering: Metering,
-    /// Whether the iterator is the built-in `map`. A StopIteration that the function of the `map` raises is converted
-    /// to another error, because it would look like the end of the data (PEP 479).
+    /// Whether the iterator is the built-in `map`, whose function must not end the data with a StopIteration (PEP 479).
     sealed: bool,
-    /// The settings for profiler ranges if PyTorch is loaded: a boxed `Ranging`, otherwise NULL. Freed with the guard.
     ranging: *mut Ranging,
 }
 
-/// The settings with which a guard reports its calls as ranges to torch's profiler.
+/// Reports the calls of a guard as ranges to torch's profiler.
 struct Ranging {
-    /// The C function that `next_ranged` calls and its argument, like the fields `next` and `argument` of `Guard`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The dictionary of the module `torch.autograd.profiler`, and the variable that shows whether a profiler runs.
     profiler: Py<PyDict>,
     runs: Py<PyString>,
-    /// Begins a profiler range for a pipe, and returns a function that ends this range.
     begin: Py<PyAny>,
 }
 
-/// Returns the type object of guards.
-///
 /// FORK: the type is created while the extension is imported, so no thread ever waits for this cell.
 pub fn guard_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -191,7 +178,7 @@ pub fn guard_iterator<'py>(
     }
 }
 
-/// The `__next__` of guards. The hot path contains no code that can panic.
+/// The code for the common case cannot panic.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the caller keeps the guard alive. A current guard is not cleared, so it owns its token and iterator.
     unsafe {
@@ -201,7 +188,7 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
     }
 }
 
-/// Calls the iterator of a valid guard and counts the item. Returns NULL if there is no item or the guard is invalid.
+/// Returns NULL if there is no item or the guard is invalid.
 ///
 /// # Safety
 /// As in `next_item`.
@@ -232,7 +219,7 @@ unsafe fn count(guard: *mut Guard, items: u64) {
     }
 }
 
-/// Makes a guard's iterator skip up to `most` items, if the iterator can skip items. Skipped items count as yielded.
+/// Skips up to `most` items if the iterator of the guard supports skipping, and counts them as yielded.
 ///
 /// # Safety
 /// The iterator is a guard.
@@ -250,7 +237,6 @@ pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     }
 }
 
-/// Calls the iterator of the loader's last pipe, and measures some of the calls.
 unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: `next_item` passes its own guard to this function, and that guard is valid and not cleared.
     unsafe {
@@ -259,7 +245,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
     }
 }
 
-/// Makes a call of the guard's iterator and measures its duration. This function cannot panic.
+/// This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered`. The record is not used after the call, which may bind the token to another record.
@@ -280,7 +266,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Calls the iterator of a pipe if all pipes are measured. During the call, the board shows that this pipe is running.
+/// During the call, the statistics show that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: see `next_metered` and `metered`. The token keeps the word `current` valid until the guard is cleared.
     unsafe {
@@ -299,7 +285,6 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
     }
 }
 
-/// Calls the iterator. Measures the call, which may be nested, if a measurement is due.
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_timed`.
     unsafe {
@@ -318,7 +303,6 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Adds the measurements of a call to the record of the pipe. `first` is true for the first call of an epoch.
 unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) {
     // SAFETY: the caller passes a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
@@ -329,7 +313,6 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) 
     }
 }
 
-/// Calls the iterator within a profiler range if torch's profiler runs.
 unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered`. The boxed `Ranging` exists as long as the guard, which the caller of `next_item`
     // keeps alive. Looking up the key raises no exception, because all keys of a module's dict are strings.
@@ -349,7 +332,7 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins a profiler range, and returns the function that ends it. Errors are only reported, so that loading continues.
+/// Errors are only reported, so that loading continues.
 ///
 /// # Safety
 /// The pipe exists.
@@ -359,7 +342,7 @@ unsafe fn begin_range(py: Python<'_>, begin: &Py<PyAny>, pipe: *mut ffi::PyObjec
     begin.call1(py, (pipe,)).map_err(|error| error.write_unraisable(py, Some(begin.bind(py)))).ok()
 }
 
-/// Ends a profiler range. An exception that the pipe has raised is preserved.
+/// An exception that the pipe has raised is preserved.
 fn end_range(py: Python<'_>, end: Py<PyAny>) {
     let passing = PyErr::take(py);
     if let Err(error) = end.call1(py, (py.None(), py.None(), py.None())) {
@@ -370,7 +353,6 @@ fn end_range(py: Python<'_>, end: Py<PyAny>) {
     }
 }
 
-/// Begins measuring the main process's wait for the first item of an epoch.
 unsafe fn begin_first(guard: *mut Guard, first: bool) {
     // SAFETY: as in `next_metered`.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
@@ -378,7 +360,7 @@ unsafe fn begin_first(guard: *mut Guard, first: bool) {
     }
 }
 
-/// Ends measuring the wait for the first item. If an item was returned, marks the epoch of the main process as running.
+/// The first item begins the epoch of the main process in the statistics.
 unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     // SAFETY: as in `next_metered`.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
@@ -389,7 +371,6 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     }
 }
 
-/// Handles a call without an item: the iterator has ended, has raised an exception that may be skipped, or is invalid.
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_item`.
@@ -425,8 +406,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the current Python exception was created from a panic of Rust code. Converting a panic exception to
-/// a Rust error would raise the panic again.
+/// Converting a panic exception to a Rust error would raise the panic again.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
     unsafe {
@@ -434,7 +414,7 @@ fn is_panic(py: Python<'_>) -> bool {
     }
 }
 
-/// Returns Ok(false) if the iteration has ended normally, or Ok(true) if it continues after a skipped exception.
+/// Returns Ok(false) if the iteration has ended, or Ok(true) if it continues after a skipped exception.
 fn outcome(
     token: &IterationToken,
     pipe: &Bound<'_, PyAny>,
@@ -450,7 +430,7 @@ fn outcome(
                  IterDataPipe: {}. A pipe has one valid iterator at a time; `.fork()` gives a pipe several readers.",
                 describe(pipe)
             ));
-            error.value(py).setattr("_torchdata_invalid", true)?; // not caused by an item, so never skipped
+            error.value(py).setattr("_torchdata_invalid", true)?; // no item has caused this error, so it is never skipped
             return Err(error);
         }
         token.finish();
@@ -473,7 +453,7 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Removes this package's frames from an exception and adds the pipe's name. Returns Ok(true) to skip the exception.
+/// Returns Ok(true) to skip the exception.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = pipe.py();
@@ -486,13 +466,13 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bou
         Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many were skipped
         Ok(told) if told.is_truthy()? => Ok(true),
         Ok(_) => Err(PyErr::from_value(value.clone().into_any())),
-        // If the explanation fails, the original exception is raised, unless KeyboardInterrupt ended the explanation.
+        // If the explanation fails, the original exception is raised, unless KeyboardInterrupt has ended the
+        // explanation.
         Err(other) if other.is_instance_of::<PyException>(py) => Err(error),
         Err(other) => Err(other),
     }
 }
 
-/// Describes a pipe. If the `repr` of the pipe fails, returns the name of its class.
 fn describe(pipe: &Bound<'_, PyAny>) -> String {
     pipe.repr()
         .map(|text| text.to_string())
@@ -500,8 +480,7 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// If a guard has no attribute with this name, returns the attribute of its iterator, such as a generator's `close`.
-/// Only calls C functions.
+/// Attributes of the iterator, such as a generator's `close`, are also attributes of the guard.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the interpreter calls the slot with an existing guard and a str. NULL comes with an exception.
     unsafe {
@@ -518,7 +497,6 @@ unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::P
     }
 }
 
-/// Reports the references of a guard to the garbage collector. Only calls C functions.
 unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc, argument: *mut c_void) -> c_int {
     // SAFETY: the garbage collector calls the slot with an existing guard. NULLs are skipped.
     unsafe {
@@ -536,7 +514,6 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
     0
 }
 
-/// Drops all references to break a reference cycle. Only calls C functions.
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
     // SAFETY: as in `traverse`. `id` changes first: dropping a reference may run other code, and that code must see an
     // invalid guard.

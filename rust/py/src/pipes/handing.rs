@@ -1,11 +1,10 @@
-//! An iterator that returns items from Python code without losing an item to Ctrl-C.
+//! Implements an iterator that returns items from Python code without losing an item to Ctrl-C.
 //!
-//! Python can handle signals between any two instructions. If a handler raised an exception after an item was taken and
-//! before it was returned, this item would be lost. Therefore the iterator calls two Python methods for each item.
-//! `_wait` waits for an item without taking it, so a signal handler can interrupt `_wait` without losing the item.
-//! `_hand_over` takes the item. A Ctrl-C during `_hand_over` is recorded, and raised after the item was returned.
+//! Python can handle a signal between taking and returning an item, which would lose the item. The method `_wait`
+//! therefore waits for an item without taking it, so a signal handler can interrupt `_wait`. A Ctrl-C during
+//! `_hand_over`, which takes the item, is recorded, and raised after the item was returned.
 //!
-//! Threads read the iterator one at a time. Only the main thread handles signals, so other threads record no signal.
+//! Threads read the iterator one at a time, and only the main thread handles signals.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -29,7 +28,6 @@ pub struct HandingIterator {
 }
 
 impl HandingIterator {
-    /// From the next epoch on, counts and times the items of a pipe, in the pipe's record on the main process's page.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.meter.count_into(py, pipe);
     }
@@ -74,8 +72,8 @@ impl HandingIterator {
     }
 }
 
-/// The temporary signal handler for Ctrl-C, which only records the signal. A second Ctrl-C is passed to the previous
-/// handler, so that the user can interrupt a function that hangs.
+/// A temporary signal handler that only records Ctrl-C. A second Ctrl-C is passed to the previous handler, so that the
+/// user can interrupt a function that hangs.
 #[pyclass(frozen)]
 struct Noted {
     pressed: AtomicBool,
@@ -102,7 +100,7 @@ struct Deferred<'py> {
 }
 
 impl<'py> Deferred<'py> {
-    /// Starts recording. A signal that arrived earlier is handled first.
+    /// A signal that arrived earlier is handled first.
     fn new(py: Python<'py>) -> PyResult<Self> {
         let handler = signals(py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
         if !handler.is_callable() {
@@ -116,7 +114,6 @@ impl<'py> Deferred<'py> {
         }
     }
 
-    /// Stops recording. If a signal was recorded, it is handled once the caller has returned to Python code.
     fn end(mut self) -> PyResult<()> {
         self.restore()
     }
@@ -137,13 +134,12 @@ impl<'py> Deferred<'py> {
     }
 }
 
-/// Returns Python's built-in module `_signal`, which is imported once. The functions of `_signal` run no Python code.
+/// The functions of Python's built-in module `_signal` run no Python code.
 pub fn signals(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE.get_or_try_init(py, || py.import("_signal").map(Bound::unbind)).map(|module| module.bind(py))
 }
 
-/// Installs a handler of Ctrl-C. Signals that arrived earlier are handled by the previous handler.
 fn install<'py>(py: Python<'py>, handler: &Bound<'py, PyAny>) -> PyResult<()> {
     signals(py)?.getattr("signal")?.call1((libc::SIGINT, handler)).map(drop)
 }

@@ -1,4 +1,4 @@
-//! Fast iterators for `Filter` and for pipes that read by index, with the exception handling of other pipes.
+//! Implements fast iterators for `Filter` and for pipes that read by index.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
@@ -7,9 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 unsafe extern "C" {
-    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 exports the function, although the
-    /// limited API of CPython 3.11 does not declare it. Other C functions for calls would create a tuple or read
-    /// variable arguments for each item.
+    /// Part of the stable ABI since CPython 3.12, and exported but not declared by CPython 3.11. Other C functions for
+    /// calls would create a tuple or read variable arguments for each item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -18,7 +17,7 @@ unsafe extern "C" {
     ) -> *mut ffi::PyObject;
 }
 
-/// A flag: the called function may use the slot before the arguments, which saves a copy for bound methods.
+/// The called function may use the slot before the arguments, which saves a copy for bound methods.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 #[inline]
@@ -48,14 +47,13 @@ pub fn next_of<'py>(py: Python<'py>, iterator: &Py<PyAny>) -> PyResult<Option<Bo
 pub struct FilterIterator {
     source: Py<PyAny>,
     predicate: Py<PyAny>,
-    /// Items of these types are dropped without a call of `on_dropped`.
     plain: Vec<Py<PyType>>,
     on_dropped: Py<PyAny>,
     to_bool: Py<PyAny>,
 }
 
 impl FilterIterator {
-    /// Converts a StopIteration of the predicate, because it would look like the end of the data (PEP 479).
+    /// A StopIteration of the predicate would look like the end of the data (PEP 479).
     #[cold]
     fn failure(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyStopIteration>(py) {
@@ -109,8 +107,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Needs no `__clear__`: like the built-in `filter`, this iterator never changes its references, so each cycle that
-    /// contains it also contains a mutable object, which the garbage collector clears.
+    /// Needs no `__clear__`: like `filter`, this iterator never changes its references, so each cycle also contains a
+    /// mutable object, which is cleared.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;
@@ -120,7 +118,7 @@ impl FilterIterator {
     }
 }
 
-/// Yields `item_at(index)` for each index, like `map`. Unlike a generator, this iterator continues after an exception.
+/// Yields `item_at(index)` for each index, and, unlike a generator, continues after an exception.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct IndexedIterator {
     item_at: Py<PyAny>,

@@ -1,8 +1,7 @@
-//! Measures the time that a program spends in `next` of a loader. Only some calls are measured.
+//! Measures the time that a program spends in `next` of a loader, in some of the calls.
 //!
-//! [`Metering`] selects the measured calls. The measured call represents itself and the unmeasured calls since the
-//! previous measured call. [`Meter`] counts and measures items of iterators that are not pipes. The reading thread uses
-//! `Metering` and `Meter` with the GIL held.
+//! A measured call represents itself and the unmeasured calls since the previous measured call. [`Meter`] measures
+//! iterators that are not pipes.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,11 +14,10 @@ use crate::pipes::clocking;
 
 pub struct Metering {
     pub countdown: u32,
-    /// How many calls the next measured call represents. `most` is the upper limit for the mean of random gaps.
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
-    /// The time at which the last measured call ended, in nanoseconds, or 0 before the first measured call.
+    /// The time in nanoseconds at which the last measured call ended, or 0.
     pub measured: u64,
 }
 
@@ -34,7 +32,7 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Records that a measured call has ended. Returns the total nanoseconds of all calls that it represents.
+    /// Returns the total nanoseconds of all calls that the measured call represents.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);
@@ -48,7 +46,6 @@ impl Metering {
     }
 }
 
-/// Counts and measures the items of an iterator that is not a pipe, once `count_into` was called.
 pub struct Meter(GilCell<Option<CountedItems>>);
 
 struct CountedItems {
@@ -61,12 +58,11 @@ impl Meter {
         Self(GilCell::new(None))
     }
 
-    /// Counts in the record of a pipe on the main process's page, starting with the next call, which begins an epoch.
+    /// The next call begins an epoch in the statistics.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }
 
-    /// Makes a call that returns an item or an error, and measures it if a measurement is due.
     #[inline]
     pub fn around<T>(&self, py: Python<'_>, call: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
         let began = self.0.with(py, |counted| counted.as_mut().and_then(CountedItems::begin));
@@ -120,11 +116,11 @@ impl CountedItems {
     }
 }
 
-/// Adds items that were computed outside of any pipe, and their time, to the record of a pipe.
+/// Adds items that were computed outside of any pipe to the record of a pipe.
 pub fn add_work(pipe: &PipeRef, items: u64, own: u64, weight: u64) {
     let record = pipe.record();
     let all = own.saturating_mul(weight);
     let count = items.max(1);
     add(&record.yielded, items);
-    record.sample(all / count, all, count); // statistics show how long a single item takes
+    record.sample(all / count, all, count); // statistics show the time of a single item
 }

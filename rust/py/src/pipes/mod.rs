@@ -1,5 +1,5 @@
-//! The iteration of pipes: tokens that identify the valid iterator, guards around the iterators of users, the order in
-//! which threads read, and the measurement of time.
+//! Iterates pipes: tokens identify the valid iterator, guards count items, turns order threads, and clocks measure
+//! time.
 
 pub mod calling;
 pub mod clocking;

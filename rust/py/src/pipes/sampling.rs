@@ -1,12 +1,11 @@
-//! Random orders of map pipes, equal to `random.Random(seed).sample(range(count), count)`, in 2 % of Python's time.
+//! Computes random orders equal to `random.Random(seed).sample(range(count), count)`, in 2 % of Python's time.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::sampling::{MersenneTwister, WORDS};
 
-/// Returns a random order of the first `count` numbers, drawn by a Python generator with the given state, as native
-/// 32-bit integers.
+/// Returns a random order of the first `count` numbers as native 32-bit integers.
 ///
 /// `words` and `drawn` come from `random.Random.getstate()`: 624 native 32-bit words, and the number of used words.
 #[pyfunction]

@@ -1,6 +1,4 @@
 //! Iterates over a sequence by index, and can skip items.
-//!
-//! The iterator runs in any process and thread that iterates the pipes.
 
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -23,14 +21,13 @@ fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<SequenceKin
     Some(SequenceKind::Range { start, step })
 }
 
-/// Iterates over a sequence like `iter`, and can skip items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
     kind: SequenceKind,
-    /// The length of an immutable sequence. A list can change, so its length is read each time.
+    /// The length of a list is not stored, because a list can change.
     length: usize,
-    /// The index of the next item, or `u64::MAX` after the end. The end is final, even if a list grows afterwards.
+    /// The index is `u64::MAX` after the end, which is final even if a list grows.
     position: GilNumber,
 }
 
@@ -60,7 +57,6 @@ impl SequenceIterator {
         }
     }
 
-    /// Skips up to `most` items, and returns the number of skipped items.
     pub fn pass_over(&self, py: Python<'_>, most: usize) -> usize {
         loop {
             let position = self.position.load();
@@ -74,7 +70,6 @@ impl SequenceIterator {
 
 #[pymethods]
 impl SequenceIterator {
-    /// Creates an iterator over `sequence` that starts with item number `position`.
     #[new]
     fn new(sequence: &Bound<'_, PyAny>, position: usize) -> PyResult<Self> {
         let length = sequence.len()?;

@@ -1,9 +1,6 @@
-//! Splits an indexable source into shares. No share reads the items of another share.
+//! Splits an indexable source into shares, none of which reads the items of another share.
 //!
-//! A source that supports shares iterates with a `SequenceIterator` (`sequence.rs`), which skips items by its index. A
-//! [`ShareIterator`] reads the source through its guard, which counts skipped items as yielded. Therefore positions,
-//! states and counts include the items of other shares, although these items are never read. This code runs in each
-//! thread that iterates the pipes. The GIL orders all accesses.
+//! The guard of the source counts the skipped items of other shares as yielded.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -14,21 +11,21 @@ use pyo3::prelude::*;
 use crate::pipes::guard;
 use crate::pipes::iterators::next_of;
 
-/// Alternately yields several consecutive items of a source and skips the items of other shares.
+/// Alternately yields `run` items of a source and skips `between` items of other shares.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// The number of items to skip before the first yielded item. `left` is the number of items to yield afterwards.
+    /// The number of items to skip first, followed by `left` items to yield.
     before: AtomicUsize,
     left: AtomicUsize,
 }
 
 #[pymethods]
 impl ShareIterator {
-    /// Skips `before` items of `source`, which is the guard of a `SequenceIterator`, and yields `left` items. After
-    /// these `left` items, alternately skips `between` items and yields `run` items. `left` and `run` are positive.
+    /// `source` is the guard of a `SequenceIterator`, of which `before` items are skipped and `left` items are yielded
+    /// first. `left` and `run` are positive.
     #[new]
     fn new(source: &Bound<'_, PyAny>, before: usize, left: usize, between: usize, run: usize) -> PyResult<Self> {
         if !source.get_type().is(guard::guard_type(source.py())?) {

@@ -1,7 +1,7 @@
-//! The token of a pipe records which iterator of the pipe is valid, and how many items that iterator has yielded.
+//! A token records which iterator of a pipe is valid, and how many items that iterator has yielded.
 //!
-//! A pipe owns one [`IterationToken`], which all its threads use. Each iterator of the pipe is an `IteratorGuard` (see
-//! `guard_type`), which stores the number that the token had when the iterator was created.
+//! All threads that iterate a pipe use its token. A guard (`guard.rs`) stores the number that the token had when the
+//! guard was created.
 
 use std::ptr;
 use std::sync::atomic::{
@@ -15,10 +15,9 @@ use torchdata_core::stats::PipeRef;
 use crate::gil_cell::GilCell;
 use crate::pipes::clocking::Timed;
 
-/// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether the pipe is the last pipe of its process. `main` is true if this pipe is the last pipe of the loader.
+    /// `root` is true for the last pipe of a process, and `main` for the last pipe of the loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -32,20 +31,16 @@ impl BoardSlot {
     }
 }
 
-/// The state of a pipe's current iteration, which is never pickled or copied, so that a copy of the pipe starts from
-/// the beginning. Threads share the fields.
+/// The token is never pickled or copied, so a copy of the pipe starts from the beginning.
 #[pyclass(frozen, module = "torchdata._native")]
 #[repr(C)]
 pub struct IterationToken {
-    /// The number of the valid iterator, or 0 before the first iterator. Each call of `begin` increments the number.
     current: AtomicU64,
-    /// The number of items that the valid iterator has yielded or skipped, even if it has resumed after some of these
-    /// items. States contain this number.
+    /// The number of items that the valid iterator has yielded or skipped, including items before a resume.
     own: AtomicU64,
-    /// The record of the pipe on a board of counters that are displayed: a pointer to a boxed `BoardSlot`, or null. A
-    /// pipe and the copy by which a loader has replaced this pipe may share a record.
+    /// The record of the pipe in the statistics, as a boxed `BoardSlot` or null.
     place: AtomicPtr<BoardSlot>,
-    /// The record that the next `begin` activates. Only changed together with `place`, in one call of `with`.
+    /// The record that the next `begin` activates, changed only together with `place`.
     pending: GilCell<Option<Box<BoardSlot>>>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
@@ -58,7 +53,7 @@ impl IterationToken {
         self.current.load(Relaxed) == id
     }
 
-    /// Returns the board's item counter for the current iterator, or null. The pointer is valid as long as the token.
+    /// Returns the item counter in shared memory, or null, valid as long as the token.
     pub fn counter(&self) -> *const AtomicU64 {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }
@@ -68,8 +63,7 @@ impl IterationToken {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
-    /// Returns the record of the pipe on a board of counters, or None. Do not keep the record while Python code runs,
-    /// because Python code may bind the token to another record.
+    /// Do not keep the record while Python code runs, because Python code may bind the token to another record.
     #[inline]
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.
@@ -77,8 +71,7 @@ impl IterationToken {
         unsafe { self.place.load(Acquire).as_ref() }
     }
 
-    /// Starts counting on a board with the next iteration. `root` marks the last pipe of a process, and `main` the last
-    /// pipe of the loader.
+    /// Starts counting on a board with the next iteration.
     pub fn bind(&self, py: Python<'_>, pipe: PipeRef, root: bool, main: bool) {
         self.pending.with(py, |pending| {
             let is_same = |place: &BoardSlot| {
@@ -90,7 +83,7 @@ impl IterationToken {
         });
     }
 
-    /// Activates the pending record. The previous record stays allocated, because a running call may still use it.
+    /// The previous record stays allocated, because a running call may still use it.
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {
             let Some(mut place) = pending.take() else { return };
@@ -104,7 +97,7 @@ impl IterationToken {
         });
     }
 
-    /// Sets the count of the valid iterator. The count on the board still includes the items of earlier iterators.
+    /// The statistics still include the items of earlier iterators.
     fn restart(&self, yielded: u64) {
         self.own.store(yielded, Relaxed);
         if let Some(place) = self.place() {
@@ -142,7 +135,7 @@ impl IterationToken {
         }
     }
 
-    /// Starts an iteration, and makes older iterators invalid. Returns (id, whether to resume from a loaded state).
+    /// Returns (id, whether to resume from a loaded state).
     fn begin(&self, py: Python<'_>) -> (u64, bool) {
         self.activate(py);
         let id = self.current.fetch_add(1, Relaxed) + 1;
@@ -164,12 +157,10 @@ impl IterationToken {
         self.restart(yielded);
     }
 
-    /// Discards a loaded state, so that the next iteration starts from the beginning.
     fn disarm(&self) {
         self.armed.store(false, Relaxed);
     }
 
-    /// Whether the time of each pipe is measured on the board on which this pipe counts, now or after the next `begin`.
     #[getter]
     fn is_timed(&self, py: Python<'_>) -> bool {
         self.pending.with(py, |pending| {
@@ -177,14 +168,14 @@ impl IterationToken {
         })
     }
 
-    /// Adds an item that was skipped because of an exception of type `kind` to the displayed counts.
+    /// Counts an item that was skipped because of an exception of type `kind`, for the statistics.
     fn count_skipped(&self, kind: &str) {
         if let Some(place) = self.place() {
             place.pipe.record().skip(kind);
         }
     }
 
-    /// Counts a network request that is repeated after an error. The count is only displayed.
+    /// Counts a network request that is repeated after an error.
     fn count_retry(&self) {
         if let Some(place) = self.place() {
             place.pipe.record().retries.fetch_add(1, Relaxed);
@@ -211,7 +202,6 @@ impl IterationToken {
         self.finished.load(Relaxed)
     }
 
-    /// Makes a copied or unpickled token a new token.
     fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, ())> {
         Ok((slf.get_type().into_any().unbind(), ()))
     }

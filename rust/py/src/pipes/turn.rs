@@ -1,7 +1,6 @@
 //! Lets threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. A thread that already reads, and requests
-//! another item in a signal handler, gets an error, because the thread would wait for itself.
+//! A thread that requests an item in a signal handler while it reads gets an error, because it would wait for itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -20,34 +19,29 @@ use crate::pipes::iterators::call;
 use crate::pipes::metering::Meter;
 use crate::seconds::duration;
 
-/// The number of low bits of a thread's number that contain the result of `pthread_self`.
 const ADDRESS: u32 = 48;
 
-/// Returns a number that identifies this thread in this process. A thread of the parent process may have the same
-/// address as this thread, so the number also depends on the number of forks.
+/// A thread of the parent process may have the address of this thread, so the number also depends on the number of
+/// forks.
 #[inline]
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
 }
 
-/// Returns whether a number identifies a thread of a parent process.
 fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// The threads that wait for the turn, and the message of the error that they raise after `close` was called.
 #[derive(Default)]
 struct Crowd {
     waiting: VecDeque<(u64, Thread)>,
     closed: Option<String>,
 }
 
-/// Determines which thread may read an iterator, and lets other threads wait.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
-    /// The number of the reading thread, or 0 if no thread reads.
     reader: GilNumber,
-    /// 1 if threads wait for the turn or `close` was called, which is rare. Otherwise 0. Changes together with `crowd`.
+    /// 1 if threads wait or `close` was called, which is rare, so that the common case avoids `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -80,8 +74,7 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Takes the turn to read, after all threads that requested it earlier. The turn ends when the returned guard is
-    /// dropped.
+    /// Waits until earlier requests have ended, and lets the thread read until the returned guard is dropped.
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
@@ -99,7 +92,7 @@ impl Turn {
         })
     }
 
-    /// Waits for, and takes, the turn to read. If `reads` is true, raises an error after `close` was called.
+    /// If `reads` is true, raises an error after `close` was called.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {
@@ -133,8 +126,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Takes the turn for this thread if no thread has the turn and this thread is the next to get it. Returns whether
-    /// the turn was taken, or an error if this thread can never get the turn.
+    /// Returns an error if this thread can never read.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self
             .crowd
@@ -161,7 +153,6 @@ impl Turn {
         }
     }
 
-    /// Returns whether no other thread reads. Threads of a parent process are ignored.
     fn is_left(&self) -> bool {
         let reader = self.reader.load();
         reader == 0 || reader == this_thread() || is_inherited(reader)
@@ -170,7 +161,7 @@ impl Turn {
 
 #[pymethods]
 impl Turn {
-    /// Takes the turn to read, unless this thread is already reading, and calls a function.
+    /// Calls a function while no other thread reads.
     fn call<'py>(&self, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = function.py();
         let thread = this_thread();
@@ -193,20 +184,19 @@ impl Turn {
         all.iter().for_each(Thread::unpark);
     }
 
-    /// Waits up to `seconds` until no other thread reads the iterator or waits for its turn to read.
     fn join(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let is_free = |py: Python<'_>| Ok(self.is_left() && self.crowd.with(py, |crowd| crowd.waiting.is_empty()));
         enter::poll(py, Some(duration(seconds)), is_free).map(drop)
     }
 
-    /// Waits up to `seconds`, or without limit, until no other thread reads. Returns whether no other thread reads.
+    /// Waits without limit if `seconds` is None, and returns whether no other thread reads.
     #[pyo3(signature = (seconds = None))]
     fn await_left(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         enter::poll(py, seconds.map(duration), |_| Ok(self.is_left()))
     }
 }
 
-/// The base class of iterators that several threads share. Only one thread at a time calls the subclass's `next()`.
+/// The base class of iterators whose `next()` only one thread calls at a time.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct SharedIterator {
     turn: Py<Turn>,
@@ -215,7 +205,6 @@ pub struct SharedIterator {
 }
 
 impl SharedIterator {
-    /// Counts and measures the items in the record of a pipe on the main process's page, starting with the next epoch.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.meter.count_into(py, pipe);
     }

@@ -1,4 +1,4 @@
-//! The Python class for a hold, which temporarily stops the workers of a queue.
+//! Provides the Python class that temporarily stops the workers of a queue.
 
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -6,11 +6,10 @@ use pyo3::prelude::*;
 use super::ReadAheadQueue;
 use crate::gil_cell::GilCell;
 
-/// A hold on a queue: no worker starts an item until all holds are released. A forked child does not release its copy
-/// of a hold, because the child has no worker threads and may have inherited a locked lock.
+/// No worker starts an item until all holds on the queue are released. A forked child does not release its copy of a
+/// hold, because the child may have inherited a locked lock.
 #[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
 pub struct ReadAheadHold {
-    /// The queue whose workers are held, or None after the release.
     queue: GilCell<Option<Py<ReadAheadQueue>>>,
 }
 

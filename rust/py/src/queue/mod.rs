@@ -1,10 +1,9 @@
-//! The Python class for the queue of threads that read ahead. Waiting for the queue releases the GIL.
+//! Provides the Python class for the queue between worker threads that read ahead and one consumer thread.
 //!
-//! Several worker threads and one consumer thread share a [`ReadAheadQueue`]. References enter and leave the queue only
-//! with the GIL held, which the garbage collector also holds, so the queue does not change during a collection. A
-//! single call takes a result and records its position, and no signal is handled in between. A forked child does not
-//! inherit the worker threads, but may have inherited a locked lock. In a forked child, methods that need the lock
-//! raise an error, and the objects in the queue are never dropped.
+//! References enter and leave the queue only with the GIL held, so the queue does not change during a garbage
+//! collection. A single call takes a result and records its position, so no signal is handled in between. A forked
+//! child may have inherited a locked lock, so methods that need the lock raise an error, and objects in the queue are
+//! never dropped.
 
 mod hold;
 mod reading;
@@ -30,13 +29,12 @@ use crate::seconds::duration;
 
 struct Entry {
     content: Py<PyAny>,
-    /// The number of the item, or None if the queue does not record positions.
+    /// None if the queue does not record positions.
     index: Option<Index>,
-    /// The state of the source after the item. If `index` is None, an object that the worker adds to the item.
+    /// The state of the source after the item, or, without `index`, an object that the worker adds to the item.
     mark: Option<Py<PyAny>>,
-    /// Whether a hold of the queue need not wait for a worker that processes this item.
+    /// Whether workers cannot change the item, so that `hold` need not wait for these workers.
     is_plain: bool,
-    /// Whether the item and its result both count as small.
     is_small: bool,
 }
 
@@ -55,35 +53,32 @@ type Queue = OrderedQueue<Entry>;
 
 type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
-/// Waits without limit for an event of the queue. `sleep` waits for one slice and returns whether the event has
-/// occurred. A signal that arrives during the wait is handled before the caller takes an item, because an exception
-/// from the signal handler would lose a taken item.
+/// `sleep` waits for one slice and returns whether the event has occurred. Signals are handled before the caller takes
+/// an item, because an exception from a handler would lose a taken item.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
     enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false))?;
     py.check_signals()
 }
 
-/// A position: the state of the source, the number of items delivered after this state, the total number of delivered
-/// items, and the numbers of the items that were delivered out of order.
+/// The state of the source, the number of items delivered after this state, the total number, and the items delivered
+/// out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// A slot: number, kind ("waiting", "running", "result" or "error"), content, and the object stored with the content.
+/// The number of a slot, its kind ("waiting", "running", "result" or "error"), its content, and its `mark`.
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
-/// The queue between threads that read ahead and the consumer. See [`OrderedQueue`] for most methods.
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
-    /// Determines the number of items to read ahead, or None if this number does not grow for small items.
+    /// None if the number of items to read ahead does not grow for small items.
     window: GilCell<Option<Window>>,
-    /// The process of the worker threads, identified by its number of forks and its process id.
+    /// `generation` and `process` identify the process of the worker threads.
     generation: u64,
     process: u32,
     name: String,
-    /// Whether buffered objects are kept when the queue is closed.
     keeps: bool,
-    /// The error message for a consumer that reads from the closed queue. If None, the queue ends like an iterator.
+    /// The error message of a closed queue, or None if it ends like an iterator.
     when_closed: Option<String>,
 }
 
@@ -109,7 +104,6 @@ impl ReadAheadQueue {
         ))
     }
 
-    /// Stores the outcome in its slot, or appends the outcome to the queue if `slot` is None.
     fn settle(&self, slot: Option<Slot>, outcome: Outcome<Entry>) -> PyResult<()> {
         let queue = self.get()?;
         match slot {
@@ -120,14 +114,14 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Drops the objects of a closed queue, because a buffered error's traceback would keep the worker threads alive.
+    /// A buffered error's traceback would keep the worker threads alive.
     fn drop_if_closed(&self, queue: &Queue) {
         if !self.keeps && queue.is_closed() {
             drop(queue.drain());
         }
     }
 
-    /// Changes the recorded position, and then drops the source states that are no longer needed.
+    /// Source states that are no longer needed are dropped outside of the cell, because dropping may run Python code.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
@@ -138,7 +132,6 @@ impl ReadAheadQueue {
         drop(spent);
     }
 
-    /// Records that the consumer has received an entry, and returns the content of the entry.
     fn given(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
         if let Some(index) = entry.index {
             let mut given = 0;
@@ -197,7 +190,6 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Waits until the source and a slot are free. Returns None if the queue is closed or the source has ended.
     fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         let queue = self.get()?;
         loop {
@@ -209,7 +201,6 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Waits for a submitted item, and claims it. Returns None if the queue is closed.
     fn claim(&self, py: Python<'_>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = self.get()?;
         loop {
@@ -230,8 +221,8 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Waits for submitted items, and claims a part of them for one of `sharers` workers: `least` to `most` small
-    /// items, or one large item. Returns None if no more items will be submitted.
+    /// Waits for submitted items, and claims `least` to `most` small items, or one large item, for one of `sharers`
+    /// workers.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let queue = self.get()?;
         let take = |entry: &mut Entry| std::mem::replace(&mut entry.content, py.None());
@@ -267,7 +258,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Releases the slot of an item that an earlier run has delivered. `mark` is the source's state after this item.
+    /// Releases the slot of an item that an earlier run has delivered.
     #[pyo3(signature = (slot, index, mark=None))]
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);
@@ -282,8 +273,7 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
     }
 
-    /// Stores the result of a slot, with the number of the item and the state after the item. If the source and another
-    /// slot are free, reserves the source and the slot, and returns the slot.
+    /// Stores the result of a slot, and reserves the source and the next slot if both are free.
     fn put_and_reserve(
         &self,
         slot: Slot,
@@ -304,18 +294,17 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Error(Entry { index, mark, ..Entry::new(error) }))
     }
 
-    /// Stores an error of the source. Reading from the source continues once the consumer has received the error.
+    /// Stores an error of the source, which is read again after the consumer has received the error.
     fn break_off(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Break(Entry::new(error)))
     }
 
-    /// Stores the end of the results, with the error that caused the end, if given.
     #[pyo3(signature = (slot, error=None))]
     fn finish(&self, slot: Option<Slot>, error: Option<Py<PyAny>>) -> PyResult<()> {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    /// Submits an item. A hold does not wait for a worker with a plain item, because workers cannot change plain items.
+    /// Workers cannot change a plain item, so a hold does not wait for them.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
         Ok(())
@@ -335,7 +324,7 @@ impl ReadAheadQueue {
         if queue.wait_filled(Duration::ZERO) { Ok(()) } else { wait_for(py, |slice| queue.wait_filled(slice)) }
     }
 
-    /// Returns the next result. Errors are raised in the order of the items, and StopIteration at the end.
+    /// Returns the next result or raises its error, or StopIteration at the end.
     fn pop(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let queue = self.get()?;
         loop {
@@ -355,7 +344,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Appends the next result of the queue to a list. No signal is handled between taking and storing the result.
+    /// Appends the next result to a list, without handling signals in between.
     fn pop_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         hand.append(self.pop(hand.py())?)
     }
@@ -367,8 +356,8 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Returns how many small items were delivered in succession, and how many items may have been taken from the
-    /// source but not delivered. Returns None without a window.
+    /// Returns how many small items were delivered in succession, and how many items may have been taken but not
+    /// delivered.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
         let given = self.place.with(py, |place| place.as_ref().map_or(0, QueuePosition::given));
         let window = self.window.with(py, |window| *window)?;
@@ -394,7 +383,6 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Returns all buffered outcomes and items, in the order of their slots.
     fn slots(&self, py: Python<'_>) -> PyResult<Vec<SlotParts>> {
         let mut slots = Vec::new();
         self.get()?.for_each(|slot, view| {
@@ -456,9 +444,9 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// Waits for the lock of the queue. If one pass of the garbage collector visited an object and the next pass did
-    /// not, the object would be mistaken for garbage. Threads hold the lock only for a few instructions and do not need
-    /// the GIL while they hold it. In a forked child, the lock may never be released, so nothing is visited.
+    /// The collector must see equal objects in each of its passes, so the lock is awaited. Threads hold the lock only
+    /// for a few instructions, without the GIL. In a forked child, the lock may never be released, so nothing is
+    /// visited.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;

@@ -1,4 +1,4 @@
-//! Takes the items of a source for threads that read ahead. Each item has a number, and may have a state of the source.
+//! Takes numbered items, and sometimes the state, of a source for threads that read ahead.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -13,32 +13,29 @@ use super::window::is_small;
 use super::{Entry, ReadAheadQueue};
 use crate::gil_cell::GilCell;
 
-/// An item, its number, and the state of the source after the item, if this state was taken.
 type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 
-/// Reads a source. The thread that has reserved the source owns all fields except the atomic fields.
+/// The thread that has reserved the source owns all fields except the atomic fields.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SourceReader {
-    /// The function that returns the next item. `state_of` is the function that returns the state of the source.
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
     /// Converts the error of a source that cannot save its state to a placeholder for the state.
     unsaved: Py<PyAny>,
-    /// The number of items between two states, or 0 if no states are taken.
+    /// The number of items between two saved states, or 0.
     frequency: u64,
-    /// The number of items to drop at the beginning. `ahead` contains the numbers of later items that are also dropped.
+    /// The first `dropped` items and the items in `ahead` are dropped.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
-    /// Whether the source has ended, or has raised an error after which it was not read again.
     ended: AtomicBool,
-    /// An exception that `state_of` raised for the previous item. It is raised instead of returning the next item.
+    /// An exception of `state_of` for the previous item, raised in place of the next item.
     state_error: GilCell<Option<Py<PyAny>>>,
 }
 
 impl SourceReader {
-    /// Returns the next item. If `next` raises an exception, the recorded position of the source has not changed.
+    /// If `next` raises an exception, the recorded position of the source has not changed.
     fn next(&self, py: Python<'_>) -> PyResult<Taken> {
         self.ended.store(false, Relaxed);
         if let Some(state_error) = self.state_error.with(py, Option::take) {
@@ -85,7 +82,6 @@ impl SourceReader {
         Self { advance, state_of, unsaved, frequency, dropped, ahead, index, ended, state_error }
     }
 
-    /// Takes the next item for a slot. If the item must be dropped, returns None. Raises the errors of the source.
     fn take(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>, slot: Slot) -> PyResult<Option<Taken>> {
         let (item, index, mark) = self.next(py)?;
         if self.is_dropped(index) {
@@ -95,8 +91,7 @@ impl SourceReader {
         Ok(Some((item, index, mark)))
     }
 
-    /// Takes items from the source until the queue is closed, and submits each item, so that another thread can claim
-    /// the item. Returns None if the queue is closed. If the source raises an error, returns the slot and the error.
+    /// Returns None if the queue is closed, or the slot and the error if the source fails.
     fn hand_over(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = queue.get();
         let mut reserved = None;

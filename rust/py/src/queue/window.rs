@@ -7,21 +7,19 @@ use pyo3::types::PyTuple;
 /// The number of consecutive small items after which the window grows by one item.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead. This number depends only on the delivered items, so that an abandoned epoch
-/// always leaves the source at the same position.
+/// The number of items to read ahead depends only on the delivered items, so an abandoned epoch always leaves the
+/// source at one position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,
     most: usize,
-    /// The number of consecutive small items that were delivered last.
     pub row: u64,
-    /// An upper limit for the number of items that were taken from the source so far.
+    /// The maximum number of items that were taken from the source so far.
     reach: u64,
 }
 
 impl Window {
-    /// Creates a window of `least` to `most` items. `given` is the number of items that were delivered, and `ahead` the
-    /// maximum number of further items that were taken from the source.
+    /// `given` items were delivered, and at most `ahead` further items were taken from the source.
     pub fn new(least: usize, most: usize, row: u64, given: u64, ahead: u64) -> Self {
         let mut window = Self { least, most: most.max(least), row, reach: 0 };
         window.reach = given.saturating_add(ahead.min(window.most as u64).max(window.size() as u64));
@@ -32,25 +30,21 @@ impl Window {
         usize::try_from(self.row / GROWTH).map_or(self.most, |size| size.clamp(self.least, self.most))
     }
 
-    /// Records a delivered item. `given` is the number of items delivered so far, including this item.
     pub fn note(&mut self, is_small: bool, given: u64) {
         let before = self.size();
         self.row = if is_small { self.row.saturating_add(1) } else { 0 };
         self.reach = self.reach.max(given.saturating_add(before.max(self.size()) as u64));
     }
 
-    /// Returns how many items may have been taken from the source but not delivered.
     pub fn ahead_of(&self, given: u64) -> u64 {
         self.reach.saturating_sub(given)
     }
 }
 
-/// Strings of at most this length count as small.
 const SHORT: ffi::Py_ssize_t = 256;
-/// Tuples of at most this many members count as small if their members are small.
 const MOST_MEMBERS: usize = 16;
 
-/// Returns whether an object is immutable and so small that many such objects can be read ahead and processed together.
+/// Many small immutable objects can be read ahead and processed together.
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();

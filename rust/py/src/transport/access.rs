@@ -1,7 +1,6 @@
-//! Limits access to the [`Reader`]: only one thread reads at a time, and only for the current epoch.
+//! Ensures that only one thread uses the [`Reader`] at a time, and only for the current epoch.
 //!
-//! Any thread can stop or pause the reader, or start another epoch. A signal handler can also control the reader while
-//! its own thread waits for an item. Other threads only set flags, which the reading thread checks while it waits.
+//! Other threads and signal handlers stop or pause the reader by flags, which the reading thread checks while it waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,21 +15,19 @@ use super::owning::OwningProcess;
 use super::reader::{Reader, Signs};
 use crate::enter;
 
-/// A reader, and the flags that other threads set to control the reading thread.
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
-    /// Whether a stream begins with its first request, as in a worker that reads dispatched items, not with the epoch.
+    /// Whether a stream begins with its first request instead of the epoch, as in a worker that reads dispatched items.
     on_demand: bool,
-    /// The process that may read. A forked child must not take items of its parent.
+    /// A forked child must not take items of its parent.
     owner: OwningProcess,
 }
 
 pub struct Start {
-    /// For each peer, the number and checksum of the items received in an earlier run.
     pub accounts: Vec<Account>,
     pub turn: Option<usize>,
-    /// How many passes over the dispatched items were read.
+    /// The number of passes over the dispatched items that were read.
     pub passed: u32,
 }
 
@@ -47,12 +44,12 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the epoch, and the pass of a new iterator: 1, or 0 if the first request of the iterator begins a pass.
+    /// Returns the epoch and the pass of a new iterator, where 0 means that the iterator's first request begins a pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    /// Returns the reader, or None if a thread (even the current thread) is reading.
+    /// Returns None if any thread, even the current one, is reading.
     pub fn try_hold(&self) -> Option<Held<'_, Reader>> {
         self.reader.try_hold()
     }
@@ -66,7 +63,6 @@ impl Access {
         })
     }
 
-    /// Waits until the reading thread has stopped because of the caller's flags, and returns the reader.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
@@ -81,7 +77,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error if the current thread is already reading, because the thread would wait forever for itself.
+    /// The current thread would wait forever for itself.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(format!(
@@ -91,7 +87,7 @@ impl Access {
         Ok(())
     }
 
-    /// Starts an epoch in which each peer may be `window` items ahead. Stops a thread that reads an earlier epoch.
+    /// Stops a thread that reads an earlier epoch.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;
@@ -141,8 +137,7 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces all exited processes, including `dead`. Returns false if another thread is already reading, because the
-    /// reading thread itself will replace the processes.
+    /// Replaces `dead` and all other exited processes, or returns false if a reading thread will replace them.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
@@ -150,7 +145,7 @@ impl Access {
         reader.replace_dead(py, dead).map(|()| true)
     }
 
-    /// Returns the next item of a pass. If `pass` is 0, this is an iterator's first request, which begins a pass.
+    /// The first request of an iterator has `pass` 0 and begins a pass.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;
         let mut held = self.hold()?;
@@ -173,12 +168,12 @@ impl Access {
         next
     }
 
-    /// Ends a pass early, so that unread items of this worker do not block other workers.
+    /// Without this call, unread items of this worker would block other workers.
     pub fn leave(&self, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // If another thread holds the reader, that thread already reads a later pass, so this pass need not be ended.
+        // A thread that holds the reader already reads a later pass, so this pass need not be ended.
         if let Some(mut held) = self.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

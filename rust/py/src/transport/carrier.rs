@@ -1,7 +1,6 @@
-//! The Python class `Carrier`, which exchanges frames with another machine.
+//! Provides the Python class `Carrier`, which exchanges frames (batches of units) with another machine.
 //!
-//! A carrier runs in the main process, and in the process that hosts a worker on another machine. Several threads of
-//! this process may call the carrier. The carrier's lock is never held while a thread waits for the GIL.
+//! The carrier's lock is never held while a thread waits for the GIL.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,7 +25,6 @@ use crate::seconds::duration;
 pub struct PyCarrier {
     carrier: Mutex<Carrier>,
     own: BellRef,
-    /// Whether `ring` was called since the last wait.
     rung: AtomicBool,
 }
 
@@ -38,8 +36,7 @@ impl PyCarrier {
 
 #[pymethods]
 impl PyCarrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process `peer` uses the opposite
-    /// ends of both links. A process is identified by the index of its doorbell.
+    /// `own` and `peer` are the indices of doorbells.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,
@@ -52,8 +49,7 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes. Returns (words, frame). The control words are
-    /// None if they have not changed since the last call. The frame is a list with a head and large buffers, or empty.
+    /// Returns the control words, or None if unchanged, and a list with the head and large buffers of a frame.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -75,8 +71,7 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Writes a frame into the link. Returns False if only a part fitted, and the caller must retry with the same
-    /// frame.
+    /// Returns False if only a part of the frame fitted, and the caller must retry with the same frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {
@@ -96,9 +91,8 @@ impl PyCarrier {
         Ok(())
     }
 
-    /// Waits up to `seconds`, and then returns idle memory to the system. The wait ends early if a control word
-    /// changes, if `ring` is called, if `units` is true and units are pending, or if `lacks` is true and the rest of
-    /// the last frame has room.
+    /// Waits up to `seconds`, and then returns idle memory to the system. The wait also ends if a control word changes,
+    /// `ring` is called, wanted `units` are pending, or the rest of the last frame (`lacks`) has room.
     fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {
@@ -112,7 +106,6 @@ impl PyCarrier {
         py.detach(|| self.held().tidy(Instant::now())).map_err(errors::corrupted)
     }
 
-    /// Ends the wait in progress, or the next wait if no thread waits now.
     fn ring(&self) {
         self.rung.store(true, Relaxed);
         self.own.ring();

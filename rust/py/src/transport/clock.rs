@@ -9,31 +9,27 @@ use pyo3::prelude::*;
 struct Stall {
     patience: Duration,
     next: Duration,
-    /// Called with (peer, seconds) to warn of a long wait.
+    /// The callback with the arguments (peer, seconds) warns of a long wait.
     on_stall: Py<PyAny>,
 }
 
-/// The settings for calling `on_hang` instead of raising an error when a wait is too long.
 struct Hang {
     next: Duration,
-    /// Called with (peer, seconds, patience in seconds). Kills a hanging process, or returns false if none hangs.
+    /// The callback with the arguments (peer, seconds, patience in seconds) kills a hanging process, or returns false
+    /// if none hangs.
     on_hang: Py<PyAny>,
 }
 
-/// How many times `on_hang` is called during each time limit, to check whether the awaited processes make progress.
 const CHECKS: u32 = 4;
-/// The maximum number of times that the time limit is doubled for one item.
 const MOST_TRIES: u32 = 8;
 
-/// Measures how long a reader waits for one item, possibly in several sleeps.
 pub struct Clock {
     limit: Option<Duration>,
-    /// The kind of the awaited peer, which is used in error messages.
     name: String,
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// How many processes were killed while this item was awaited. Each killed process doubles the item's time limit.
+    /// Each process that was killed during this wait doubles the item's time limit.
     tries: u32,
 }
 
@@ -42,13 +38,13 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// Sets the function that is called regularly during waits, and that replaces the error after the time limit.
+    /// `on_hang` is called regularly during waits, and replaces the error after the time limit.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();
     }
 
-    /// Sets the function that warns when a wait has lasted for `patience`, and again whenever the duration has doubled.
+    /// `on_stall` warns after `patience`, and again whenever the duration of the wait has doubled.
     pub fn tell_stall_to(&mut self, patience: Duration, on_stall: Py<PyAny>) {
         self.stall = Some(Stall { patience, next: patience, on_stall });
     }
@@ -57,7 +53,6 @@ impl Clock {
         self.limit
     }
 
-    /// Starts measuring a wait, unless a wait is already being measured.
     pub fn start(&mut self) {
         if self.began.is_none() {
             self.began = Some(Instant::now());
@@ -65,20 +60,18 @@ impl Clock {
         }
     }
 
-    /// Ends the measured wait, but keeps `tries`, because a replacement process may send the same item.
+    /// `tries` is kept, because a replacement process may send the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;
     }
 
-    /// Records that the awaited item has arrived, or that the wait for it was given up.
     #[inline]
     pub fn came(&mut self) {
         self.began = None;
         self.tries = 0;
     }
 
-    /// Restarts the intervals after which a warning is given or `on_hang` is called.
     pub fn rearm(&mut self) {
         if let Some(stall) = &mut self.stall {
             stall.next = stall.patience;
@@ -88,7 +81,7 @@ impl Clock {
         }
     }
 
-    /// Warns or returns an error if the wait for `peer` is too long. Waiting for `paused` peers is not a stall.
+    /// Waiting for `paused` peers is not a stall.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {
@@ -108,7 +101,6 @@ impl Clock {
         }
     }
 
-    /// Calls `on_stall` if the wait for `peer` is long enough for the next warning.
     pub fn tell_stall(&mut self, py: Python<'_>, peer: Option<usize>, waited: Duration) -> PyResult<()> {
         if let Some(stall) = self.stall.as_mut().filter(|stall| waited >= stall.next) {
             stall.next = stall.next.saturating_mul(2);
@@ -117,7 +109,6 @@ impl Clock {
         Ok(())
     }
 
-    /// Calls `on_hang` if the wait has lasted until the time of the next check.
     fn tell_hang(
         &mut self,
         py: Python<'_>,
@@ -141,7 +132,7 @@ impl Clock {
         visit.call(self.hang.as_ref().map(|hang| &hang.on_hang))
     }
 
-    /// Removes and returns the callbacks, which the caller must drop.
+    /// The caller must drop the returned callbacks.
     pub fn clear(&mut self) -> [Option<Py<PyAny>>; 2] {
         [self.stall.take().map(|stall| stall.on_stall), self.hang.take().map(|hang| hang.on_hang)]
     }

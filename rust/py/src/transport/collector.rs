@@ -1,7 +1,7 @@
-//! The receiving side of links: the main process receives items of workers, and a worker receives dispatched items.
+//! Provides the Python class that receives items from workers, or dispatched items in a worker, in the thread that
+//! requests an item.
 //!
-//! The collector runs in the thread that requests the next item: the main thread, or the thread of a pipe that reads
-//! ahead. This file contains the Python class. `access.rs` decides which thread may read, and `reader.rs` reads items.
+//! `access.rs` decides which thread may read, and `reader.rs` reads items.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -31,12 +31,11 @@ use crate::pipes::delivery::Delivery;
 use crate::seconds::duration;
 
 /// Reads the items of several links as one sequence, in one thread at a time. Any thread can stop or pause the
-/// collector, or start another epoch. After a stop or the start of another epoch, the reading thread takes no more
-/// items of its previous epoch.
+/// collector, or start another epoch, and then no more items of the previous epoch are taken.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
-    /// The positions and snapshots of all peers, which are consistent at any time, even for other threads.
+    /// Other threads find consistent positions and snapshots at any time.
     books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
 }
@@ -47,13 +46,11 @@ impl Collector {
     #[classattr]
     const REASON: &[u8] = REASON;
 
-    /// Takes the consumer end of each link.
+    /// `peers` and `own` are the doorbell indices of the sending processes and of this process.
     ///
-    /// `peers` are the doorbell indices of the processes at the opposite ends of the links, and `own` is the doorbell
-    /// index of this process. `shards` is the number of shards that send over the links, or None for one shard per
-    /// link. Shard i uses link number i modulo the number of links. Shards are also called peers. `on_error(peer,
-    /// description)` is called for a failure and must raise. If `on_demand` is true, a sender begins a pass when an
-    /// iterator requests its first item, and begins a further pass for each further iterator.
+    /// `shards` shards (also called peers) send over the links: shard i over link i modulo the number of links.
+    /// `on_error(peer, description)` is called for a failure and must raise. If `on_demand` is true, the first request
+    /// of each iterator begins a pass of the sender.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
@@ -91,23 +88,21 @@ impl Collector {
         Ok(Self { access: Access::new(reader, own, on_demand), books, relay })
     }
 
-    /// Watches processes, each given by its id or by a descriptor that becomes readable when the process exits. If a
-    /// watched process has exited while the reader waits, `on_exit(index)` is called, which must raise.
+    /// Each process is given by its id, or by a descriptor that becomes readable when the process exits. After an exit,
+    /// a waiting reader calls `on_exit(index)`, which must raise.
     fn watch(&self, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
-    /// Watches processes, and replaces any process that exits.
+    /// `on_death(dead, received, ended, paused)` gets the indices of exited processes, the number of items and whether
+    /// the end was received from each peer, and whether all peers are paused. `on_death` returns the processes to
+    /// replace, after making sure that all of them have exited.
     ///
-    /// Once processes have exited, `on_death(dead, received, ended, paused)` is called with their indices, the number
-    /// of items received from each peer, whether each peer has ended, and whether all peers are paused. The callback
-    /// `on_death` returns the processes to replace, after making sure that all of them have exited.
+    /// `on_replace(dead, positions, ended)` then gets each peer's received items and newest snapshot, and the snapshot
+    /// of the dispatching process. For each replaced process, `on_replace` returns the index, the new link or None, and
+    /// the id or descriptor of the replacement.
     ///
-    /// Then `on_replace(dead, positions, ended)` is called. `positions` contains each peer's position (received items
-    /// and newest snapshot), and the snapshot of the dispatching process. For each replaced process, the callback
-    /// returns its index, the new link to this process or None, and the id or descriptor of the replacement.
-    ///
-    /// If a callback raises, nothing has changed, and the next call tries again. Process i sends over link i.
+    /// If a callback raises, nothing has changed, and the next call tries again.
     fn watch_and_replace(
         &self,
         processes: Vec<(usize, Sign<'_>)>,
@@ -118,28 +113,26 @@ impl Collector {
         Ok(())
     }
 
-    /// Replaces all exited processes, including `dead`. Returns False if another thread reads and will replace the
-    /// processes.
+    /// Replaces all exited processes, or returns False if a reading thread will replace them.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
 
-    /// Sets a function to call when items that were received before their turn use more than `most` bytes of memory in
-    /// this process. `on_surplus(awaited peer, received peer, bytes)` is called at most once per epoch.
+    /// Calls `on_surplus(awaited peer, received peer, bytes)` once per epoch if items that were received early use more
+    /// than `most` bytes.
     fn tell_surplus(&self, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.peers.tell_surplus_to(most, on_surplus);
         Ok(())
     }
 
-    /// Sets `on_note(peer, note)` to be called for each note from a peer. An exception from the callback ends the read.
+    /// Calls `on_note(peer, note)` for each note from a peer.
     fn tell_note(&self, on_note: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.on_note = Some(on_note);
         Ok(())
     }
 
-    /// Counts the received units on a page of the board from now on. Consecutive links use consecutive sets of counters
-    /// (flows), starting with number `first`. `peers` contains the page number of each peer. In the main process,
-    /// `IteratorGuard` counts the wait for the first item of an epoch instead.
+    /// Link i uses the set of counters `first` + i, and `peers` contains the page number of each peer. In the main
+    /// process, `IteratorGuard` counts the wait for the first item of an epoch instead.
     fn count_into(
         &self,
         board: &Bound<'_, PyStatsBoard>,
@@ -154,29 +147,26 @@ impl Collector {
         Ok(())
     }
 
-    /// Counts waits for messages as idle time of the process that owns this page.
     fn count_idle(&self, board: &Bound<'_, PyStatsBoard>, page: usize) -> PyResult<()> {
         self.access.hold()?.meters.count_idle(board.get(), page)
     }
 
-    /// Sets `on_stall(peer, seconds)`, which is called after a wait of `seconds`, and whenever the time has doubled.
+    /// Calls `on_stall(peer, seconds)` after a wait of `seconds`, and whenever the time has doubled.
     fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_stall_to(duration(seconds), on_stall);
         Ok(())
     }
 
-    /// Sets `on_hang(peer, seconds, patience)`, which is called regularly during a wait and replaces the error after
-    /// the timeout. `patience` is the timeout, doubled for each process that was killed while the same item was
-    /// awaited. A process hangs if it takes longer than `patience`. The callback kills the hanging process, and returns
-    /// whether a process was killed. Afterwards, the killed process is replaced (see `watch_and_replace`).
+    /// `on_hang(peer, seconds, patience)` is called regularly, where each process that was killed for the awaited item
+    /// doubles `patience`. The callback kills a process that takes longer than `patience`, and returns whether a
+    /// process was killed.
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_hang_to(on_hang);
         Ok(())
     }
 
     /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or stops the
-    /// process. While this process waits for an item, it reports the wait to the main process over the link `output`
-    /// and the doorbell `main`.
+    /// process. Waits of this process are reported to the main process over the link `output` and the doorbell `main`.
     fn set_interrupt(
         &self,
         control: &Bound<'_, PyLink>,
@@ -190,11 +180,10 @@ impl Collector {
         Ok(())
     }
 
-    /// Starts an epoch with a `window` for each peer. Must be called before the command to start the epoch is sent. If
-    /// another thread still reads for an earlier epoch, this call asks that thread to stop, and waits for the stop.
+    /// Must be called before the command to start the epoch is sent. Stops a thread that still reads an earlier epoch.
     ///
-    /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the peer that
-    /// sends the next item. `passed` is the number of passes over the dispatched items that the earlier run has read.
+    /// `starts`, `turn` (the peer of the next item) and `passed` (passes over the dispatched items) describe the
+    /// position of an earlier run.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
@@ -209,18 +198,15 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Sets `delivery`, which counts the items that the user receives, or None if these items are not counted.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.access.hold()?.progress.given = given;
         Ok(())
     }
 
-    /// Returns the positions of all peers after `delivered` items of the epoch, or the current positions if `delivered`
-    /// is None. The result contains each peer's delivered items and latest earlier snapshot, the peer that sends the
-    /// next item, and the matching snapshot of the dispatching process. Returns None if the log is too short. Can be
-    /// called at any time, from any thread. `delivered` must not be counted by Python code, because a signal handler
-    /// could use the count before it is updated.
+    /// Returns the positions of all peers after `delivered` items, or now, or None if the log is too short. The result
+    /// contains each peer's items and snapshot, the next peer, and the snapshot of the dispatching process. Python code
+    /// must not count `delivered`, because a signal handler could use the count before it is updated.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
@@ -236,13 +222,13 @@ impl Collector {
         })
     }
 
-    /// Waits for each peer's first unit of the epoch, usually a snapshot. The time limit equals the limit for an item.
+    /// Waits for each peer's first unit of the epoch, usually a snapshot.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }
 
-    /// Waits in a worker for the snapshot that the dispatching process takes at the beginning of the epoch, in order to
-    /// relay the snapshot to the main process. A command ends the wait.
+    /// Waits in a worker for the dispatching process's first snapshot of the epoch, which must be relayed, or for a
+    /// command.
     fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.hold()?.await_relayed(py, Stream::first(epoch))
     }
@@ -251,7 +237,6 @@ impl Collector {
         self.books.with(py, |books| books.total())
     }
 
-    /// Stores the snapshots from which this run resumes an earlier run.
     fn keep(&self, py: Python<'_>, snapshots: Vec<Option<Kept>>, dealt: Option<KeptDealt>) {
         let superfluous: Vec<Content> = self.books.with(py, |books| {
             let mut superfluous = Vec::new();
@@ -264,7 +249,7 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// Returns the position of a worker in the dispatched items: (pass, (items read, checksum)).
+    /// Returns (pass, (items read, checksum)) of a worker's dispatched items.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs().pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
@@ -274,7 +259,7 @@ impl Collector {
         self.access.finish_epoch(py, epoch)
     }
 
-    /// Pauses all peers. Items that were already sent stay valid. Can be called at any time, also during a read.
+    /// Can be called at any time, also during a read.
     fn pause(&self) {
         self.access.set_paused(true);
     }
@@ -289,9 +274,9 @@ impl Collector {
         self.access.stop();
     }
 
-    /// Receives finished items of peers before their turn, so that these peers compute more items. Otherwise, a peer
-    /// could wait forever for the dispatching process, which may wait for other peers. Must be called repeatedly while
-    /// the main process waits until all children have executed a command. `done` is true in the last call.
+    /// Receives items early, because a peer could otherwise wait forever for the dispatching process, which may wait
+    /// for other peers. Must be called repeatedly until all children have executed a command, with `done` in the last
+    /// call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {
@@ -302,12 +287,11 @@ impl Collector {
         peers.help_starving(py, collecting)
     }
 
-    /// Returns the number of items taken from each link in this epoch.
     fn taken(&self) -> PyResult<Vec<u64>> {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::taken).collect())
     }
 
-    /// Returns for each link the bytes of shared memory that received items still use.
+    /// Returns the bytes of shared memory that received items still use, for each link.
     fn leased(&self) -> PyResult<Vec<u64>> {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::leased).collect())
     }
@@ -317,23 +301,22 @@ impl Collector {
         Ok(())
     }
 
-    /// Returns an iterator over the items of the current epoch. The iterator ends when a later epoch starts.
+    /// The iterator ends when a later epoch starts.
     fn __iter__(slf: Bound<'_, Self>) -> PyResult<ItemStream> {
         let (epoch, pass) = slf.get().access.epoch();
         Ok(ItemStream { collector: slf.unbind(), epoch, pass: AtomicU64::new(pass) })
     }
 
-    /// Waits up to `seconds` for a message from `peer`, and skips units of earlier epochs. Items before the message are
-    /// lost, so this method is only for peers that send no items.
+    /// Waits up to `seconds` for a message from `peer`. Items before the message are lost, so `peer` must not send
+    /// items.
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.access.check_owner()?;
         self.access.hold()?.receive(py, peer, seconds.map(duration))
     }
 
-    /// Returns the results received from `peer` after number `last`, their total time in seconds, and the message that
-    /// ends the sequence, if it was received. If a result cannot be decoded, its error is returned in place of the
-    /// message. Waits for the first result in the same way as `receive`.
+    /// Returns the results after number `last`, their total time in seconds, and the message that ends the sequence, if
+    /// received. If a result cannot be decoded, its error is returned in place of the message.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,
@@ -346,8 +329,8 @@ impl Collector {
         self.access.hold()?.receive_results(py, peer, last, seconds.map(duration))
     }
 
-    /// Visits nothing while a thread reads, because that thread's reference keeps this object alive. The lock is only
-    /// used with the GIL, which the garbage collector also holds, so all passes visit the same references.
+    /// A reading thread's reference keeps this object alive, so nothing is visited. The lock is only used with the GIL,
+    /// so all passes of the collector visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }
@@ -358,12 +341,10 @@ impl Collector {
     }
 }
 
-/// Iterates over the items that a `Collector` receives in one epoch, or in one pass for dispatched items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ItemStream {
     collector: Py<Collector>,
     epoch: u32,
-    /// The number of the pass, or 0 before the first item was requested.
     pass: AtomicU64,
 }
 
@@ -377,7 +358,7 @@ impl ItemStream {
         self.collector.get().access.next(py, self.epoch, &self.pass)
     }
 
-    /// Appends the next item to a list. If a signal handler raises, the item was either not taken or is in the list.
+    /// Appends the next item to a list, which loses no item if a signal handler raises.
     fn next_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         let item = self.collector.get().access.next(hand.py(), self.epoch, &self.pass)?;
         hand.append(item.ok_or_else(|| PyStopIteration::new_err(()))?)

@@ -1,14 +1,12 @@
-//! Connects a worker's reader to its control link: commands interrupt waits, and waits are reported to the main
-//! process.
+//! Lets commands interrupt the waits of a worker's reader, and reports these waits to the main process.
 
 use pyo3::prelude::*;
 use torchdata_core::link::{Announcer, Probe};
 
 pub struct Interrupt {
     control: Probe,
-    /// The exception class that is raised when another epoch or a stop is ordered.
+    /// Raised when the main process orders another epoch or a stop.
     pub exception: Py<PyAny>,
-    /// Informs the main process that this process waits for the dispatching process.
     announcer: Announcer,
 }
 
@@ -21,8 +19,7 @@ impl Interrupt {
         self.control.pending()
     }
 
-    /// Returns whether the main process has ordered a stop or another epoch than `epoch`. A damaged control word counts
-    /// as an order, because the worker then looks for a command and finds none.
+    /// A damaged control word counts as an order, because the worker then looks for a command and finds none.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> bool {
         self.control.is_superseded(epoch).unwrap_or(true)

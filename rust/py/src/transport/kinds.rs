@@ -1,13 +1,10 @@
-//! The kinds of units that links transport.
+//! Defines the kinds of units (messages) that links transport.
 
 pub const ITEM: u16 = 0;
-/// The end of the pipe in this epoch.
 pub const END: u16 = 1;
-/// A failure of the pipe, described by the exception in the unit.
 pub const ERROR: u16 = 2;
-/// A message of the control protocol, such as a command.
 pub const MESSAGE: u16 = 3;
-/// A flag in a unit's kind: the payload was too long to be sent inline, and is in the last buffer of the unit.
+/// A flag: the payload was too long to be sent inline, and is in the last buffer of the unit.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 /// A snapshot of the graph after all items that were sent before the snapshot.
 pub const STATE: u16 = 4;
@@ -15,17 +12,15 @@ pub const STATE: u16 = 4;
 pub const RELAYED: u16 = 5;
 /// The result of a function call, followed by the number of the call (see `result_tail`).
 pub const RESULT: u16 = 6;
-/// A note from a worker to the main process. Notes are delivered in order with the items of the worker.
+/// Notes are delivered in order with the items of a worker.
 pub const NOTE: u16 = 7;
-/// A mask that removes the flags from a kind.
 pub const WHAT: u16 = 0xff;
 
-/// Returns the bytes that follow the object of a result: its number, and the seconds since work on its batch began.
+/// The bytes contain the number of the result, and the seconds since work on its batch began.
 pub fn result_tail(number: u64, spent: f64) -> [u8; 16] {
     (u128::from(number) | u128::from(spent.to_bits()) << 64).to_le_bytes()
 }
 
-/// Splits a result into the bytes of its object, its number, and the seconds since work on its batch began.
 pub fn split_result(payload: &[u8]) -> Option<(&[u8], u64, f64)> {
     let (object, tail) = payload.split_last_chunk::<16>()?;
     let tail = u128::from_le_bytes(*tail);

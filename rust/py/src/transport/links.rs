@@ -1,4 +1,4 @@
-//! The Python classes for links and for doorbells, which wake up waiting processes.
+//! Provides the Python classes for links and for doorbells, which wake up waiting processes.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -18,7 +18,6 @@ pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
     bells.bell(index).ok_or_else(|| PyIndexError::new_err(format!("there are {} bells, not {index}", bells.len())))
 }
 
-/// The shared memory of one link. A `Sender` uses one end of the link, and a `Collector` the other end.
 #[pyclass(frozen, name = "Link", module = "torchdata._native")]
 pub struct PyLink(pub Link);
 
@@ -34,13 +33,13 @@ impl PyLink {
         Link::create(config).map(Self).map_err(errors::open)
     }
 
-    /// Maps the link of a descriptor, and closes the descriptor.
+    /// Takes ownership of the descriptor.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         Link::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// Returns the descriptor of the link, which can be passed to another process, or -1 after it was closed.
+    /// Returns -1 after the descriptor was closed.
     fn fileno(&self) -> i32 {
         if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }
@@ -58,7 +57,6 @@ impl PyLink {
     }
 }
 
-/// The doorbells of all processes of a loader. A waiting process sleeps until another process rings its doorbell.
 #[pyclass(frozen, name = "BellBoard", module = "torchdata._native")]
 pub struct PyBellBoard(pub Arc<BellBoard>);
 
@@ -69,13 +67,12 @@ impl PyBellBoard {
         BellBoard::create(count).map(Self).map_err(errors::open)
     }
 
-    /// Maps the doorbells of a descriptor, and closes the descriptor.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         BellBoard::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// Returns the descriptor of the doorbells, which can be passed to another process, or -1 after it was closed.
+    /// Returns -1 after the descriptor was closed.
     fn fileno(&self) -> i32 {
         if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }

@@ -1,23 +1,20 @@
-//! The counters that measure how long a reader waits.
+//! Measures how long a reader waits.
 
 use pyo3::prelude::*;
 use torchdata_core::stats::{FlowRef, PageRef, WaitRef};
 
 use super::stats::PyStatsBoard;
 
-/// The counters of the waits of one reader, which are empty if statistics are disabled.
 #[derive(Default)]
 pub struct Meters {
-    /// For each link, the counter of waits for items of this link.
     waits: Vec<WaitRef>,
     idle: Option<WaitRef>,
     page: Option<PageRef>,
-    /// Whether this process is the main process and has not yet received an item in the current epoch.
+    /// Whether the main process has not yet received an item in the current epoch.
     first: bool,
 }
 
 impl Meters {
-    /// Starts counting on a page, and returns the counters (flow) of each link. See `Collector.count_into`.
     pub fn count_into(
         &mut self,
         board: &PyStatsBoard,
@@ -41,14 +38,12 @@ impl Meters {
         self.first = self.page.is_some();
     }
 
-    /// Records that a unit of the current stream has arrived, which ends the wait for the first item.
     #[inline]
     pub fn came(&mut self) {
         self.first = false;
     }
 
-    /// Returns the counter of waits for units of `link`. Returns None while the main process waits for the first item
-    /// of an epoch, because `IteratorGuard` measures this wait.
+    /// `IteratorGuard` measures the main process's wait for the first item of an epoch.
     pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {
             return self.waits.get(link.unwrap_or(0));

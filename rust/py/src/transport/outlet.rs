@@ -1,7 +1,7 @@
-//! The state of the thread that sends in a child: the links, the unit that is being sent, and the conditions of a wait.
+//! The state of the thread that sends in a child: the links, the unit (message) that is being sent, and the conditions
+//! of a wait.
 //!
-//! A [`Sender`](super::sender::Sender) owns the outlet and lends it to one thread at a time. If a command interrupts
-//! the sending of a unit, the unit is kept and sent in the next call of the pump, so that no item is lost.
+//! If a command interrupts the sending of a unit, the next call sends the rest, so that no item is lost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,71 +27,60 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Returns whether a command is pending that must interrupt the thread. While items of the epoch `held` are recomputed,
-/// only a command for a later epoch or a stop interrupts (see `Outlet::held`).
+/// While items of the epoch `held` are recomputed, only a command for a later epoch or a stop interrupts (see
+/// `Outlet::held`).
 pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool {
     let obeys = |probe: &Probe| held.is_none_or(|epoch| probe.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|probe| probe.pending() && obeys(probe))
 }
 
-/// The state of a sender, which only the sending thread uses.
 pub(super) struct Outlet {
     pub owner: OwningProcess,
-    /// A worker has one producer for all its shards. The dispatching process has one producer for each worker.
+    /// A worker has one producer for all its shards, and the dispatching process has one producer for each worker.
     pub producers: Vec<Producer>,
-    /// The arenas of the producers, so that `tidy` can be called while a producer waits.
+    /// `tidy` needs the arenas while a producer waits.
     arenas: Vec<Arc<Arena>>,
-    /// Selects the shard (in a worker) or the reader (in the dispatching process) of the next item.
+    /// Selects the shard (in a worker) or the worker (in the dispatching process) of the next item.
     pub dealing: Dealing,
-    /// Whether this process is a worker with an iterator per shard, not a dispatching process with a single iterator.
     pub has_shards: bool,
     /// Whether some shard may still have to recompute items of an earlier run.
     pub owes: bool,
-    /// The shard whose end must be sent to the reader, because the iterator of the shard has ended.
+    /// A shard whose iterator has ended, and whose end must still be sent.
     pub closing: Option<usize>,
-    /// The shard from whose iterator an item was last requested.
     pub entered: usize,
     pub own: BellRef,
-    /// The control link. A pending command in this link interrupts the pump.
+    /// The control link, in which a pending command interrupts the pump.
     pub control: Option<Probe>,
     pub encoder: Encoder,
-    /// Whether another message follows immediately, so that the wake-up of the peer may be delayed.
     pub more_comes: bool,
-    /// A unit that was encoded but not completely sent.
     pub departing: Option<Departing>,
     /// Whether all items of the pass were computed, so that only the ends of the shards must still be sent.
     pub ending: bool,
-    /// The time after which sending fails with a TimeoutError, or None.
     pub deadline: Option<Instant>,
-    /// The function that takes snapshots of the graph, and the schedule of these snapshots.
     pub taker: Option<(Py<PyAny>, Cadence)>,
-    /// The function that returns a note for the main process, or None if there is no note.
     pub noter: Option<Py<PyAny>>,
-    /// In a worker: snapshots of the dispatching process to be relayed to the main process.
+    /// In a worker: snapshots of the dispatching process for the main process.
     pub relay: Option<Arc<Relay>>,
-    /// For each shard or reader, the expected checksum after the recomputed items, or None if no checksum is expected.
+    /// The checksum of the items to recompute, for each shard or reader.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
-    /// For each reader, the counter of waits for space and for grants. Empty if statistics are disabled.
     pub meters: Vec<WaitRef>,
-    /// The counter of waits for the request of the next pass.
+    /// The wait for the request of the next pass.
     pub idle: Option<WaitRef>,
     pub page: Option<PageRef>,
 }
 
-/// A unit that waits for free space. Commands may be executed while the unit waits.
+/// Commands may be executed while the unit waits for free space.
 pub(super) struct Departing {
-    /// In a worker, the index of the shard that produced the unit; in the dispatching process, the index of its reader.
+    /// The index of the shard (in a worker) or of the reader (in the dispatching process).
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// The encoder's buffers that were already stored, followed by the payload if the payload is long.
+    /// The buffers that were already stored, followed by the payload if it is long.
     pub parts: Vec<Part>,
-    /// The number of bytes of the next buffer that were already sent in fragments.
     pub streamed: usize,
 }
 
-/// Returns the producer of a shard or reader. If the producer has several shards, switches it to the given shard.
 #[inline]
 fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {
@@ -101,7 +90,6 @@ fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut P
     &mut producers[0]
 }
 
-/// Gives unused shared memory back to the system. Returns whether a later call may have an effect.
 pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     let mut untidy = false;
     for arena in arenas.iter().filter(|arena| arena.is_untidy()) {
@@ -123,7 +111,6 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 }
 
 impl Outlet {
-    /// Creates the state of a worker with `shards` shards, or of a dispatching process if there are several producers.
     pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Probe>) -> Self {
         let has_shards = producers.len() == 1;
         if has_shards {
@@ -172,21 +159,19 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must still recompute items of an earlier run. Shards that recompute items run first,
-    /// because the main process already has these items and waits for later items of the shards.
+    /// Shards that recompute items run first, because the main process waits for their later items.
     #[inline]
     fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the current epoch if this worker still has to recompute items of the epoch. Calls of functions are
-    /// postponed while items are recomputed, because the main process received these items before it sent the call.
+    /// Calls of functions are postponed while items are recomputed, because the main process has these items and sent
+    /// the call later.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
 
-    /// Waits for the reader of the next item, and returns what to do with the item, or None if a command is pending.
     #[inline]
     pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
         loop {
@@ -246,14 +231,13 @@ impl Outlet {
         self.dealing.end(target);
     }
 
-    /// Ends a shard whose iterator has ended. The next call of `settle` sends the last note and the end of the shard.
+    /// The next call of `settle` sends the last note and the end of the shard.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
         self.depart_note(py, shard)
     }
 
-    /// Sends the encoded unit if there is one, and then the end of a shard if the shard has ended.
     #[inline]
     pub fn settle(&mut self, py: Python<'_>) -> PyResult<Sent> {
         if self.go_on(py)? == Sent::Interrupted {
@@ -264,7 +248,6 @@ impl Outlet {
         self.go_on(py)
     }
 
-    /// Encodes an item. If there is space, a small item is encoded and sent immediately.
     #[inline]
     pub fn depart_item(&mut self, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let Self { encoder, producers, has_shards, .. } = self;
@@ -287,7 +270,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Encodes an object, followed by the bytes in `behind`, as the next unit. `go_on` sends the encoded unit.
+    /// `go_on` sends the encoded object, followed by the bytes in `behind`.
     pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.encode(object, self.producer(target).arena())?;
@@ -298,7 +281,6 @@ impl Outlet {
         Ok(())
     }
 
-    /// Encodes the pending note of a shard, if there is one. `go_on` sends the note.
     pub fn depart_note(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         let Some(noter) = &self.noter else { return Ok(()) };
         let note = noter.call1(py, (shard,))?;
@@ -310,7 +292,7 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
     }
 
-    /// Sends the current unit. The unit is abandoned if a signal handler or `tick` raises, or if the deadline expires.
+    /// The unit is abandoned if a signal handler or `tick` raises, or if the deadline expires.
     pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing, tick)?;
@@ -357,7 +339,7 @@ impl Outlet {
         })
     }
 
-    /// Copies a buffer into the arena. A buffer that does not fit is sent in fragments, starting with byte `streamed`.
+    /// A buffer that does not fit into the arena is sent in fragments, starting with byte `streamed`.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,
@@ -394,7 +376,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer into an arena block, if necessary after a wait. Returns None if waiting would free no memory.
+    /// Returns None if waiting would free no memory.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,
@@ -420,8 +402,7 @@ impl Outlet {
         }
     }
 
-    /// Waits for space, and then pushes a unit of this size. If the reader no longer wants the unit, this method drops
-    /// the unit and still returns `Sent::Done`.
+    /// If the reader no longer wants the unit, the unit is dropped, and the result is `Sent::Done`.
     fn push_with(
         &mut self,
         py: Python<'_>,
@@ -442,8 +423,7 @@ impl Outlet {
         }
     }
 
-    /// Waits until there is space, and then returns None. If the wait ends for another reason, returns the result with
-    /// which sending ends.
+    /// Returns None if there is space, otherwise the result with which sending ends.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,
@@ -478,7 +458,7 @@ impl Outlet {
         let gone = unwanted(producer) && !room(producer);
         Ok(gone.then(|| {
             producer.give_up();
-            producer.skip(); // after the end of a stream, its count is not used
+            producer.skip(); // the count is not used after the end of a stream
             Sent::Done
         }))
     }

@@ -1,13 +1,12 @@
 //! Ensures that only the process that created the end of a link uses this end, and not a forked child.
 //!
-//! A forked child of the main process that reads or sends commands gets an error. If user code forks a child inside a
-//! worker, the child exits when the user's function returns, because only the worker may send units.
+//! If user code forks inside a worker, the child exits when the user's function returns, because only the worker may
+//! send units.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use torchdata_core::process::fork;
 
-/// The process that created an end of a link, identified by its number of forks and its process id.
 #[derive(Clone, Copy)]
 pub struct OwningProcess {
     generation: u64,
@@ -24,7 +23,7 @@ impl OwningProcess {
         self.generation == fork::generation()
     }
 
-    /// Returns an error in a process forked from the owner, or ends a process that user code forked inside a worker.
+    /// Returns an error in a forked child, or ends a process that user code forked inside a worker.
     #[inline]
     pub fn check(self) -> PyResult<()> {
         if self.is_this() { Ok(()) } else { Err(Python::attach(|py| refused(py, self.pid))) }

@@ -1,9 +1,8 @@
-//! The processes that send to a reader, and the units that the reader took out of their rings before their turn.
+//! The processes that send to a reader, and the units (messages) that the reader has received early.
 //!
-//! The reading thread calls these functions. A peer is a shard, and each link carries the units of all shards that one
-//! process runs. If there are n links, peer p sends over link p mod n, as shard p / n of this link. Usually, a unit is
-//! taken out of its ring when its peer is next. A unit is taken out earlier if a unit of the next peer follows in the
-//! same ring, if another peer starves, or if the process that sends over the link has exited.
+//! A peer is a shard: with n links, peer p sends over link p mod n, as shard p / n of this link. A unit is received
+//! early if it precedes a unit of the next peer in a ring, if another peer waits for the dispatching process, or if its
+//! sender has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,16 +18,14 @@ use super::kinds as kind;
 use super::snapshots;
 use crate::errors;
 
-/// A unit that was taken out of its ring.
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether the unit was counted as received, so that its sender may compute another item.
+    /// Whether the sender may already compute another item, because the unit was counted.
     pub counted: bool,
 }
 
 impl Taken {
-    /// Returns how many bytes of memory the unit uses in this process and in its sender.
     fn weight(&self) -> u64 {
         self.unit.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + self.unit.payload.len() as u64
     }
@@ -38,13 +35,13 @@ impl Taken {
     }
 }
 
-/// Returns whether a ring contains a unit, or is corrupted, so that the attempt to take a unit reports the corruption.
+/// A corrupted ring counts as a unit, because the attempt to take it reports the corruption.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether items may lease more shared memory, so that their buffers need not be copied out of it.
+/// Returns false if the buffers of items must be copied out of shared memory.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -56,30 +53,26 @@ fn count_copies(consumer: &Consumer, unit: &Unit) {
     add(&flow.copied, leased.map(Buffer::len).sum::<usize>() as u64);
 }
 
-/// The memory use of units that were received before the turn of their peer.
 struct Surplus {
     bytes: u64,
-    /// The number of bytes above which `on_surplus` is called.
     most: u64,
-    /// Whether `on_surplus` was already called in this epoch.
     said: bool,
-    /// Issues a warning about this memory use. The arguments are the awaited peer, the received peer, and `bytes`.
+    /// Called with the awaited peer, the received peer, and the bytes of units that were received early.
     on_surplus: Option<Py<PyAny>>,
 }
 
 pub struct Peers {
     links: Vec<Consumer>,
-    /// For each peer, the units that were received before its turn, or could not be decoded yet.
+    /// For each peer, the units that were received early, or could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,
-    /// How many items each peer may compute ahead of this reader.
     window: u64,
     paused: bool,
-    /// The link whose items wake up this process, or None if items of all links wake up this process.
+    /// The link whose items wake up this process, or None for all links.
     awaited: Option<usize>,
-    /// Whether a peer has waited for the dispatching process in this epoch. Once this flag is true, items of all peers
-    /// wake up this process, because the awaited peer may depend on other peers.
+    /// Once a peer has waited for the dispatching process, items of all peers wake up this process, because the awaited
+    /// peer may depend on other peers.
     has_starved: bool,
-    /// The unit that was last taken out of a ring. The memory of this unit is reused for the next unit.
+    /// The memory of this unit is reused for the next unit.
     pub current: Taken,
     surplus: Surplus,
 }
@@ -112,7 +105,7 @@ impl Peers {
 
     #[inline]
     pub fn link_of(&self, peer: usize) -> usize {
-        // With one shard per link, each peer has its own link. A division would double the cost of this function.
+        // A division would double the cost of this function.
         if peer < self.links.len() { peer } else { peer % self.links.len() }
     }
 
@@ -128,7 +121,6 @@ impl Peers {
         if peer < self.len() { Ok(peer) } else { Err(errors::corrupted(Corrupted("a unit has an unknown shard"))) }
     }
 
-    /// Returns whether the next item of a peer has arrived, so that it can be delivered.
     #[inline]
     fn is_ready(&mut self, peer: usize) -> bool {
         !self.taken_in[peer].is_empty() || self.has_arrived(peer)
@@ -147,7 +139,6 @@ impl Peers {
         self.paused
     }
 
-    /// Begins an epoch in which each peer may be `window` items ahead of the reader.
     pub fn begin_epoch(&mut self, window: u64) {
         self.window = window;
         self.has_starved = false;
@@ -155,7 +146,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. `looked_into` is true if the stream was already begun with a window of 0 to get a snapshot.
+    /// `looked_into` is true if the stream was already begun with a window of 0 to get a snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -165,7 +156,6 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.begin(stream, self.window));
     }
 
-    /// Pauses or resumes the peers. Does nothing if `paused` is already their state.
     pub fn set_paused(&mut self, paused: bool) {
         if paused != self.paused {
             self.paused = paused;
@@ -177,7 +167,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.set_window(window));
     }
 
-    /// Returns the next step: deliver an item of a peer, receive a unit of a peer before its turn, or wait.
+    /// Returns whether to deliver an item, to receive a unit early, or to wait.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
         loop {
             let all = RefCell::new(&mut *self);
@@ -194,11 +184,11 @@ impl Peers {
                 return next;
             }
             self.has_starved = true;
-            self.await_all(); // then check again, because a unit may have arrived in the meantime
+            self.await_all(); // checks again, because a unit may have arrived in the meantime
         }
     }
 
-    /// From now on, only items of this peer's link wake up this process, unless a peer has starved in this epoch.
+    /// Only items of this peer's link wake up this process, unless a peer has waited for the dispatching process.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -211,21 +201,18 @@ impl Peers {
         self.awaited = Some(link);
     }
 
-    /// Lets items of all peers wake up this process.
     pub fn await_all(&mut self) {
         if self.awaited.take().is_some() {
             self.links.iter_mut().for_each(|link| link.want_items(true));
         }
     }
 
-    /// Returns the next step. Units are never received before the turn of their peer.
     #[inline]
     pub fn next_to_deliver(&mut self, collecting: &mut Collecting) -> Next {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
     }
 
-    /// Makes the next unit of a peer the current unit, and returns whether there was one. If the next unit in the ring
-    /// belongs to another peer, the unit is stored until a call of `take` for that peer.
+    /// If the next unit in the ring belongs to another peer, the unit is stored until that peer is next.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         if let Some(taken) = self.taken_in[peer].pop_front() {
@@ -246,7 +233,6 @@ impl Peers {
         Ok(whose == peer)
     }
 
-    /// Removes and returns the snapshots among the units of a peer that were kept for later.
     pub fn snapshots_taken_in(&mut self, peer: usize) -> VecDeque<Taken> {
         let all = std::mem::take(&mut self.taken_in[peer]);
         let (snapshots, others): (VecDeque<_>, _) =
@@ -268,7 +254,6 @@ impl Peers {
         may_lease(&self.links[self.link_of(peer)])
     }
 
-    /// Records that the current unit was delivered. If `leased` is false, the leased buffers of the unit were copied.
     #[inline]
     pub fn delivered(&mut self, peer: usize, leased: bool) {
         let link = self.link_of(peer);
@@ -278,15 +263,13 @@ impl Peers {
         if !self.current.counted {
             self.links[link].item_taken();
         }
-        self.current.unit.buffers.clear(); // from now on, only the item holds the leases
+        self.current.unit.buffers.clear();
     }
 
-    /// Returns a peer whose next unit must be received before its turn, because another peer starves.
     fn next_to_take_in(&mut self, collecting: &Collecting, starving: &[bool]) -> Option<usize> {
         collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer])
     }
 
-    /// Takes one unit of a peer out of its ring before the peer's turn.
     pub fn take_in(&mut self, py: Python<'_>, peer: usize, turn: Option<usize>) -> PyResult<()> {
         let link = self.link_of(peer);
         let consumer = &mut self.links[link];
@@ -306,7 +289,7 @@ impl Peers {
         self.tell_surplus(py, peer, turn)
     }
 
-    /// Stores a unit that was received before the turn of its peer. If the unit is an item, it is counted immediately.
+    /// An item that was received early is counted immediately.
     #[cold]
     fn keep_for_later(&mut self, peer: usize, unit: Unit) {
         let taken = Taken { unit, counted: true };
@@ -329,14 +312,14 @@ impl Peers {
         Ok(())
     }
 
-    /// Sets the function that warns of items received early, and the number of bytes above which it is called.
     pub fn tell_surplus_to(&mut self, most: u64, on_surplus: Py<PyAny>) {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// If a peer starves, receives finished items of other peers before their turn, so that these peers continue.
+    /// If a peer waits for the dispatching process, items of other peers are received early, so that these peers
+    /// continue.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // Items of the next peer in turn are received, too, because its answer to a command may follow its items.
+        // Items of the next peer are received, too, because its answer to a command may follow its items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;
@@ -348,7 +331,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Receives all units that the exited producer of a link had committed.
+    /// The producer of the link has exited.
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
             // The process that owns this memory has exited, so its leases need not be returned.
@@ -361,14 +344,12 @@ impl Peers {
         }
     }
 
-    /// Returns the number and checksum of all items received from a peer, including items that were not delivered yet.
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
         items.for_each(|taken| delivered.count(taken.unit.digest));
         delivered
     }
 
-    /// Returns whether the last unit of a peer's stream was received.
     pub fn has_last(&self, peer: usize) -> bool {
         self.taken_in[peer].iter().any(|taken| matches!(taken.kind(), kind::END | kind::ERROR))
     }
@@ -377,7 +358,7 @@ impl Peers {
         visit.call(&self.surplus.on_surplus)
     }
 
-    /// Removes and returns the callback, which the caller must drop.
+    /// The caller must drop the returned callback.
     pub fn clear(&mut self) -> Option<Py<PyAny>> {
         self.surplus.on_surplus.take()
     }

@@ -11,12 +11,11 @@ use super::snapshots::{Content, Opened, Relay, Relayed};
 use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct StreamProgress {
-    /// The positions and snapshots of all peers, which are consistent at any time, even for other threads.
+    /// Other threads find consistent records at any time.
     pub books: Arc<GilCell<Books<Content>>>,
-    /// In a worker: snapshots of the dispatching process to be relayed to the main process.
+    /// In a worker: snapshots of the dispatching process for the main process.
     pub relay: Arc<Relay>,
     pub given: Given,
-    /// For each peer, the position at which the next stream begins.
     pub starts: Vec<Account>,
 }
 
@@ -30,13 +29,12 @@ impl StreamProgress {
         }
     }
 
-    /// Begins a stream at the positions in `starts`, and clears `starts`.
     pub fn begin(&mut self, py: Python<'_>) {
         let starts = std::mem::take(&mut self.starts);
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// Begins a stream in the records before the peers begin it, because threads may request positions at any time.
+    /// Threads may request positions at any time, so the records begin a stream before the peers.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;
@@ -55,8 +53,7 @@ impl StreamProgress {
         self.books.with(py, |books| books.taken(peer))
     }
 
-    /// Returns whether the first snapshot of a peer was received. If `dealt` is true, peer 0 must also have relayed the
-    /// first snapshot of the dispatching process.
+    /// If `dealt` is true, peer 0 must also have relayed the first snapshot of the dispatching process.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
     }
@@ -75,23 +72,19 @@ impl StreamProgress {
         Ok(())
     }
 
-    /// Keeps a snapshot of the dispatching process in a worker, until the pump relays the snapshot.
     pub fn pass_on(&self, unit: &Unit) -> PyResult<()> {
         self.relay.put(Relayed::of(unit)?);
         Ok(())
     }
 }
 
-/// The number of delivered items that the user has received.
 pub enum Given {
-    /// All delivered items.
     All,
     Counted(Arc<GilNumber>),
     Unknown,
 }
 
 impl Given {
-    /// Returns how many of `total` items the user has not received yet.
     #[inline]
     fn lag(&self, total: u64) -> Option<u64> {
         match self {

@@ -1,7 +1,6 @@
 //! Reads items: selects the peer of the next item, does other work while this item is missing, and decodes units.
 //!
-//! A [`Collector`](super::collector::Collector) owns the reader and lends it to one thread at a time.
-//! `torchdata_core::protocol::Collecting` decides what to do next, and the reader executes the decisions.
+//! `torchdata_core::protocol::Collecting` decides what to do next.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -25,11 +24,9 @@ use super::watched::{DeathWatch, Replacing};
 use crate::codec;
 use crate::errors;
 
-/// The flags with which other threads control the reading thread, which checks the flags during waits.
 pub struct Signs {
-    /// The number of the current epoch. A thread that still reads an earlier epoch must stop.
+    /// A thread that still reads an earlier epoch must stop.
     pub epoch: AtomicU64,
-    /// Whether the reading thread must not return any more items of the epoch.
     pub stopped: AtomicBool,
     pub paused: AtomicBool,
     pub pass: AtomicU64,
@@ -60,15 +57,14 @@ pub struct Reader {
     pub clock: Clock,
     pub meters: Meters,
     pub watch: DeathWatch,
-    /// In a worker: the connection to the control link, whose commands end a wait of the reader.
+    /// In a worker: the control link, whose commands end a wait of the reader.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
-    /// A stream that was begun only to receive the first snapshot, before an item was requested.
+    /// A stream that was begun before any request, only to receive the first snapshot.
     looked_into: Option<Stream>,
     own: BellRef,
-    /// The callback for failures that a peer reports. Called with (peer, description), and must raise.
+    /// Called with (peer, description) for a failure that a peer reports, and must raise.
     on_error: Py<PyAny>,
-    /// The callback for notes, which is called with (peer, note), or None if notes are ignored.
     pub on_note: Option<Py<PyAny>>,
 }
 
@@ -141,7 +137,7 @@ impl Reader {
         ))
     }
 
-    /// Handles the current unit if it is not an item. Returns whether more items may follow.
+    /// Returns whether more items may follow a unit that is not an item.
     #[cold]
     fn handle(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         match self.peers.current.unit.kind & kind::WHAT {
@@ -169,8 +165,8 @@ impl Reader {
         Ok(true)
     }
 
-    /// Decodes the item of the current unit. If decoding fails, for example because a signal handler raises an
-    /// exception, the unit is kept, and the next call decodes it again.
+    /// If decoding fails, for example because a signal handler raises an exception, the next call decodes the unit
+    /// again.
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
@@ -194,17 +190,14 @@ impl Reader {
         Ok(())
     }
 
-    /// Stores a snapshot in the records, or for relaying if this process is a worker.
     pub fn keep_unit(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
         if self.interrupt.is_some() { self.progress.pass_on(unit) } else { self.progress.keep(py, peer, unit) }
     }
 
-    /// Stores the snapshots of a peer among the units that were received before the peer's turn.
     pub fn keep_taken_in(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
         self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
     }
 
-    /// Takes a peer's next unit: stores a snapshot, or keeps another unit for later. Returns false if no unit exists.
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
         if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {
@@ -215,8 +208,8 @@ impl Reader {
         Ok(taken)
     }
 
-    /// Waits in a worker for the snapshot that the dispatching process takes at the beginning of a stream, and relays
-    /// it. The worker requests no item of the stream yet. If another unit arrives first, that unit is kept for reading.
+    /// Waits in a worker for the first snapshot of the dispatching process, without requesting an item. If another unit
+    /// arrives first, that unit is kept for reading.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.links_mut()[0].begin(stream, 0);
@@ -235,10 +228,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits until the first unit of each peer in this epoch has arrived, and stores the unit if it is a snapshot. If
-    /// `dealt` is true, also waits for the snapshot of the dispatching process, which the first peer relays. Waiting
-    /// for a snapshot takes no longer than waiting for an item, because a peer sends its snapshot before its first
-    /// item. The wait ends for the same reasons as a wait for an item, and the next read reports the reason.
+    /// Waits for each peer's first unit of this epoch, and stores it if it is a snapshot. If `dealt` is true, also
+    /// waits for the snapshot of the dispatching process, which the first peer relays. A peer sends its snapshot before
+    /// its first item, so this wait takes no longer than waiting for an item. The next read reports why the wait has
+    /// ended.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
@@ -255,7 +248,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of a peer. Returns false if the epoch ends, the timeout expires or a process exits.
+    /// Returns false if the epoch ends, the timeout expires or a process exits.
     fn await_first(
         &mut self,
         py: Python<'_>,
@@ -287,7 +280,6 @@ impl Reader {
         if died { Ok(false) } else { waited.map(|()| true) }
     }
 
-    /// Waits until the next item can be delivered, or until the reader must do other work, and does this work.
     fn wait(&mut self, py: Python<'_>, signs: &Signs, epoch: u32) -> PyResult<()> {
         let turn = self.collecting.turn();
         let awoken = self.sleep(py, signs, epoch, turn);
@@ -301,7 +293,7 @@ impl Reader {
             }
             Err(error) => {
                 if error.is_instance_of::<PyTimeoutError>(py) {
-                    self.clock.stop(); // so that a caller that retries waits for the full timeout
+                    self.clock.stop(); // a caller that retries waits for the full timeout
                 }
                 return Err(error);
             }
@@ -316,7 +308,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Sleeps until there is a next step, and returns the step. Returns None if a process has exited.
+    /// Returns None if a process has exited.
     fn sleep(&mut self, py: Python<'_>, signs: &Signs, epoch: u32, turn: Option<usize>) -> PyResult<Option<Next>> {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();
@@ -343,7 +335,7 @@ impl Reader {
         let starve = || interrupt.into_iter().for_each(|interrupt| interrupt.starve(epoch));
         let mut died = false;
         let awoken = wait_among(py, own, meters.wait(link), death, ready, starve, |py| {
-            starve(); // repeated, in case the word was overwritten
+            starve(); // the word may have been overwritten
             died = watch.any_died();
             if died { Err(a_process_has_died()) } else { clock.look(py, turn, paused) }
         });
@@ -355,7 +347,7 @@ impl Reader {
         awoken.and_then(|()| py.check_signals()).map(|()| Some(next))
     }
 
-    /// Waits for a unit of a peer until `limit` has passed since `started`. Returns whether a unit has arrived.
+    /// `limit` counts from the time `started`.
     fn await_unit(
         &mut self,
         py: Python<'_>,
@@ -378,7 +370,6 @@ impl Reader {
         }
     }
 
-    /// Waits up to `limit` for a message from a peer. Other units are skipped.
     pub fn receive<'py>(
         &mut self,
         py: Python<'py>,
@@ -440,7 +431,7 @@ impl Reader {
     }
 }
 
-/// Callbacks of a reader, to be dropped after its lock is released, because dropping may run arbitrary code.
+/// The callbacks must be dropped after the reader is released, because dropping may run arbitrary code.
 pub type Callbacks = (
     Option<Py<PyAny>>,
     Option<Replacing>,
@@ -450,17 +441,15 @@ pub type Callbacks = (
     Option<Py<PyAny>>,
 );
 
-/// Creates an error that ends a wait for an item, because a watched process has exited. Users never see this error.
 fn a_process_has_died() -> PyErr {
     PyRuntimeError::new_err("a process has died")
 }
 
-/// (results, total time of the results in seconds, message that follows the results or None)
+/// The results, their total time in seconds, and the message that follows the results.
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
-/// What a unit contains, for a caller that waits for results.
 enum Came<'py> {
-    /// A result, and the seconds since the work on the result's batch began.
+    /// A result, and the seconds since the work on its batch began.
     Result(Bound<'py, PyAny>, f64),
     Message(Bound<'py, PyAny>),
     Late,
@@ -481,7 +470,7 @@ fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<
     with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Passes a unit's payload and buffers to `look`. A long payload is copied first, so that its sender cannot change it.
+/// A long payload is copied first, so that its sender cannot change it.
 #[inline]
 fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
     match unit.buffers.split_last() {

@@ -1,8 +1,7 @@
 //! Sends snapshots, and checks items that are recomputed after a restart.
 //!
-//! An epoch that resumes an earlier run starts from a snapshot. Items that the reader received after the snapshot are
-//! recomputed and counted, but not sent. A rolling checksum verifies that the recomputed items equal the original
-//! items.
+//! An epoch resumes from a snapshot by recomputing and dropping the items that the reader received after the snapshot.
+//! A rolling checksum verifies that the recomputed items equal the original items.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,11 +19,10 @@ use super::snapshots::{self, Entry, Relay, account};
 use crate::codec::{OutBuffer, Owner, Source};
 use crate::errors;
 
-/// The result of the snapshot function: the position in the dispatched items (pass, items, checksum), and the snapshot.
+/// The position in the dispatched items (pass, items, checksum), and the snapshot.
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
-    /// Takes snapshots that are due according to the schedule, and sends them. Must be called between two items.
     #[inline]
     pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
         if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
@@ -34,7 +32,6 @@ impl Outlet {
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
-    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space if necessary.
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -59,7 +56,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Takes a snapshot of a shard. Returns the head and the content of the snapshot, or None if no snapshot was taken.
+    /// Returns the head and the content of the snapshot.
     fn take(&self, py: Python<'_>, shard: usize) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
         let Some((taker, _)) = &self.taker else { return Ok(None) };
         let made: Option<Made> = taker.call1(py, (shard,))?.extract(py)?;
@@ -72,7 +69,6 @@ impl Outlet {
         }))
     }
 
-    /// Takes a snapshot of a shard and sends it. Waits for space if necessary.
     pub fn send_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let Some((head, content)) = self.take(py, shard)? else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -89,7 +85,7 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Takes a snapshot (in a worker: of each shard), and sends it if there is space. Encodes a note for `go_on`.
+    /// Sends snapshots (of each shard) only if there is space.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
@@ -125,7 +121,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Counts a recomputed item that the reader already has. Compares the checksums after the last recomputed item.
+    /// The checksums are compared after the last recomputed item.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -155,7 +151,6 @@ impl Outlet {
         self.compare(target)
     }
 
-    /// Checks by their checksum that the recomputed items equal the items that an earlier run has sent.
     fn compare(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());
@@ -168,7 +163,7 @@ impl Outlet {
         }
     }
 
-    /// Checks that all items that a reader already has were recomputed. Must be called after the reader's last item.
+    /// Must be called after the reader's last item.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

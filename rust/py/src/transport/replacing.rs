@@ -1,8 +1,7 @@
-//! Replaces processes that exit in the middle of a stream.
+//! Replaces processes that exit during an epoch.
 //!
-//! The reading thread of the main process first receives all complete units and snapshots that the exited process has
-//! sent. The replacement resumes from the latest snapshot, and sends over a new link. The memory of the old link stays
-//! mapped while received items use it. Python code decides which processes to replace, and starts the replacements.
+//! The main process first receives all complete units (messages) of the exited process. The replacement resumes from
+//! the latest snapshot, and sends over a new link. The memory of the old link stays mapped while received items use it.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;
@@ -13,12 +12,11 @@ use super::snapshots::{KeptPositions, kept_positions};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// A replacement: (index of the replaced process, link from the replacement to this process or None, process id or
-/// descriptor of the replacement).
+/// The index of the replaced process, the link from the replacement or None, and the id or descriptor of the
+/// replacement.
 type Replacement<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {
-    /// Replaces the processes in `also`, and all other processes that have exited.
     #[cold]
     pub fn replace_dead(&mut self, py: Python<'_>, also: Vec<usize>) -> PyResult<()> {
         let Some(Replacing { on_death, on_replace }) = self.watch.replacing(py) else { return Ok(()) };
@@ -48,8 +46,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Receives all units that exited processes had committed, and stores their snapshots. The dispatching process is
-    /// ignored, because it sends no units to this reader.
+    /// The dispatching process is ignored, because it sends no units to this reader.
     fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
         let links = self.peers.links().len();
         dead.iter().filter(|&&link| link < links).try_for_each(|&link| self.peers.drain(link))?;

@@ -1,7 +1,7 @@
-//! The sending side of links: the pump that runs a worker's pipe, or distributes items from the dispatching process.
+//! Provides the Python class that runs a worker's pipe, or distributes items from the dispatching process.
 //!
-//! The pump runs in a child's main thread, and loops over the pipe's iterator, so that sending an item creates no
-//! Python frame of this package. Commands are executed between items, or while a unit waits for space.
+//! The method `pump` loops over the pipe's iterator, so that sending an item creates no Python frame of this package.
+//! Commands are executed between items, or while a unit (message) waits for space.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -30,18 +30,15 @@ use crate::errors;
 use crate::seconds::duration;
 use crate::shard_globals::ShardTurns;
 
-/// Returns the time at which a wait with this limit in seconds ends. Returns None for a wait without a limit.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
-/// Sends the items of a worker's shards over one link, or of the dispatching process over several links. One thread
-/// sends. Any thread of the process may allocate arena memory.
+/// One thread sends, but any thread of the process may allocate arena memory.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Sender {
     outlet: Mutex<Outlet>,
     arenas: Vec<Arc<Arena>>,
-    /// The index of the link that transports the next item.
     link: AtomicUsize,
 }
 
@@ -61,9 +58,9 @@ impl Sender {
 
 #[pymethods]
 impl Sender {
-    /// Takes the producer end of each link. `peers` contains the doorbell indices of the opposite processes, and `own`
-    /// is the doorbell index of this process. A pending message in the `control` link interrupts the pump and every
-    /// wait. If there is only one link, this link carries `shards` shards.
+    /// `peers` and `own` are the doorbell indices of the receiving processes and of this process. A pending message in
+    /// the `control` link interrupts the pump and every wait. If there is only one link, this link carries `shards`
+    /// shards.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -89,8 +86,7 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
-    /// Counts the sent units on a page of the board from now on. Consecutive links use consecutive sets of counters
-    /// (flows), starting with number `first`. `peers` contains the page number of each peer.
+    /// Link i uses the set of counters `first` + i, and `peers` contains the page number of each peer.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -101,13 +97,11 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch. Units contain the number of their stream, and items are counted from zero. A unit of an earlier
-    /// epoch that was sent only in part is dropped.
+    /// Starts an epoch, whose items are counted from zero. A unit of an earlier epoch that was sent only in part is
+    /// dropped.
     ///
-    /// `starts` describes, for each shard or reader, where to resume an earlier run: the number and the checksum of the
-    /// items before this position, the number of further items that the reader already has, and the checksum after
-    /// these items. If the last checksum is not None, it is compared with the checksum of the recomputed items. `turn`
-    /// is the shard or reader of the first item.
+    /// `starts` describes for each shard or reader where to resume: (items, checksum) before this position, the number
+    /// of items to recompute, and the checksum after these items. `turn` is the shard or reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -135,7 +129,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `taker(shard)` regularly between two items, for each shard. The pause between two calls is
+    /// The pump calls `taker(shard)` regularly between two items, for each shard. The pause between two calls is
     /// `factor` times the duration of a call, but at least `seconds`.
     ///
     /// `taker` returns None or (pass of the dispatched items, their items and checksum, bytes), and sends no units.
@@ -144,8 +138,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `noter(shard)` after each snapshot, and at the end of a shard. `noter` must not send units,
-    /// and returns None or a note. The process that reads the shard's link passes the note to its callback `on_note`.
+    /// The pump calls `noter(shard)` after each snapshot, and at the end of a shard. `noter` returns None or a note,
+    /// which the reading process passes to `on_note`, and must not send units.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet()?.noter = Some(noter);
         Ok(())
@@ -156,8 +150,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes and sends a snapshot of a shard now. If a command is pending, returns False, and the pump later sends the
-    /// unsent part.
+    /// If a command is pending, returns False, and the pump later sends the unsent part.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -167,22 +160,21 @@ impl Sender {
         Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
     }
 
-    /// Sends a pending snapshot of the dispatching process to the main process. Returns False if a command is pending.
+    /// Returns False if a command is pending.
     fn send_relayed(&self, py: Python<'_>) -> PyResult<bool> {
         self.outlet()?.send_relayed(py)
     }
 
-    /// Returns (items, checksum) for each shard or reader. Items sent by earlier runs of this stream are included.
+    /// Returns (items, checksum) for each shard or reader, including items of earlier runs.
     fn accounts(&self) -> PyResult<Vec<Entry>> {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
 
-    /// Sends the items that the readers request, until `iterator` ends, `iterator` fails, or a command is pending. If
-    /// `iterator` is a tuple, it contains the iterators of several shards, from which items are requested in turn.
-    /// `turns` switches the process to the shard of the next item.
+    /// Sends the items that the readers request, until `iterator` ends or fails, or a command is pending. A tuple
+    /// contains the iterators of several shards, from which items are requested in turn.
     ///
-    /// Returns False if a command is pending. The caller must execute the command and call this method again with the
-    /// iterators. Returns True once all requested items of this pass were sent. Raises the errors of the iterators.
+    /// Returns False if a command is pending, after which the caller must call this method again. Returns True once all
+    /// requested items of this pass were sent.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
         &self,
@@ -240,7 +232,7 @@ impl Sender {
                 _ => outlet.producer(target).skip(),
             }
             if !is_owed {
-                outlet.dealing.advance(); // recomputed items do not change the order
+                outlet.dealing.advance();
             }
             drop(item);
             if outlet.go_on(py)? == Sent::Interrupted {
@@ -258,7 +250,7 @@ impl Sender {
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
-    /// Begins the next pass once the readers want another pass. Returns False if a command is pending.
+    /// Returns False if a command is pending.
     fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
@@ -275,7 +267,7 @@ impl Sender {
     }
 
     /// Sends a failure to all readers, because incomplete items would look complete after an end. Returns False if a
-    /// command is pending. The caller must execute the command and call this method again.
+    /// command is pending, after which the caller must call this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
@@ -290,10 +282,9 @@ impl Sender {
         }
     }
 
-    /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read the
-    /// message within `seconds`. If `order` is given, the peer ends its running epoch: `order` is the number of the
-    /// next epoch, or for a stop a larger number. `tick` is called several times per second. If `tick` raises an
-    /// exception, the message is not sent.
+    /// Raises TimeoutError if the peer does not read the message within `seconds`. With `order`, the peer ends its
+    /// running epoch: `order` is the number of the next epoch, or a larger number for a stop. `tick` is called several
+    /// times per second, and may raise to abandon the message.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
@@ -314,8 +305,8 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// Sends the result of call `number` over the first link, with the seconds since work on its batch began. If
-    /// `more_comes` is true, another result follows immediately, so the peer may be woken up later.
+    /// `spent` is the seconds since work on the batch of the result began. If `more_comes` is true, the wake-up of the
+    /// peer may be delayed.
     fn send_result(
         &self,
         py: Python<'_>,
@@ -334,8 +325,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`. `tick` is called several
-    /// times per second during the wait. If `tick` raises an exception, the wait ends.
+    /// Waits until the peer has acknowledged `count` messages, or returns False after `seconds`. `tick` is called
+    /// several times per second, and may raise to end the wait.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;
@@ -345,8 +336,7 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the number of the pass, and the number of items computed for all readers in this pass. This number
-    /// includes items of earlier runs, unwanted items, and the item that is being sent.
+    /// The number of items includes items of earlier runs, unwanted items, and the item that is being sent.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
@@ -354,8 +344,7 @@ impl Sender {
         Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }
 
-    /// Creates an array with a plain dtype in a block of the arena, for the next item, in any thread. Returns None if
-    /// the arena is full, or if the dtype must be pickled.
+    /// Returns None if the arena is full, or if the dtype must be pickled.
     fn allocate<'py>(
         &self,
         py: Python<'py>,
@@ -375,13 +364,12 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
-    /// Reclaims blocks, and returns memory that was unused for some seconds to the system. Only an idle sender needs to
-    /// call this method, because sending also reclaims blocks. Returns whether a later call may have an effect.
+    /// Only an idle sender needs to call this method, because sending also reclaims blocks.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }
 
-    /// Visits nothing while a thread sends, because that thread holds a reference that keeps this object alive.
+    /// A sending thread's reference keeps this object alive, so nothing is visited.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;
@@ -393,7 +381,7 @@ impl Sender {
         drop(taken); // outside of the lock, because dropping may run code that calls this object
     }
 
-    /// Returns (bytes in use, peak, blocks) of the arena of each link.
+    /// Returns (bytes in use, peak, blocks) for each link.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
         let usages = self.arenas.iter().map(|arena| arena.usage());
         usages.map(|usage| (usage.in_use, usage.peak, usage.blocks)).collect()

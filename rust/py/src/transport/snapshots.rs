@@ -1,8 +1,7 @@
-//! Snapshots of a graph that are sent over a link: their schedule, their format, and their storage.
+//! Sends snapshots of a graph over a link, between items and without a request: their schedule, format and storage.
 //!
-//! A child takes snapshots between items, without a request. If the ring or the arena has no room for a snapshot, the
-//! snapshot is dropped, because waiting for room would delay items. A snapshot consists of little-endian words and the
-//! content, which is inline or in a block:
+//! A snapshot is dropped if there is no room, because waiting for room would delay items. A snapshot consists of
+//! little-endian words and the content, which is inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -31,14 +30,13 @@ pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;
 
-/// The schedule of snapshots. The pause between two snapshots is `factor` times the time that a snapshot takes, but at
-/// least `most_often`. The schedule uses the shortest of the last three times, because the system may suspend a process
-/// during a snapshot. The pauses after the first two snapshots are shorter, because these snapshots run code for the
-/// first time and take several times as long as later snapshots.
+/// The pause between two snapshots is `factor` times the time that a snapshot takes, but at least `most_often`. The
+/// schedule uses the shortest of the last three times, because the system may suspend a process during a snapshot. The
+/// first two snapshots run code for the first time and take several times as long, so their pauses are shorter.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
-    /// The seconds that the last three snapshots took, oldest first; infinity if not taken yet.
+    /// The seconds that the last three snapshots took, oldest first, with infinity for a missing snapshot.
     took: [f64; 3],
     due: Instant,
     clock: SampledClock,
@@ -48,7 +46,7 @@ pub struct Cadence {
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
-/// The pause after the first and after the second snapshot, as a fraction of the pause after later snapshots.
+/// The pauses after the first two snapshots, as a fraction of later pauses.
 const EARLY: f64 = 0.1;
 
 impl Cadence {
@@ -58,7 +56,7 @@ impl Cadence {
         Self { most_often, factor, took: [f64::INFINITY; 3], due: Instant::now() + most_often, clock }
     }
 
-    /// Returns whether a snapshot is due. Must be called once per item.
+    /// Must be called once per item.
     #[inline]
     pub fn is_due(&mut self) -> bool {
         self.clock.sample().is_some_and(|now| now >= self.due)
@@ -82,7 +80,6 @@ pub struct Relay {
     last: Mutex<Relayed>,
 }
 
-/// A snapshot to relay, split into the inline payload and the content of its block.
 #[derive(Default)]
 pub struct Relayed {
     pub payload: Vec<u8>,
@@ -120,7 +117,6 @@ impl Relay {
 /// Longer content is sent in a block, because the ring is meant for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
-/// Sends a snapshot if there is room, and returns whether it was sent.
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
     if content.len() > LONGEST_INLINE
         && let Some(block) = producer.allocate(content.len())?
@@ -143,7 +139,6 @@ pub fn head(pass: u32, share: Share, accounts: impl ExactSizeIterator<Item = Acc
     words.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
-/// A received snapshot, whose head was decoded and whose content is still encoded.
 pub struct Opened<'a> {
     pass: u32,
     share: Share,
@@ -178,7 +173,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// Copies the content only once, because a second copy would further delay a reader that waits for an item.
+    /// A second copy would further delay a reader that waits for an item.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),
@@ -204,8 +199,9 @@ impl<'a> Opened<'a> {
 
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the lease's memory is valid for its length. No Rust slice refers to the memory, so if a faulty producer
-    // writes during the copy, only the copied bytes are wrong. The call returns a new `bytes`, or NULL with an error.
+    // SAFETY: the lease's memory is valid for its length. If a faulty producer writes during the copy, only the copied
+    // bytes are wrong, because no Rust slice refers to the memory. The call returns a new `bytes`, or NULL with an
+    // error.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
@@ -218,9 +214,9 @@ pub fn is_snapshot(unit_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// A snapshot: (items, checksum) sent before the snapshot, pass, (items, checksum) of the dispatched items, content.
+/// (items, checksum) sent before the snapshot, pass, (items, checksum) of the dispatched items, content.
 pub type Kept = (Entry, u32, Entry, Content);
-/// A snapshot of the dispatching process as a Python tuple: pass, dispatched items of each worker, content.
+/// The pass, the dispatched items of each worker, and the content.
 pub type KeptDealt = (u32, Vec<Entry>, Content);
 
 pub fn account((items, checksum): Entry) -> Account {
@@ -247,7 +243,6 @@ pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
     Dealt { pass, accounts: accounts.into_iter().map(account).collect(), content }
 }
 
-/// The position of each peer ((items, checksum), latest snapshot), and the latest snapshot of the dispatching process.
 pub type KeptPositions = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
 
 pub fn kept_positions(

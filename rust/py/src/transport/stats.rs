@@ -1,5 +1,4 @@
-//! The Python class for the board of counters. The main process creates the board, each process of the loader counts on
-//! it, and other processes with permission can read it.
+//! Provides the Python class for the board of counters, which other processes with permission can read.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -25,7 +24,6 @@ enum Counted<'py> {
     Handing(Bound<'py, HandingIterator>),
 }
 
-/// The counters of all processes of a loader, in shared memory. Most methods are documented in `torchdata_core::stats`.
 #[pyclass(frozen, name = "StatsBoard", module = "torchdata._native")]
 pub struct PyStatsBoard(pub Arc<Board>);
 
@@ -35,7 +33,6 @@ impl PyStatsBoard {
         self.0.page(index).ok_or_else(|| PyIndexError::new_err(format!("there are {pages} pages, not {index}")))
     }
 
-    /// Returns a page, or an error if this process may not write to it.
     fn own_page(&self, index: usize) -> PyResult<PageRef> {
         if self.0.is_of_this_process() {
             return self.page(index);
@@ -45,13 +42,11 @@ impl PyStatsBoard {
         ))
     }
 
-    /// Returns the record of a pipe that `bind` has named, or an error if this process may not write to the page.
     pub fn pipe(&self, page: usize, index: usize) -> PyResult<PipeRef> {
         self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no room for more pipes"))
     }
 
-    /// Returns the counters of several link ends. These link ends use consecutive sets of counters (flows), starting
-    /// with number `first`.
+    /// Link i uses the set of counters `first` + i.
     pub fn flows(&self, page: usize, first: usize, peers: &[u32], sends: bool) -> PyResult<Vec<FlowRef>> {
         let page = self.own_page(page)?;
         let flows = peers.iter().enumerate().map(|(index, &peer)| page.flow(first + index, peer, sends));
@@ -70,7 +65,6 @@ impl PyStatsBoard {
         Board::create(BoardConfig { pages, flows, pipes }, full).map(Self).map_err(errors::open)
     }
 
-    /// Maps the board of a descriptor, and closes the descriptor.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         Board::attach(take_fd(fd)?).map(Self).map_err(errors::open)
@@ -81,12 +75,12 @@ impl PyStatsBoard {
         Board::observe(&path).map(Self).map_err(errors::open)
     }
 
-    /// Returns the descriptor of the board, which can be passed to another process, or -1 if it is closed.
+    /// Returns -1 if the descriptor is closed.
     fn fileno(&self) -> i32 {
         self.0.fd().map_or(-1, |fd| fd.as_raw_fd())
     }
 
-    /// Closes the descriptor. After the call, other programs can no longer find the board.
+    /// Other programs can no longer find the board after this call.
     fn close_descriptor(&self) {
         self.0.close();
     }
@@ -108,7 +102,7 @@ impl PyStatsBoard {
         self.0.is_full()
     }
 
-    /// Allows the processes to send snapshots of any size. Does nothing in a process that was forked from the owner.
+    /// Allows the processes to send snapshots of any size.
     fn want_large_snapshots(&self) {
         if self.0.is_of_this_process() {
             self.0.want_large_snapshots();
@@ -132,7 +126,7 @@ impl PyStatsBoard {
         self.0.made()
     }
 
-    /// Assigns a page to this process. The roles are 1 (main process), 2 (worker) and 3 (dispatching process).
+    /// The roles are 1 (main process), 2 (worker) and 3 (dispatching process).
     fn adopt(&self, page: usize, role: u32, number: u32) -> PyResult<()> {
         let role = match role {
             1 => Role::Main,
@@ -144,8 +138,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Starts counting the items of the pipes in this process's graphs. `end` is the index of the last pipe of this
-    /// process.
+    /// `end` is the index of the last pipe of this process.
     fn bind(&self, page: usize, pipes: Vec<Pipe<'_>>, end: usize) -> PyResult<()> {
         let own = self.own_page(page)?;
         let count = pipes.len();
@@ -159,8 +152,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts items of a pipe that `bind` has named. One measured call took `nanoseconds`, and represents `weight`
-    /// calls. Does nothing in a process that was forked from the counting process.
+    /// Counts items of a pipe, where one measured call took `nanoseconds` and represents `weight` calls.
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
             add_work(&self.pipe(page, pipe)?, items, nanoseconds, weight);
@@ -199,8 +191,6 @@ impl PyStatsBoard {
         Ok(self.page(page)?.carry_out())
     }
 
-    /// Copies a page from another machine to a page of this board, so that the process of this page continues the
-    /// counts.
     fn take_in(&self, page: usize, carried: &[u8]) -> PyResult<()> {
         self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
     }
@@ -224,12 +214,11 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Returns one dictionary per process with its counters. Times are in nanoseconds. Damaged pages are skipped.
+    /// Returns one dictionary per process with its counters. Times are in nanoseconds, and damaged pages are skipped.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         plain(py, &Value::List(self.0.read()))
     }
 
-    /// Describes the first damaged page, or returns None.
     fn damage(&self) -> Option<String> {
         self.0.damage().map(|damage| damage.to_string())
     }

@@ -1,4 +1,4 @@
-//! Lets Python code wait on a doorbell: checks a few times, yields, and then sleeps in slices without the GIL.
+//! Waits on a doorbell for Python code: checks a few times, yields, and then sleeps in slices without the GIL.
 
 use std::time::{Duration, Instant};
 
@@ -9,20 +9,19 @@ use torchdata_core::stats::{WaitRef, nanoseconds};
 
 use crate::enter::{self, Slices};
 
-/// The number of times that a thread checks for the event before its first sleep. The number is small because a
-/// spinning thread can prevent the awaited thread from running if there are fewer cores than runnable threads.
+/// A thread checks only a few times before its first sleep, because a spinning thread can prevent the awaited thread
+/// from running.
 const SPINS: u32 = 40;
-/// The interval at which a waiting thread checks whether other processes still run, because a process that exits does
-/// not ring the bell. A check consists of two system calls without the GIL, so the checks use less than 1 % of a core.
+/// A process that exits does not ring the bell, so a waiting thread checks whether other processes still run. A check
+/// consists of two system calls without the GIL, so the checks use less than 1 % of a core.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Records how often yielding the processor has made a sleep unnecessary in this process.
 static TURNS: Turns = Turns::new();
 
 /// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.
 ///
-/// `meter` counts the wait, unless the wait ends after a few checks. `asleep` is called before the first sleep. After
-/// each slice, Python's signals are handled, and `tick` is called. An error in a handler or `tick` ends the wait.
+/// `meter` counts the wait, and `asleep` is called, unless the wait ends after a few checks. After each slice, Python's
+/// signals are handled and `tick` is called, and an error in either ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
@@ -34,8 +33,8 @@ pub fn wait_until(
     wait_among(py, bell, meter, None, ready, asleep, tick)
 }
 
-/// Waits like `wait_until`, but for an event that depends on other processes. `any_exited` is called every few
-/// milliseconds without the GIL. If `any_exited` returns true, the slice ends early and `tick` is called.
+/// Waits like `wait_until`, but calls `any_exited` every few milliseconds without the GIL. If `any_exited` returns
+/// true, the slice ends early and `tick` is called.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,
@@ -73,8 +72,8 @@ pub fn wait_among(
     Ok(())
 }
 
-/// Sleeps until `ready` returns true or the slice ends. The thread does not take the GIL if the bell rings but `ready`
-/// returns false, for example after an item of another worker.
+/// The thread does not take the GIL if the bell rings but `ready` returns false, for example after an item of another
+/// worker.
 fn sleep(
     bell: &BellRef,
     slice: Duration,

@@ -1,7 +1,6 @@
-//! Detects when processes exit while their links are read.
+//! Detects in the reading thread when processes exit.
 //!
-//! This code runs in the reading thread. If a process exits, the reader raises an error or replaces the process (see
-//! `replacing.rs`).
+//! The reader then raises an error or replaces the process (see `replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -27,30 +26,25 @@ impl Sign<'_> {
     }
 }
 
-/// A watched process, or None if the process had already exited when watching began.
+/// None if the process had already exited when watching began.
 type WatchedProcess = Option<Watch>;
 
 fn has_died(process: &WatchedProcess) -> bool {
     process.as_ref().is_none_or(Watch::exited)
 }
 
-/// The callbacks for replacing processes (see `Collector.watch_and_replace`).
 pub struct Replacing {
     pub on_death: Py<PyAny>,
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes whose exit the reader notices while it waits. A worker watches no process, because it exits with the
-/// main process, and the main process reports the exit of other processes.
+/// A worker watches no process, because it exits with the main process, which reports the exit of other processes.
 #[derive(Default)]
 pub struct DeathWatch {
-    /// The watched processes, each with the index that the callbacks receive.
     processes: Vec<(usize, WatchedProcess)>,
-    /// The index of a watched process that has exited, or None.
     dead: Option<usize>,
-    /// The callback for an exit. Called with the index of the exited process, and must raise.
+    /// Called with the index of the exited process, and must raise.
     on_exit: Option<Py<PyAny>>,
-    /// The callbacks that are called instead of `on_exit` if exited processes are replaced.
     replacing: Option<Replacing>,
 }
 
@@ -73,7 +67,7 @@ impl DeathWatch {
         self.processes.is_empty()
     }
 
-    /// Returns whether any watched process has exited. If all processes have descriptors, the check is one system call.
+    /// If all processes have descriptors, the check is one system call.
     pub fn any_died(&self) -> bool {
         let watches = || self.processes.iter().map(|(_, process)| process.as_ref());
         watches().any(|watch| watch.is_none()) || Watch::any_exited(watches().flatten())
@@ -100,7 +94,6 @@ impl DeathWatch {
         raised.err().unwrap_or_else(|| PyRuntimeError::new_err("a process that the loader depends on has exited"))
     }
 
-    /// Returns the sorted indices of all processes that have exited, including `also`.
     pub fn all_dead(&self, also: Vec<usize>) -> Vec<usize> {
         let mut dead = also;
         dead.extend(self.processes.iter().filter(|(_, process)| has_died(process)).map(|&(index, _)| index));
@@ -114,7 +107,6 @@ impl DeathWatch {
         self.processes.push((index, sign.watch().ok()));
     }
 
-    /// Stops watching exited processes that need no replacement because their work is finished.
     pub fn forget(&mut self, dead: &[usize]) {
         self.processes.retain(|(index, process)| !(dead.contains(index) && has_died(process)));
         self.dead = None;
@@ -126,7 +118,7 @@ impl DeathWatch {
         visit.call(self.replacing.as_ref().map(|replacing| &replacing.on_replace))
     }
 
-    /// Removes and returns the callbacks, which the caller must drop.
+    /// The caller must drop the returned callbacks.
     pub fn clear(&mut self) -> (Option<Py<PyAny>>, Option<Replacing>) {
         (self.on_exit.take(), self.replacing.take())
     }

@@ -6,9 +6,7 @@ Each driver draws plans from seeds, runs the plans, and checks the results.
     python -m drivers lives --seed 17 --runs 1         # runs seed 17 again
     python -m drivers all --seconds 3600               # runs all drivers, an hour each
 
-`frame` contains the code that all drivers share: the loop over seeds, a separate process for each plan, a watchdog, the
-check for leftovers, and the report of a failure. A module defines its driver as `DRIVER`.
-"""
+`frame` contains the code that all drivers share. A module defines its driver as `DRIVER`."""
 
 #: The module of each driver, with the driver's variable name if that is not `DRIVER`.
 DRIVERS = {

@@ -1,4 +1,4 @@
-"""Shared code of all drivers, which runs the plans of successive seeds in processes under a watchdog."""
+"""Runs the plans of successive seeds, each in a process under a watchdog."""
 
 import argparse
 import atexit
@@ -23,18 +23,17 @@ from leftovers import children, descriptors, shared_mappings, told
 from watchdog import end_session, show_stacks, survivors_of
 
 SAID = 60.0
-#: Maximum number of seconds until all processes and resources of a plan are gone, even on a busy machine.
+#: The seconds until all processes and resources of a plan must be gone, even on a busy machine.
 GONE = 60.0
 DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py")
 
 
 class Skipped(Exception):
-    """Raised if a plan cannot be checked. The message gives the reason."""
+    """Raised if a plan cannot be checked, with the reason as its message."""
 
 
 class Leaves(BaseException):
-    """Raised in a process that a plan has forked, so that the process leaves the driver's functions, and continues as a
-    separate program."""
+    """Lets a process that a plan has forked leave the driver's functions and run `program`."""
 
     def __init__(self, program: Callable[[], None]) -> None:
         self.program = program
@@ -42,11 +41,10 @@ class Leaves(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Driver:
-    """The parts of a driver that differ between drivers. The `repr` of a plan describes the plan.
+    """`plan_of` returns the plan for a seed, or None to end the run.
 
-    `plan_of` returns the plan for a seed, or None to end the run. `check` runs a plan, and returns the number of
-    `noun`s that it has checked. A plan that runs for more than `limit` seconds counts as hung.
-    """
+    `check` runs a plan, and returns the number of `noun`s that it has checked. A plan that runs for more than `limit`
+    seconds counts as hung."""
 
     plan_of: Callable[[int, argparse.Namespace], Any]
     check: Callable[[Any], int]
@@ -67,7 +65,7 @@ class Outcome:
     output: str = ""
 
 
-#: Contains the file descriptor to which the process of a plan writes its results.
+#: The descriptor to which the process of a plan writes its results.
 _speech: list[int] = []
 
 
@@ -77,19 +75,16 @@ def _say(**what: Any) -> None:
 
 
 def about_to_die(number: int) -> None:
-    """Announces that a signal may kill this plan's process at any time."""
     _say(dies=number)
 
 
 def left_behind(descriptors_before: int) -> dict[str, Any]:
-    """Returns the processes, files and memory that remain in this process after it had time to clean up."""
     deadline = time.monotonic() + GONE
     while True:
         gc.collect()
         left = {
             "child processes": children(),
-            # Some open descriptors are not counted, because multiprocessing keeps them open for its resource tracker
-            # and its fork server.
+            # multiprocessing keeps some descriptors open for its resource tracker and its fork server.
             "more descriptors": max(0, descriptors() - descriptors_before - 6),
             "shared mappings": shared_mappings(),
             "threads": [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()],
@@ -126,13 +121,13 @@ class Forked:
     def _run(self) -> NoReturn:
         code = 1
         try:
-            os.setsid()  # a separate session lets the driver find and interrupt all processes of the plan
+            os.setsid()  # the driver finds and interrupts all processes of this session
             os.close(self._listening)
             _speech[:] = [self._speaking]
             for descriptor in (1, 2):
                 os.dup2(self.output.fileno(), descriptor)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-            # A shell makes background processes ignore SIGINT, so the default handler is restored.
+            # A shell makes background processes ignore SIGINT.
             signal.signal(signal.SIGINT, signal.default_int_handler)
             faulthandler.register(signal.SIGUSR1, all_threads=True)
             before = descriptors()
@@ -240,7 +235,7 @@ def outcomes(driver: Driver, options: argparse.Namespace) -> Iterator[tuple[int,
 
 
 def drive(name: str, driver: Driver, arguments: list[str]) -> int:
-    """Runs plans of a driver, and reports failures. Returns 1 if a plan failed, or if no plan could be checked."""
+    """Returns 1 if a plan failed, or if no plan could be checked."""
     options = parser_of(driver, name).parse_args(arguments)
     if options.switch is not None:
         sys.setswitchinterval(options.switch)

@@ -1,13 +1,8 @@
 """Runs random sequences of operations on a loader, and compares the items with those of a loader that is only read.
 
-Each plan (class `Life`) has a pipeline, a service, and some epochs. Some epochs are left early, and some epochs begin
-with a separate seed. The expected items are those of a loader that is only read. A second loader over the same pipeline
-must yield the same items despite random operations and faults. States of the second loader are saved between items, in
-signal handlers and in threads. New loaders resume from the saved states, also with other numbers of workers and in
-other processes. Iterators are replaced, statistics are read, and processes are killed. If a pipeline draws no random
+A second loader over the same pipeline must yield the same items despite random operations and faults. New loaders
+resume from the saved states, also with other numbers of workers and in other processes. If a pipeline draws no random
 numbers, a model computes the expected items as well.
 
-`pipelines` contains steps of pipelines, `plans` generates plans, `epochs` reads the items of an epoch, `model` computes
-the expected items, `run` executes a plan, and `events` contains the events. `blows` contains the faults that end a run:
-a process is killed, stopped or interrupted, and is not replaced. `graphs` runs plans on graphs of `random_graphs`.
-"""
+`pipelines` contains steps, `plans` generates plans, `epochs` reads items, `run` executes a plan, and `events` contains
+the events."""

@@ -1,4 +1,4 @@
-"""Ends the run of a loader by a fault. A process is killed, stopped or interrupted, and is not replaced."""
+"""Ends the run of a loader by a fault: a process is killed, stopped or interrupted, and is not replaced."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ if TYPE_CHECKING:
     from lives.run import Run
 
 NOTICED = 3.0
-#: Maximum number of seconds for shutting down a loader. The limit also applies to the report on a child that kills
-#: itself, because the time of the exit is unknown.
+#: The limit in seconds for shutting down a loader, and for the report on a child that kills itself.
 LATE = 15.0
 
 
 class Strike(threading.Thread):
-    """A thread that kills, stops or interrupts a process after a delay. Meanwhile, the main process continues."""
+    """Kills, stops or interrupts a process after a delay, while the main process continues."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(name="strikes")
         self.run_, self.blow = run, run.life.blow
         assert self.blow is not None
-        #: `struck` is the time at which the thread caused the fault, and `pid` is the id of the affected process.
+        #: `struck` is the time of the fault, and `pid` is the id of the affected process.
         self.struck: float | None = None
         self.pid: int | None = None
         self.goes_on = 0.01 + 0.5 * run.dice.random()
@@ -174,7 +173,7 @@ def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float
     if error is None:
         if blow.what == "SIGINT":
             raise Differs("the interrupt was swallowed")
-        # If a process has already sent its last item, the main process need not report its exit.
+        # The main process need not report the exit of a process that has already sent its last item.
         late = run.did[-1] == "read all" or thread.struck is None or run.epoch == len(run.expected) - 1
         if blow.what != "halt" and not late and blow.victim == "child":
             raise Differs(f"nobody missed the process {thread.pid}")

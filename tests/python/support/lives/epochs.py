@@ -1,4 +1,4 @@
-"""Contains the expected items of an epoch, and compares received items with the expected items."""
+"""Compares the received items of an epoch with the expected items."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -8,12 +8,12 @@ from lives.pipelines import ENDS, Differs, difference, is_planned, key
 
 
 class Epoch(list[Any]):
-    """The items of an epoch, and whether an error follows them."""
+    """`fails` is true if an error follows the items."""
 
     fails = False
-    #: The number of items after which a loop leaves the epoch, or None for a complete epoch.
+    #: The number of items after which a loop leaves the epoch, or None.
     until: int | None = None
-    #: The items that each worker must send; None if the loader has a defined order, or if the items are unknown.
+    #: The items that each worker must send, if the loader has no defined order.
     shares: list[list[Any]] | None = None
 
     @property
@@ -21,8 +21,7 @@ class Epoch(list[Any]):
         return len(self) if self.until is None else min(self.until, len(self))
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:
-        """Raises `Differs` if the items in `got` cannot follow the items in `before`, which were received earlier in
-        this epoch."""
+        """Raises `Differs` if the items in `got` cannot follow the earlier items in `before`."""
         if not free:
             wanted = self[len(before) : len(before) + len(got)]
             if got != wanted:
@@ -39,7 +38,6 @@ class Epoch(list[Any]):
 
 
 def read_epoch(items: Iterable[Any], until: int | None = None, meanwhile: Callable[[], object] = lambda: None) -> Epoch:
-    """Reads the items of the next epoch, at most `until`. Calls `meanwhile` after each item."""
     epoch = Epoch()
     try:
         for item in items:

@@ -1,4 +1,4 @@
-"""The events that can happen to a loader."""
+"""Defines the events that can happen to a loader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lives.run import Run
 
 Event = Callable[["Run"], None]
-#: Each entry contains an event, the event's relative frequency, and the condition under which the event is possible.
+#: Each event with its relative frequency, and the condition under which it is possible.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
@@ -33,7 +33,6 @@ def event(weight: int = 1, may_come: Callable[[Run], bool] = lambda run: True) -
 
 
 def possible(run: Run) -> list[Event]:
-    """Returns the currently possible events, repeated according to their weights."""
     return [function for function, weight, may_come in EVENTS if may_come(run) for _ in range(weight)]
 
 
@@ -94,7 +93,6 @@ def read_by_a_thread(run: Run) -> None:
 
 @event(may_come=lambda run: not (run.life.draws_in_main or "failing" in [*run.life.before, *run.life.behind]))
 def beside(run: Run) -> None:
-    """Creates another loader of the same plan, and reads both loaders in turn."""
     if run.dice.random() < 0.7:
         return
     run.did.append("beside:")
@@ -177,7 +175,7 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
-    """Interrupts the loop by Ctrl-C at an arbitrary moment. Then continues it, or resumes with another loader."""
+    """Ctrl-C interrupts the loop at an arbitrary moment. Then the loop continues, or another loader resumes."""
     most = run.size - run.is_left  # if the epoch is left early, one more item must remain
     if run.at >= most:
         return

@@ -1,4 +1,4 @@
-"""Random operations on loaders of random graphs (see `random_graphs`)."""
+"""Runs random operations on loaders of random graphs (see `random_graphs`)."""
 
 import argparse
 import random
@@ -14,8 +14,6 @@ from random_graphs.loaders import Loader
 
 
 class GraphLife(Life):
-    """A random plan of operations on a loader of a random graph. The seed determines the plan."""
-
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
         super().__init__(seed, methods, blow=False)
         dice = random.Random(f"graph life {seed}")
@@ -31,7 +29,7 @@ class GraphLife(Life):
         self.lasts, self.shuffles = True, True
         self.draws_in_main = self.kind != "workers" and graph.graph.flavour == "global"
         self._choose_splits()
-        if self.splits is not None:  # few pipes after the filter, so that a common part serves all shards
+        if self.splits is not None:  # a common part serves all shards only if few pipes follow the filter
             graph.sharing, graph.places, graph.in_main = "filter", [0.999 - 0.3 * dice.random() ** 2], None
         self.main, self.before, self.behind = [], [], []
 
@@ -60,8 +58,7 @@ def check(life: GraphLife) -> int:
     try:
         return run.check(life)
     except Differs:
-        # The failure proves nothing if the items also differ between runs without operations, because threads may draw
-        # random numbers in varying order.
+        # Threads may draw random numbers in varying order, so the failure proves nothing if other runs differ, too.
         if any(only_read(life) != runs[0] for _ in range(8)):
             raise Skipped("runs differ") from None
         raise

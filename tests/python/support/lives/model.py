@@ -1,4 +1,4 @@
-"""Computes the items of a loader that is only read."""
+"""Computes the expected items of a loader."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,8 +18,6 @@ class Streamed(IterDataPipe[Any]):
 
 
 class Model:
-    """Imitates the processes of a loader within the current process."""
-
     def __init__(self, life: Life) -> None:
         self.life = life
         self._shards = life.splits or life.workers
@@ -63,7 +61,7 @@ class Model:
                     live.remove(one)
 
     def epoch(self, number: int) -> Epoch:
-        """Returns the items of an epoch. The caller must request the epochs in order."""
+        """The caller must request the epochs in order."""
         self.life.arm(number, is_reference=True)
         if self.life.shard == "dispatch":
             self._dispatch()
@@ -76,7 +74,6 @@ class Model:
 
 
 def is_known(life: Life) -> bool:
-    """Returns whether the pipes alone determine the items, so that the model can compute them."""
     steps = {*life.before, *life.behind}
     is_drawn = life.shuffles or not steps.isdisjoint({"shuffle", "drawing"})
     runs_ahead = life.lasts and ((life.shard == "dispatch" and "cycle" in steps) or life.free)
@@ -85,7 +82,6 @@ def is_known(life: Life) -> bool:
 
 
 def compare(life: Life, found: list[Epoch]) -> None:
-    """Compares the items of a loader with the model, and stores the items of each worker for later comparisons."""
     model = Model(life)
     for number, epoch in enumerate(found):
         expected = model.epoch(number)

@@ -1,4 +1,4 @@
-"""The steps of random pipelines, and functions that compare results."""
+"""Provides the steps of random pipelines, and compares results."""
 
 import os
 import random
@@ -15,7 +15,7 @@ from torchdata.datapipes.iter import IterDataPipe
 
 
 class Bad(ValueError):
-    """The exception that failing functions raise for some items."""
+    """Failing functions raise this exception for some items."""
 
 
 class Odd(Exception):
@@ -23,15 +23,13 @@ class Odd(Exception):
         super().__init__(f"{one} and {other}")
 
 
-#: The exit code of `sys.exit` in a failing function.
 EXIT_CODE = 3
-#: The exceptions that may end an epoch. A loader raises another exception if `sys.exit` is called in a worker, but a
-#: loader without workers raises the SystemExit itself.
+#: `sys.exit` raises SystemExit in a loader without workers, and another exception in a loader with workers.
 ENDS = (Exception, SystemExit)
 
 
 def is_planned(error: BaseException) -> bool:
-    """Returns whether an exception was caused on purpose: by a failing function, or by its call of `sys.exit`."""
+    """Returns whether a failing function has raised the exception or called `sys.exit`."""
     if isinstance(error, SystemExit):
         return error.code == EXIT_CODE
     return isinstance(error, (Bad, Odd)) or "a function of the pipeline called sys.exit()" in str(error)
@@ -73,14 +71,14 @@ def slow(item: Any) -> Any:
 
 
 def large(item: Any) -> Any:
-    """Returns an array that identifies the item, and that is large enough to be sent in a block of shared memory."""
+    """The array is large enough to be sent in a block of shared memory, and identifies the item."""
     array = np.full(3000, len(repr(item)), dtype=np.int64)
     array[0] = sum(map(ord, repr(item)))
     return array
 
 
 def mixed(item: Any) -> Any:
-    """Returns an object. The kind, the size and the contents of the result depend only on `item`."""
+    """The kind, size and contents of the result depend only on `item`."""
     number = number_of(item)
     size = 1 + int(2.0 ** (number % 1700 / 100))
     match number % 7:
@@ -102,7 +100,7 @@ def mixed(item: Any) -> Any:
 
 
 class Failing:
-    """A function that raises an error, or makes its process exit, at some items while a file exists."""
+    """Raises an error, or makes its process exit, at some items while the file `flag` exists."""
 
     def __init__(self, flag: str, kind: str) -> None:
         self.flag, self.kind = flag, kind
@@ -118,14 +116,13 @@ class Failing:
 
 
 def broken(item: Any) -> Any:
-    """Raises an error at some items, which a later stage `on_error` skips."""
     if number_of(item) % 4 == 0:
         raise KeyError(item)
     return item
 
 
 def torn(item: Any) -> Iterator[Any]:
-    """Yields up to three values for an item. For some items, an error is raised before the last value."""
+    """For some items, an error is raised before the last value."""
     for number in range(number_of(item) % 4):
         yield broken((item, number))
 
@@ -144,8 +141,6 @@ class Generated(IterDataPipe[Any]):
 
 
 class Summed(IterDataPipe[Any]):
-    """A user-defined pipe with state that is kept between epochs."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
         self.seen = 0

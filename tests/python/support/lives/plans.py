@@ -1,4 +1,4 @@
-"""Random plans of operations on a loader, drawn from a seed, and the items of a loader that is only read."""
+"""Draws plans of operations on a loader from a seed."""
 
 import os
 import random
@@ -26,8 +26,7 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 
 LASTING = {"summed", "cache"}
 HANGS_AFTER = 0.8
-#: The faults: for each process and signal, the relative frequency of the fault. "SIGSTOP" stops a process permanently,
-#: and "halt" only for a while.
+#: "SIGSTOP" stops a process permanently, and "halt" only for a while.
 BLOWS = {
     ("child", "SIGKILL"): 6,
     ("child", "SIGXCPU"): 2,
@@ -74,8 +73,6 @@ def touch(datapipe: Any, _count: Any = None) -> None:
 
 
 class Life:
-    """A pipeline, a service, and the operations on the loader, drawn from a seed."""
-
     may_press = True
     away = 0.03
 
@@ -113,20 +110,18 @@ class Life:
             self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
         self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks need a number
-        #: The number of items per batch, or None. The sharding filter distributes blocks of this many items.
+        #: The sharding filter distributes blocks of this many items, or single items.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
             self.behind.insert(0, "block")
         if self.shard == "dispatch" and "cycle" in self.behind:
-            # If a header ended a pass early, the number of items that the dispatching process reads in this pass would
-            # depend on timing.
+            # If a header ended a pass early, the items that the dispatching process reads would depend on timing.
             self.behind = [step for step in self.behind if step != "header"]
         self._choose_failing(dice)
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # Headers are removed, because they end epochs early, so the state that is kept between epochs would depend
-            # on how far threads have read ahead.
+            # Headers end epochs early, so the kept state would depend on how far threads have read ahead.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )
@@ -139,27 +134,23 @@ class Life:
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
-        #: `armed` contains for each epoch whether functions fail in it. `flag` is the path of a file that exists while
-        #: functions must fail.
+        #: `flag` is the path of a file that exists while functions must fail.
         self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
         self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
-        #: Whether items may arrive in any order. If items may arrive in any order, each worker sends its items as soon
-        #: as they are computed.
         self.free = self.kind == "workers" and dice.random() < 0.3
         if self.free:
             self.options["in_order"] = False
             self.main = [step for step in self.main if step != "batch"]
         steps = {*self.before, *self.behind}
-        #: Whether the loader uses the global random generators of the main process.
         self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
         self.lasts = not LASTING.isdisjoint(steps)
-        #: How many items the main process keeps, so that the items' memory stays in use.
+        #: The number of items that the main process keeps, so that their memory stays in use.
         self.keeps = dice.choice([0, 0, 5, 40])
         self.presses = self.may_press and dice.random() < 0.6
-        #: What keeps the main process busy during the run: a thread, a signal handler, or nothing.
+        #: "timer", "thread" or "handler" keeps the main process busy.
         self.busy = dice.choice(["", "", "timer", "thread", "handler"] if not self.restarts else ["", "", "timer"])
-        #: How the loader ends: by `shutdown` after an epoch ("shutdown") or within an epoch ("midway"), or by garbage
-        #: collection within an epoch ("dropped").
+        #: "shutdown" calls `shutdown` after an epoch, "midway" within an epoch, and "dropped" relies on garbage
+        #: collection.
         self.ending = dice.choice(["shutdown", "shutdown", "midway", "dropped"])
         self.timeout = dice.choice([None, None, 100.0])
         if self.method == "remote":
@@ -168,7 +159,7 @@ class Life:
         self._choose_skipped()
 
     def _choose_skipped(self) -> None:
-        """Adds functions that fail at some items, and steps that skip these items in the same or in a later process."""
+        """Adds functions that fail at some items, and steps that skip these items in this or a later process."""
         dice = random.Random(f"skipped {self.seed}")
         if "failing" in [*self.before, *self.behind] or dice.random() > 0.25:
             return
@@ -190,7 +181,7 @@ class Life:
                 self._choose_common_part(dice)
 
     def _choose_common_part(self, dice: random.Random) -> None:
-        """Chooses steps with which one replica of the pipes before the filter serves all shards of a process."""
+        """One replica of the pipes before the filter can then serve all shards of a process."""
         self.shard, self.threads, self.lasts = "filter", False, False
         unsuited = {"prefetch", "threads", *LASTING}
         self.before = [dice.choice(["filter", "flatmap", "skewed"]), *(s for s in self.before if s not in unsuited)]
@@ -248,7 +239,7 @@ class Life:
         return self.steps(self.steps(pipe, self.behind), self.main if self.kind == "workers" else [])
 
     def arm(self, epoch: int, is_reference: bool = False) -> None:
-        """Decides whether functions fail in an epoch, by creating or deleting the file `flag`."""
+        """Functions fail while the file `flag` exists."""
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
 
     def set_flag(self, is_set: bool) -> None:
@@ -258,10 +249,9 @@ class Life:
             Path(self.flag).unlink(missing_ok=True)
 
     def numbers(self) -> list[int | None]:
-        """Returns the numbers of workers with which an epoch may resume."""
         if self.method == "remote":
             return [None]
-        # A loader without workers resumes by replaying items in the main process, which requires a fixed order.
+        # A loader without workers resumes by replaying items, which requires a fixed order.
         has_no_workers = self.shard == "filter" and not (self.free and self.main)
         has_no_workers &= self.failure != "exit"  # without workers, the main process itself would exit
         return [None, 1, 2, 3, 4, *([0] if has_no_workers else [])]

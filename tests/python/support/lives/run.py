@@ -32,7 +32,6 @@ LONG = 2_000_000
 
 @contextlib.contextmanager
 def busy(how: str) -> Iterator[None]:
-    """Keeps the interpreter busy by a signal handler, or by a thread that holds its lock for a long time."""
     ended = threading.Event()
 
     def hog() -> None:
@@ -40,8 +39,7 @@ def busy(how: str) -> Iterator[None]:
             sum(range(LONG))
 
     def handle(*_: Any) -> None:
-        # The handler restarts the timer at its end, because a periodic timer would interrupt the handler on a slow
-        # machine.
+        # A periodic timer would interrupt its own handler on a slow machine.
         gc.collect(0) if how == "timer" else sum(range(LONG))
         if not ended.is_set():
             signal.setitimer(signal.ITIMER_REAL, 0.005 if how == "timer" else 0.05)
@@ -70,12 +68,11 @@ class Run:
         self.dice = random.Random(f"run {life.seed}")
         self.did: list[str] = []
         self.deaths = Counter[int]()
-        #: States that were saved at arbitrary moments. Each entry is a tuple: the epoch, the state, and the items that
-        #: were received in this epoch before the state.
+        #: Each entry contains the epoch, the state, and the items that were received in this epoch before the state.
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
         self.given: list[Any] = []
-        #: Items that the main process keeps, each with a copy of its original contents.
+        #: Pairs of an item that the main process keeps, and a copy of its original contents.
         self.kept: list[tuple[Any, Any]] = []
         self.workers: int | str | None = None
         self.is_left = self.has_left = False
@@ -154,8 +151,6 @@ class Run:
 
     @property
     def has_others(self) -> bool:
-        """Returns whether the loader's epochs differ from the expected epochs, because its number of workers
-        differs."""
         return self.workers is not None and not self.life.moves
 
     @property
@@ -197,11 +192,10 @@ class Run:
         return state
 
     def put_aside(self, *states: dict[str, Any]) -> None:
-        """Stores states. At the end of the run, other loaders resume from some of the saved states."""
+        """At the end of the run, other loaders resume from some of these states."""
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
-        """Replaces the loader with a new loader, which resumes from a state of the old loader."""
         life, dice = self.life, self.dice
         ends_first = dice.random() < 0.2
         if ends_first:
@@ -214,7 +208,7 @@ class Run:
         if more and not self.loader._is_paused:
             self.read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
-        # An epoch with a seed needs this seed before it begins, so the state is not loaded after `iter` in this case.
+        # A seed must be set before its epoch begins, so the state is not loaded after `iter` in this case.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
@@ -222,7 +216,7 @@ class Run:
                 for epoch in self.expected[self.epoch + bool(at) :]:
                     epoch.shares = None
         elif life.kind == "workers":
-            # The number of workers can change only within an epoch, because a new epoch has one shard for each worker.
+            # A new epoch has one shard for each worker, so the number of workers can change only within an epoch.
             self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
         if life.method != "remote":
             life.method = dice.choice([method for method in life.methods if method != "remote"])
@@ -247,15 +241,15 @@ class Run:
             self.begin()
 
     def begin(self) -> None:
-        """Begins or resumes an epoch, even if Ctrl-C interrupts the first attempt."""
+        """Ctrl-C may interrupt the first attempt to begin the epoch."""
         if self._is_cut_off(self._set_iterator):
             return
         if self.life.draws_in_main:
             raise Skipped(
                 "generators were drawn from"
             )  # the random numbers that the interrupted attempt has drawn are lost
-        # If the interrupt arrived after the previous epoch was left, processes may have changed state that is kept
-        # between epochs, so a new loader may resume from the loader's state.
+        # If processes may have changed kept state after the previous epoch, a new loader may resume from the loader's
+        # state.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -279,7 +273,7 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Calls a function that Ctrl-C may interrupt. Returns whether the function was completed."""
+        """Ctrl-C may interrupt the function, so the result shows whether the function was completed."""
         if not self.life.presses or threading.current_thread() is not threading.main_thread():
             function()
             return True
@@ -321,8 +315,7 @@ class Run:
 def go_on_from(
     life: Life, expected: list[Epoch], number: int, state: bytes, came: list[Any], workers: int | str | None = None
 ) -> None:
-    """Resumes from a state that was saved at an arbitrary moment, and compares the items with the expected items as far
-    as these are known."""
+    """The items after the state are compared as far as the expected items are known."""
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
     if not (given or life.moves):  # a new epoch needs a shard for each planned worker

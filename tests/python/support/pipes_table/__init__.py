@@ -1,10 +1,7 @@
-"""The table of pipes.
+"""Describes in rows how to build each pipe over a source of ints, with a model of its items in plain Python.
 
-Each row describes how to build a pipe over a source of ints, and computes its items by a model in plain Python.
-For every row, `test_pipes_model.py` compares the items with the model, and tests states at every position, later
-epochs, copies, failing sources, and two workers. To test a new pipe, add a row to a module of this package. All modules
-of the package are found automatically. `BAD_ARGUMENTS` lists wrong arguments with the expected errors.
-"""
+`test_pipes_model.py` tests items, states, later epochs, copies, failing sources and two workers of every row. A row for
+a new pipe can be in any module of this package. `BAD_ARGUMENTS` lists wrong arguments with the expected errors."""
 
 import importlib
 import pkgutil

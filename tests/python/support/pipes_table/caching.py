@@ -1,4 +1,4 @@
-"""Test cases for pipes that cache items in memory or on disk. All tests of one process use the same folder."""
+"""Test cases for pipes that cache items in memory or on disk."""
 
 import os
 from typing import Any

@@ -33,7 +33,7 @@ from torchdata.datapipes.iter import (
 
 
 class Doubling(IterDataPipe):
-    """A user-defined pipe without its own state. To resume, a graph replays the items of this pipe."""
+    """A user-defined pipe without state, whose items are replayed to resume."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe

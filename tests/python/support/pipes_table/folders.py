@@ -1,4 +1,4 @@
-"""Folders for files that rows of the table read and write. Child processes use the same folders as their parent."""
+"""Provides folders for files, which child processes share with their parent."""
 
 import atexit
 import os
@@ -7,12 +7,12 @@ import tempfile
 
 __all__ = ["folder"]
 
-#: The environment variable that contains the parent of all folders. Child processes inherit the variable.
+#: Child processes inherit this environment variable, which contains the parent of all folders.
 _VARIABLE = "TORCHDATA_TEST_FOLDERS"
 
 
 def folder(name: str) -> str:
-    """Returns the path of a folder that exists until the process that first requested it has exited."""
+    """The folder exists until the process that first requested it has exited."""
     above = os.environ.get(_VARIABLE)
     if above is None or not os.path.isdir(above):
         above = os.environ[_VARIABLE] = tempfile.mkdtemp(prefix="torchdata-test-")

@@ -79,7 +79,7 @@ def few_lazily(item: int) -> Any:
 
 
 def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
-    """Returns the members of several iterables in the order in which torchdata 0.9 mixes them."""
+    """torchdata 0.9 mixes the members of iterables in this order."""
     rng, buffer, out = random.Random(seed), [], []
     place = rng.randint(0, buffer_size - 1)
     for members in parts:
@@ -100,7 +100,7 @@ def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
 
 
 def dict_lines(item: int) -> tuple[str, str]:
-    """Returns a file name, which changes after every 4 items, and a line, which is empty for every fifth item."""
+    """The file name changes after every 4 items, and every fifth line is empty."""
     return "ab"[item // 4 % 2], "" if item % 5 == 0 else str(item)
 
 

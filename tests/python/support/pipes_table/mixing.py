@@ -155,7 +155,6 @@ def plus(item: int, amount: int) -> int:
 
 
 def build_joined(source: Source, buffer_size: int | None) -> Any:
-    """Joins the items of a source with the items of a reference by their keys."""
     numbered = source().enumerate()
     return IterKeyZipper(numbered, Swapped(source().enumerate()), first, keep_key=True, buffer_size=buffer_size)
 
@@ -209,7 +208,7 @@ ROWS: list[Row] = [
             "in_batch": (flag, True),
             "sort": (flag, True),
         },
-        # The pipe's length is known only if items are shuffled and not sorted (see test_bucketing.py).
+        # The length is known only if items are shuffled and not sorted (see test_bucketing.py).
         length=NO_LENGTH,
         random=True,
     ),

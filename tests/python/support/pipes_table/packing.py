@@ -37,7 +37,6 @@ def pieces_of(sequences: Pieces, most: int, long: str) -> Pieces:
 
 
 def fitted(pieces: Pieces, most: int, rows: int) -> list[Pieces]:
-    """Puts each piece into the first open row that has enough space."""
     done: list[Pieces] = []
     waiting: list[Pieces] = []
 

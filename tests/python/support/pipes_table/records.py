@@ -7,7 +7,7 @@ from torchdata.datapipes.iter import RoutedDecoder, WebDataset
 
 
 def as_file(item: int) -> tuple[str, int]:
-    """Returns one of three files per sample. In every third sample, the name of the second file has no extension."""
+    """In every third sample, the second of three files has no extension."""
     return f"shard/{item // 3}" + (f".{item % 3}" if item % 9 != 1 else ""), item
 
 

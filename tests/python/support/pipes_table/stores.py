@@ -10,8 +10,7 @@ from pipes_table.folders import folder
 from pipes_table.row import Row
 from torchdata.datapipes.iter import FileLister
 
-#: The sources in the test cases yield numbers up to this limit. The folder contains a file and a subfolder with files
-#: for each number.
+#: The folder contains a file and a subfolder with files for each number up to this limit.
 _MOST = 20
 _FOLDER = folder("stores")
 
@@ -23,7 +22,6 @@ def content_of(number: int) -> str:
 
 
 def names_in(number: int) -> list[str]:
-    """Returns the sorted names of the files in the folder that belongs to `number`."""
     return sorted(_NAMES[: number % 5])
 
 

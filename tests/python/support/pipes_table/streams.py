@@ -22,7 +22,7 @@ with warnings.catch_warnings():
 
 NO_LENGTH = "valid length|has no len"
 
-#: An archive created by rar itself. The members are not compressed, so no external program is needed to read them.
+#: The members of this archive, created by rar itself, are not compressed, so no external program is needed.
 RAR = (pathlib.Path(__file__).parents[2] / "data/rar/rar5-subdirs.rar").read_bytes()
 RAR_MEMBERS = {
     "sub/dir2/file2.txt": b"file2\n",
@@ -33,7 +33,6 @@ RAR_MEMBERS = {
 
 
 def members(item: int) -> dict[str, bytes]:
-    """Returns the members of the archive that belongs to the number `item`: up to two files."""
     return {f"{number}.txt": b"%d of %d" % (number, item) for number in range(item % 3)}
 
 
@@ -60,7 +59,6 @@ def as_rar(item: int) -> tuple[str, io.BytesIO]:
 
 
 def as_records(item: int) -> tuple[str, io.BytesIO]:
-    """Returns up to two TFRecord records, each with its position."""
     crc = TFRecordWriter.masked_crc
     framed = []
     for place in range(item % 3):
@@ -73,7 +71,6 @@ def as_records(item: int) -> tuple[str, io.BytesIO]:
 
 
 def as_parquet(item: int) -> tuple[str, io.BytesIO]:
-    """Returns a Parquet file of one to three rows, in row groups of two."""
     buffer = io.BytesIO()
     table = pyarrow.table({"item": [item] * (item % 3 + 1)})
     pyarrow.parquet.write_table(table, buffer, row_group_size=2)

@@ -1,4 +1,4 @@
-"""Saves and loads a graph at any position, once or several times, and compares the items with an uninterrupted run."""
+"""Saves and loads a graph at any position, and compares the items with an uninterrupted run."""
 
 import argparse
 import contextlib
@@ -44,24 +44,23 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # In some graphs, the iterator is deleted before saving, unless the deletion would interrupt a cached section
-        # that reads ahead.
+        # In some graphs, the iterator is deleted before saving, unless this would interrupt a cached section that reads
+        # ahead.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
-        with standing_still(walk(self.pipe)):  # pauses threads, because they also draw random numbers
+        with standing_still(walk(self.pipe)):  # paused threads draw no random numbers
             return pickle.dumps((save_state(self.pipe), save_generators()))
 
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # If the graph was seeded as a whole, and no function draws random numbers, the state of the global random
-        # generators is not needed.
+        # The global random generators are not needed if the graph was seeded as a whole, and no function draws from
+        # them.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
     def close(self) -> None:
-        # The iterator is deleted, because it would keep locks on files, and a later run of the graph would continue its
-        # iteration.
+        # The iterator would keep locks on files, and a later run of the graph would continue its iteration.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):
@@ -76,7 +75,7 @@ def start(number: int) -> None:
 
 
 def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
-    """Returns, for an uninterrupted run, the items of each epoch of the graph and of one additional epoch."""
+    """The result includes one additional epoch."""
     runs = []
     for _ in range(2):
         start(graph.number)
@@ -104,15 +103,15 @@ def check(
     reader: type[Plain],
     away: bool = False,
 ) -> None:
-    """Saves a graph at one position, and resumes from this state. For each number in `chain`, the resumed graph
-    yields this many items, and is saved and resumed again. -1 stands for a state before an iteration begins."""
+    """Saves a graph at one position, and resumes from this state. For each number in `chain`, the resumed graph yields
+    this many items, and is saved and resumed again. -1 stands for a state before an iteration begins."""
     start(graph.number)
     run = reader(graph)
     for earlier in range(epoch):
         run.begin(earlier)
         _same(list(run.items()), expected[earlier], "an epoch before the stop")
     run.begin(epoch)
-    # At position -1 of a later epoch, this epoch has not begun, so the graph is at the end of the previous epoch.
+    # At position -1, the epoch has not begun, so the graph is at the end of the previous epoch.
     ended = position < 0 < epoch
     done = _read(run, [] if ended else expected[epoch], 0, position)
     saved = run.save()
@@ -172,7 +171,7 @@ def _same(found: list[Any], expected: list[Any], what: str) -> None:
 def positions(
     graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
 ) -> list[tuple[int, int, list[int]]]:
-    """Returns up to `most` tuples (epoch, position, chain), which are arguments of `check`."""
+    """The tuples (epoch, position, chain) are arguments of `check`."""
     ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
     if len(ways) > most:
         ways = dice.sample(ways, most)
@@ -189,8 +188,7 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
             try:
                 check(graph, expected, *way, reader, away=dice.random() < away)
             except Exception as error:
-                # If a complete run also yields other items, the difference depends on the timing of threads, and is not
-                # an error.
+                # If complete runs also differ, the timing of threads causes the difference, which is not an error.
                 if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):
                     raise Skipped("runs differ") from error
                 error.add_note(f"{graph}; epoch, position, chain: {way}")

@@ -20,7 +20,6 @@ class DifferentElsewhere(AssertionError):
 
 
 def elsewhere(module: str, function: str, *arguments: Any) -> None:
-    """Calls a function of a module in a fresh interpreter. The function's result is dropped."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "job")
         with open(path, "wb") as file:

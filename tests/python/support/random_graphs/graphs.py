@@ -1,4 +1,4 @@
-"""Draws a random graph from a seed. Equal seeds lead to equal graphs."""
+"""Draws a graph from a seed."""
 
 import random
 import sys
@@ -26,18 +26,16 @@ class Graph:
     def __post_init__(self) -> None:
         dice = random.Random(f"plan {self.number}")
         self.flavour = dice.choice(["plain", "plain", "global", "threads"])
-        #: Whether each epoch is seeded. Graphs with threads are always seeded, because the order in which threads draw
-        #: depends on timing.
+        #: Threads draw random numbers in an order that depends on timing, so graphs with threads are always seeded.
         self.is_seeded = self.flavour == "threads" or dice.random() < 0.6
-        #: How the graph is seeded. "pipes": each random pipe by `set_seed`. "graph": the whole graph before each epoch.
-        #: "once": the whole graph only before the first epoch.
+        #: "pipes" seeds each random pipe, "graph" the whole graph before each epoch, and "once" only before the first
+        #: epoch.
         self.seeding = random.Random(f"seeding {self.number}").choice(["pipes", "graph", "graph", "once"])
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
         self.reads_ahead = random.Random(f"ahead {self.number}").random() < 0.4
         self.names: list[str] = []
-        #: `_grown_pipes` is the number of pipes that were created so far. `_changes` maps the numbers of some pipes to
-        #: functions that replace these pipes.
+        #: `_changes` maps the numbers of some pipes to functions that replace these pipes.
         self._grown_pipes = 0
         self._changes: dict[int, Callable[[Any], Any]] = {}
 
@@ -73,7 +71,7 @@ class Graph:
         if depth == 0:
             sources = (
                 SOURCES if self.flavour != "threads" else {**SOURCES, "sampler": SOURCES["range"]}
-            )  # excludes a shuffling sampler, which would draw random numbers
+            )  # a shuffling sampler would draw random numbers
             return Mapper(self._chosen(dice, sources, dice.choice([0, 1, 3, 5, 9, 12])), small)
         if dice.random() < 0.15:
             pipes = [self._grown(dice, dice.randrange(depth)) for _ in range(dice.choice([1, 2, 2, 3]))]

@@ -16,12 +16,9 @@ class Loader:
         self.workers = dice.choice([1, 2, 2, 4])
         self.sharing = dice.choice(["filter", "dispatch", "dispatch", "replicated"])
         self.places = sorted({dice.random() for _ in range(dice.choice([1, 1, 1, 2]))})
-        #: `arrays` contains whether items are sent between processes as arrays, and `keeps` contains how many arrays
-        #: the main process keeps.
         self.arrays = dice.random() < 0.5
         self.keeps = dice.choice([0, 0, 5, 30])
-        #: How many random stages follow a pipe that stays in the main process. None means that no pipe stays in the
-        #: main process.
+        #: How many random stages follow a pipe that stays in the main process, or None without such a pipe.
         self.in_main = dice.choice([None, None, 0, 1, 2])
         self.options = {
             "worker_prefetch_cnt": dice.choice([0, 1, 3, 10]),

@@ -1,8 +1,7 @@
-"""The parts of random graphs: sources, pipes over one source, and pipes over several sources.
+"""Provides the parts of random graphs: sources, pipes over one source, and pipes over several sources.
 
-Every stage reads and yields ints below 21. A graph contains stages of `GLOBAL`, which draw from the global random
-generators, or of `THREADED`, but not both, because threads draw random numbers in varying order.
-"""
+Every stage reads and yields ints below 21. No graph combines `GLOBAL` and `THREADED` stages, because threads would draw
+from the global generators in varying order."""
 
 import os
 import random
@@ -141,8 +140,7 @@ THREADED: dict[str, Callable[[Dice, Pipe], Pipe]] = {
     "threadpool": lambda dice, pipe: pipe.threadpool_map(small, scheduled_tasks=3, max_workers=2),
 }
 
-#: Names of rows in the table of pipes: rows with pipes that read in threads, and rows with endless pipes. Graphs
-#: contain no endless pipes.
+#: Rows with pipes that read in threads, and with endless pipes.
 _THREADED_ROWS = {row.name for row in ROWS if "prefetch" in row.name or "threadpool" in row.name or "ahead" in row.name}
 _ENDLESS = {"cycle_for_ever"}
 

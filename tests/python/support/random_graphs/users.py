@@ -1,4 +1,4 @@
-"""Pipes and functions as users write them, with and without a state, and with and without random draws."""
+"""Defines pipes and functions as users write them, with and without a state, and with and without random draws."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from torchdata.datapipes.state import state
 
 
 class Passing(IterDataPipe):
-    """A pipe without a state, which yields the items of its source. Its `__iter__` is a generator function."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -41,7 +39,7 @@ class Unstated(IterDataPipe):
 
 
 class UnstatedPairs(Unstated):
-    """A pipe that reads one item ahead of the items that it yields. Its `__iter__` is a generator function."""
+    """The pipe reads one item ahead of the items that it yields."""
 
     def __iter__(self) -> Iterator[int]:
         before = None
@@ -60,7 +58,7 @@ class UnstatedTwice(Unstated):
 
 
 class UnstatedRandom(IterDataPipe):
-    """A pipe that draws random numbers from a separate seed. Its `__iter__` is a generator function."""
+    """The random numbers come from a separate seed."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -102,8 +100,7 @@ class NoState(Unstated):
 
 
 class Declared(IterDataPipe):
-    """A pipe that declares two attributes as its state: one attribute depends on earlier items, and the other attribute
-    counts epochs."""
+    """One attribute depends on earlier items, and the other attribute counts epochs."""
 
     _last: int = state(0)
     _epoch: int = state(0, lasts=True, copied=True)
@@ -143,7 +140,7 @@ class ByHand(IterDataPipe):
 
 
 class SourceByHand(IterDataPipe):
-    """A source that continues at a loaded position, and has no `reset` method."""
+    """The source continues at a loaded position, and has no `reset` method."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begin = size, 0, 0
@@ -198,20 +195,19 @@ def kept(item: int) -> bool:
 
 
 def array(item: int) -> Any:
-    """Returns the item as an array that is sent between processes in a block of shared memory."""
+    """The array is sent between processes in a block of shared memory."""
     import numpy
 
     return numpy.full(2000, item)
 
 
 def number(item: Any) -> int:
-    """Returns the number that `array` converted to an array. All elements of the array must be equal."""
+    """All elements of the array must be equal."""
     (only,) = set(item.tolist())
     return int(only)
 
 
 def unpinned(item: Any, device: Any) -> Any:
-    """Returns the item without pinning its memory, so that no device is needed."""
     return item
 
 

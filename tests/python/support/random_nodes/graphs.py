@@ -20,7 +20,7 @@ def add(amount: int, item: Any) -> Any:
 
 
 def add_at_odds(amount: int, item: Any) -> Any:
-    """A function for mappers like `add`, with a random delay, so that threads overtake each other."""
+    """A random delay lets threads overtake each other."""
     if hash(str(item)) % 5 == 0:
         time.sleep(0.0005)
     return add(amount, item)
@@ -53,8 +53,7 @@ class Graph:
 
     @property
     def tells_reading_ahead(self) -> bool:
-        """Returns whether the items of an epoch depend on how far threads had read ahead when the previous epoch was
-        left."""
+        """Returns whether the items depend on how far threads had read ahead when the previous epoch was left."""
         return (self.counts and bool(self.kinds & {"several sources", "cycled"})) or {
             "weighted",
             "cycled",
@@ -141,8 +140,7 @@ class Graph:
             weights = {name: self.chance.choice([0.1, 1.0, 3.0]) for name in names}
             self.counts |= depth > 0
             node = nodes.MultiNodeWeightedSampler(parts, weights, criterion, rank=0, world_size=1, seed=self.seed)
-        # A node that chooses at random may meet the stop criterion only after many items, so a header limits the number
-        # of items.
+        # A node that chooses at random may stop only after many items, so a header limits the number of items.
         return sources.First(node, 60) if self.common else nodes.Header(node, 12)
 
     def step(self, node: BaseNode[Any], depth: int) -> BaseNode[Any]:
@@ -181,7 +179,7 @@ class Graph:
         chance = self.chance
         workers = chance.randint(0, 3)
         method = "thread"
-        if self.processes_left and workers:  # at most one per graph, because starting processes takes time
+        if self.processes_left and workers:  # starting processes takes time
             self.processes_left, method, workers = 0, "process", min(workers, 2)
         options = {
             "in_order": in_order,

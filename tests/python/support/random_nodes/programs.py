@@ -1,4 +1,4 @@
-"""Draws random programs over nodes: which epochs a program leaves early, and at which positions it saves states."""
+"""Draws programs over nodes: which epochs a program leaves early, and where it saves states."""
 
 import random
 from dataclasses import dataclass, field
@@ -19,10 +19,9 @@ class Program:
     breaks: dict[int, int] = field(default_factory=dict)
     #: The positions of the states to resume from, from 0 (the beginning of the epoch) to 1 (its end).
     resumed: tuple[float, ...] = ()
-    #: The number of items that a loader yields before it loads a state. -1 means that a new loader loads the state.
+    #: The number of items that a loader yields before it loads a state, or -1 for a new loader.
     used: int = -1
-    #: The number of items after which a resumed loader saves a second state, which the same process loads. -1 means
-    #: that there is no second state.
+    #: The number of items after which a resumed loader saves a second state, or -1.
     link: int = -1
 
     @property
@@ -40,7 +39,6 @@ class Program:
         )
 
     def words(self, graph: Graph) -> str:
-        """Returns a text that describes the actions of the program. `graph` must have been built."""
         parts = [" ".join(graph.words)]
         parts += [f"break in epoch {epoch} behind {count}" for epoch, count in self.breaks.items()]
         if not self.bare:

@@ -1,5 +1,4 @@
-"""Runs a random program over nodes in one of several ways: with or without threads, saving states, or resuming from a
-state."""
+"""Runs a program over nodes with or without threads, saving states, or resuming from a state."""
 
 import pickle
 from collections.abc import Iterator
@@ -82,7 +81,7 @@ def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> l
 
 
 def used(program: Program, loader: Loader[Any] | None) -> Loader[Any]:
-    """Returns a loader for loading a state, which is a new loader or has already yielded `program.used` items."""
+    """The loader is new, or has already yielded `program.used` items."""
     if program.used < 0 and loader is not None:
         shutdown(loader)
         loader = None

@@ -1,4 +1,4 @@
-"""The sources of random graphs: samplers, streams with and without states, and a node without states."""
+"""Provides the sources of random graphs: samplers, streams with and without states, and nodes."""
 
 import random
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class Shuffled(Sampler[int]):
 
 
 class Counting(BaseNode[int]):
-    """A user's node with states, using only the contract of BaseNode."""
+    """The node uses only the contract of BaseNode."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -46,8 +46,7 @@ class Counting(BaseNode[int]):
 
 
 class First(BaseNode[Any]):
-    """A user-defined node that ends each epoch after a number of items, and replaces `Header`, which torchdata 0.11
-    lacks."""
+    """torchdata 0.11 has no `Header`, so this node limits the number of items."""
 
     def __init__(self, source: BaseNode[Any], count: int) -> None:
         super().__init__()

@@ -1,10 +1,9 @@
 """Random programs over `StatefulDataLoader`. Each program stops, restarts in another process, and resumes.
 
-A program consists of a dataset, a sampler, options of the loader, draws from the global random generators, and the
-moment when the program stops. Each program runs in three separate processes: without a stop, up to its stop, and from
-the saved state for three more epochs. The last run must yield the same batches as the first run. `programs` creates a
-program from a seed, `running` runs the program in a process of `fresh_processes`, and `judging` compares the runs. The
-modules of this package need only torch, NumPy and any version of torchdata, so that two versions can be compared.
+Each program runs in three separate processes: without a stop, up to its stop, and from the saved state for three more
+epochs. The last run must yield the same batches as the first run. `programs` creates programs from seeds, `running`
+runs a program in a process, and `judging` compares the runs. The modules of this package need only torch, NumPy and any
+version of torchdata, so that two versions can be compared.
 
     python -m drivers stateful --runs 1000 --beside PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
 """

@@ -1,4 +1,4 @@
-"""Datasets for random programs: map-style and iterable, with and without states, with and without random draws."""
+"""Provides map-style and iterable datasets, with and without states and random draws."""
 
 import os
 import random
@@ -16,8 +16,7 @@ DRAWS = ("torch", "numpy", "random", "all")
 
 
 def drawn(kind: str) -> float:
-    """Returns a random number from one global random generator, or the sum of random numbers from all global random
-    generators."""
+    """ "all" adds random numbers from all global generators."""
     total = 0.0
     if kind in ("torch", "all"):
         total += float(torch.rand(()))
@@ -30,10 +29,10 @@ def drawn(kind: str) -> float:
 
 class Slow:
     slow = False
-    #: Whether some items are always late. In loaders without a fixed order, late items change the order of the items.
+    #: Whether some items are always late, which changes the order in loaders without a fixed order.
     uneven = False
     _chance: random.Random | None = None
-    #: A sample number, and a function that is called before the sample with this number is read.
+    #: A sample number, and a function that is called before this sample is read.
     hanging: tuple[int, Callable[[], None]] | None = None
 
     def pause(self, number: float) -> None:
@@ -64,7 +63,7 @@ class Indexed(Slow, Dataset[Any]):
         self.check(number)
 
     def check(self, number: float) -> None:
-        """Raises if the sample is broken. Noisy datasets draw random numbers before they raise the error."""
+        """Noisy datasets draw random numbers before they raise the error."""
         if number in self.broken:
             if "Noisy" in type(self).__name__:
                 drawn(self.draws)
@@ -87,7 +86,7 @@ class AtOnce(Indexed):
 
 
 class Counting(Indexed):
-    """A dataset that counts its reads. Each sample contains the current count, which is the dataset's state."""
+    """The count of reads is part of each sample, and is the dataset's state."""
 
     reads = 0
 
@@ -117,7 +116,7 @@ class NoisyCounting(Counting):
 
 
 class OwnNoise(Indexed):
-    """A dataset that draws its samples from its own random generator, which is not part of its state."""
+    """The dataset's own random generator is not part of its state."""
 
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
@@ -129,7 +128,7 @@ class OwnNoise(Indexed):
 
 
 class OwnNoiseKept(OwnNoise):
-    """A dataset like `OwnNoise`, with the generator in its state."""
+    """The random generator is part of the state."""
 
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = self.own.getstate()
@@ -141,7 +140,7 @@ class OwnNoiseKept(OwnNoise):
 
 
 class Shared(Slow):
-    """The base class of iterable datasets. Workers have shards of different sizes, so they end at different times."""
+    """Workers have shards of different sizes, so they end at different times."""
 
     size: int
     broken: frozenset[int] = frozenset()
@@ -169,7 +168,7 @@ class Plain(Shared, streams.Plain):
 
 
 class PlainEpochs(Shared, streams.Plain):
-    """A stream without a state that counts its epochs, and shuffles by the epoch's number."""
+    """The stream has no state, and shuffles by the number of the epoch."""
 
     epoch = 0
 
@@ -203,15 +202,13 @@ class StateStays(Shared, streams.TakesAgain):
 
 
 class ItsOwnIterator(Shared, streams.ItsOwnIterator):
-    """A stream that begins each iteration at its first item."""
-
     def __iter__(self) -> Iterator[Any]:
         self.place = 0
         return self
 
 
 class PlainSteps(Shared, streams.Plain):
-    """A stream with an iterator that continues after an error."""
+    """The iterator continues after an error."""
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.item, self.shard())

@@ -1,11 +1,9 @@
-"""Makes the workers of random programs exit or hang. The loader replaces workers that exit or hang, and must still
-yield the same items.
+"""Makes the workers of random programs exit or hang.
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
 Each program runs three times: without exits, with exits, and with exits in two parts (up to its stop, and from the
-saved state to the end).
-"""
+saved state to the end)."""
 
 import contextlib
 import os
@@ -21,7 +19,7 @@ from beside import Wrong, difference
 from hanging import WAYS, Hanging
 from random_stateful.programs import program_of
 
-#: Maximum number of exits of a worker. The limit is 2, because a third exit in a row at the same batch is an error.
+#: A third exit of a worker in a row at one batch is an error.
 MOST = 2
 
 
@@ -32,15 +30,14 @@ HANGS_AFTER = 0.8
 
 
 class Deaths:
-    """Kills or stops workers at random moments: before a batch is requested, or shortly afterwards in a thread."""
+    """Kills or stops workers before a batch is requested, or shortly afterwards in a thread."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
-        #: If true, each worker exits at most `MOST` times in total. If false, each worker exits at most once per epoch.
+        #: Whether each worker exits at most `MOST` times in total, instead of once per epoch.
         self._in_all = self._dice.random() < 0.5
         self._each = self._dice.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}
-        #: The way in which a worker hangs at a certain sample, or None if no worker hangs.
         self.way = self._dice.choice([None, None, *WAYS])
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.at, self.times = self._dice.randrange(30), self._dice.choice([1, 1, MOST])
@@ -72,7 +69,6 @@ class Deaths:
                 self.count += 1
 
     def hanging(self) -> tuple[int, Hanging] | None:
-        """Returns the number of the sample at which a worker hangs, and the function that hangs."""
         if self.way is None:
             return None
         self._folder = tempfile.TemporaryDirectory(prefix="random_stateful")
@@ -88,7 +84,7 @@ class Deaths:
 
 
 def unknowable(program: Any) -> str:
-    """Returns the reason why a new worker cannot continue exactly where another worker has exited, or an empty text."""
+    """Returns why a new worker cannot continue exactly where another worker has exited, or an empty text."""
     if not program.workers:
         return "the program has no workers"
     if program.seeds == "none":

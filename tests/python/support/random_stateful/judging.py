@@ -1,4 +1,4 @@
-"""Compares the runs of a random program: the epochs after its state with those of an uninterrupted run."""
+"""Compares the epochs after a state of a program with those of an uninterrupted run."""
 
 import random
 import statistics
@@ -92,7 +92,6 @@ def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> No
 
 
 def of_states(verdicts: list[Verdict]) -> list[str]:
-    """Describes the saved states, and counts the programs that yield the same epochs as torch's own loader."""
     torch = [one for one in verdicts if one.unlike is not None]
     told = [one.known for one in verdicts if "json" in one.known]
     sizes = [one["size"] for one in told] or [0]
@@ -108,8 +107,6 @@ DRIVER = driver_of(StatefulJudge, CATEGORIES, of_states)
 
 
 class DeathsJudge(StatefulJudge):
-    """Judges programs with workers that exit or hang. The loader replaces these workers."""
-
     def judge(self, seed: int, *_: Any, **__: Any) -> Verdict:
         program = program_of(seed)
         verdict = Verdict(seed, program.category, program.words(), unknowable=deaths.unknowable(program))

@@ -1,4 +1,4 @@
-"""The samplers of random programs, which come from torch and torchdata, or imitate samplers of users."""
+"""Provides the samplers of random programs, from torch, torchdata or users."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -71,7 +71,7 @@ class Epochs(PythonShuffled):
 
 
 class Places(Sampler[Any]):
-    """A sampler with a state. At the end of an epoch, the state is reset to the beginning of the next epoch."""
+    """At the end of an epoch, the state is reset to the beginning of the next epoch."""
 
     def __init__(self, length: int, batch: int | None = None) -> None:
         self.length, self.batch, self.done, self.epoch = length, batch, 0, 0
@@ -96,7 +96,7 @@ class Places(Sampler[Any]):
 
 
 class StartsAnew(Places):
-    """A sampler with a state. Each iteration begins at the loaded position, or at the start if no state was loaded."""
+    """Each iteration begins at the loaded position, or at the start if no state was loaded."""
 
     loaded = False
 
@@ -141,7 +141,6 @@ def torchdata_batches(length: int, batch: int) -> dict[str, Any]:
     return {"batch_sampler": sampler.BatchSampler(inner, batch, False)}
 
 
-#: Functions that return the sampler options of a loader, given the length of the dataset and the batch size.
 SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "in order": lambda n, b: {},
     "shuffle": lambda n, b: {"shuffle": True},
@@ -181,7 +180,7 @@ SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "user's batches, stateful": lambda n, b: {"batch_sampler": Places(n, b)},
 }
 
-#: Names of samplers that use a global random generator if the loader has no random generator.
+#: Samplers that use a global random generator if the loader has no random generator.
 FREE = {
     "shuffle",
     "RandomSampler",
@@ -203,5 +202,5 @@ STATEFUL = {
     "user's batches, stateful",
 }
 
-#: Names of samplers that continue after the last index that was read ahead, if an epoch is left early.
+#: After an epoch that was left early, these samplers continue after the last index that was read ahead.
 GOING_ON = {"RandomSampler, replacement, generator", "user's, stateful", "user's batches, stateful"}

@@ -1,4 +1,4 @@
-"""Random programs, with their parts, descriptions and categories, and the reasons why some cannot resume exactly."""
+"""Draws random programs, describes them, and explains why some cannot resume exactly."""
 
 import random
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from random_stateful import datasets, orders
 SKIPPING = 1_000_000
 #: From this seed on, some items of iterable datasets are broken, and are skipped.
 SKIPPING_STREAMS = 2_000_000
-#: From this seed on, the resumed run has a different batch size than the first run.
+#: From this seed on, the resumed run has a different batch size.
 RESIZING = 3_000_000
 BEHIND = 3
 
@@ -38,33 +38,29 @@ class Program:
     later_workers: int
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
-    #: The indices at which the dataset raises. The loader skips these samples.
+    #: The indices at which the dataset raises, and which the loader skips.
     broken: tuple[int, ...] = ()
     later_batch: int | None = None
-    #: "same": each run seeds all global random generators with the same seed. "another": the resumed run uses another
-    #: seed. "none": no run sets a seed.
+    #: Whether all runs set the "same" seed, the resumed run "another" seed, or no run a seed ("none").
     seeds: str = "same"
-    #: How many random numbers the program draws from the global random generators at three kinds of moments: before it
-    #: creates its loader, in each training step (like dropout), and after each epoch (like an evaluation).
+    #: How many random numbers the program draws before it creates its loader, in each training step, and after each
+    #: epoch.
     draws_before: int = 0
     draws_in_step: int = 0
     draws_behind_epoch: int = 0
-    #: How many additional random numbers the resumed run draws before it loads its state, and after it has loaded its
-    #: state.
+    #: How many more random numbers the resumed run draws before and after it loads its state.
     draws_more: int = 0
     seeds_epochs: bool = False
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The epoch in which the state is saved, and the position in this epoch: "before" the iterator is created, after a
-    #: number of batches, after the "last" batch, or after the "end" of the epoch.
+    #: The epoch and the moment of the state: "before" the iterator, after a number of batches, after the "last" batch,
+    #: or after the "end".
     stop_epoch: int = 0
     stop_at: int | str = 0
     peeks: tuple[int, ...] = ()
     #: The format of the stored state: "json", "torch" or "pickle".
     way: str = "torch"
-    #: Whether an additional process loads the state and immediately saves a new state, from which the last process
-    #: resumes.
+    #: Whether another process loads the state, and saves a new state, from which the last process resumes.
     relayed: bool = False
-    #: Whether the epochs are also compared with those of torch's loader.
     beside_torch: bool = False
 
     @property
@@ -85,7 +81,6 @@ class Program:
 
     @property
     def free_order(self) -> bool:
-        """Returns whether a global random generator determines the order of samples."""
         return self.sampler in orders.FREE and not (self.sampler == "shuffle" and self.generator)
 
     @property
@@ -108,14 +103,12 @@ class Program:
 
     @property
     def has_torch_s_order(self) -> bool:
-        """Returns whether torch's own loader must yield the same epochs as the loader of this package."""
+        """Whether torch's own loader must yield the same epochs."""
         stateless = self.dataset in ("Indexed", "AtOnce", "Noisy", "Plain") and self.sampler not in orders.STATEFUL
         return stateless and self.in_order and not self.breaks and self.seeds != "none" and not self.broken
 
     @property
     def is_shared_anew(self) -> bool:
-        """Returns whether later epochs have different shards than in the first run, because the number of workers was
-        changed."""
         return not self.indexed and self.later_workers != self.workers
 
     def later_workers_matter(self, first: int) -> bool:
@@ -123,7 +116,7 @@ class Program:
         return goes_on and any(epoch >= first for epoch in self.breaks)
 
     def unknowable(self, over: bool) -> str:
-        """Returns the reason why no loader can resume this program exactly, or an empty text if a loader can."""
+        """Returns why no loader can resume this program exactly, or an empty text."""
         if self.dataset == "OwnNoise":
             return "the data set draws from a generator of its own and tells no state"
         if self.dataset == "PlainEpochs" and (self.workers == 0 or self.persistent):
@@ -250,7 +243,7 @@ def choose_broken(program: Program, chance: random.Random) -> None:
 
 
 def choose_size(program: Program, chance: random.Random) -> None:
-    """Chooses a different batch size for the resumed run, and removes options that count batches."""
+    """Options that count batches are removed, because the resumed run has a different batch size."""
     program.dataset = chance.choice(["Indexed", "AtOnce"])
     if "atch" in program.sampler:
         program.sampler = "shuffle"

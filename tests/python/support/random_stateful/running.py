@@ -1,4 +1,4 @@
-"""Runs a phase of a random program in a separate process: completely, up to its stop, or from its saved state."""
+"""Runs a phase of a program in a separate process: completely, up to its stop, or from its saved state."""
 
 import gc
 import io
@@ -57,7 +57,7 @@ def save(loader: Any, program: Program, path: Path) -> dict[str, Any]:
     known: dict[str, Any] = {"keys": sorted(state)}
     try:
         known["alike"] = bool(state == again)
-    except (RuntimeError, ValueError):  # raised if the state contains tensors or arrays, which `==` cannot compare
+    except (RuntimeError, ValueError):  # `==` cannot compare tensors or arrays in the state
         known["alike"] = False
     try:
         text = json.dumps(state)
@@ -85,8 +85,8 @@ def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
 
 
 class Run:
-    """Runs one phase of a program: "whole" or "torch" (all epochs), "stop" (saves a state and ends), "relay" (loads a
-    state and saves a new one) or "resume" (loads a state and runs the remaining epochs)."""
+    """The phases "whole" and "torch" run all epochs, "stop" saves a state, "relay" loads and saves a state, and
+    "resume" runs the remaining epochs."""
 
     def __init__(
         self,
@@ -109,7 +109,6 @@ class Run:
             self.workers = program.later_workers if self.resumed else program.workers
         self.known: dict[str, Any] = {}
         self.epochs: list[list[Any]] = []
-        #: For each epoch, the samples that were skipped in the received batches, if samples may be skipped.
         self.skipped: list[Any] = []
 
     def loader(self) -> Any:
@@ -217,7 +216,7 @@ class Run:
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:
-        """Saves the state. Returns False for a program without seeds, because no other run can repeat its epochs."""
+        """Returns False for a program without seeds, because no other run can repeat its epochs."""
         self.save(loader)
         self.known.update(taken=taken, over=over)
         if self.deaths is not None:

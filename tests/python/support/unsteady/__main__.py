@@ -2,7 +2,7 @@
 
 A test that relies on one process being faster than another process may pass a thousand times, and fail on another
 machine. This module delays new processes so that other processes overtake them, and occasionally stops each process for
-up to 0.4 s. With these delays, a test that relies on timing fails within a few runs.
+up to 0.4 s.
 
     python -m unsteady python -m pytest -n 2 -m alone
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from leftovers import descendants
 
-#: In seconds: the mean time between two stops, and the mean and maximum duration of a stop.
+#: Seconds: the mean time between two stops, and the mean and maximum duration of a stop.
 EVERY, MEAN, MOST = 0.1, 0.06, 0.4
 
 
@@ -49,7 +49,6 @@ def _stop(pid: int, seconds: float) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Returns whether a process has exited, or whether a test has stopped it."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "tTZ"
     return True

@@ -1,7 +1,4 @@
-"""Delays some interpreters, and some processes that these interpreters fork.
-
-Every interpreter that `unsteady` starts imports this module.
-"""
+"""Delays some interpreters that `unsteady` starts, and some processes that these interpreters fork."""
 
 import os
 import time

@@ -1,6 +1,6 @@
-//! The types of the arguments and results of the queue's methods.
+//! The argument and result types of the queue's methods.
 
-/// The number of a slot. Slots are numbered in the order in which they are reserved.
+/// The number of a slot, in the order of reservation.
 pub type Slot = u64;
 
 /// The result of a request to use the source.
@@ -17,7 +17,7 @@ pub enum Reserve {
 /// The result of a request for a submitted item.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Claim<T> {
-    /// The item of a slot. The queue keeps a copy of the item until the worker has stored an outcome.
+    /// The item of a slot.
     Given(Slot, T),
     /// No submitted item is available, or the queue is on hold.
     TimedOut,
@@ -30,7 +30,7 @@ pub enum Claim<T> {
 pub enum Outcome<T> {
     /// A result.
     Item(T),
-    /// An error instead of a result. Later slots still have results.
+    /// An error instead of a result, after which later slots still have results.
     Error(T),
     /// An error after which no item is computed until the consumer has received the error.
     Break(T),
@@ -72,7 +72,7 @@ pub enum Pop<T> {
     Error(T),
     /// An error of the source.
     Broken(T),
-    /// The end of the results. Every request after the end or after a final error returns `Ended`.
+    /// The end of the results.
     Ended,
     /// The queue was closed before the results ended.
     Closed,

@@ -1,4 +1,4 @@
-//! Claiming: one thread submits items, and worker threads claim them.
+//! One thread submits items to the queue, and worker threads claim the items.
 
 use std::time::Duration;
 
@@ -7,7 +7,6 @@ use super::answers::{Claim, Outcome, Slot};
 use super::state::{Begun, Phase, State, sleep};
 
 impl<T> OrderedQueue<T> {
-    /// Sleeps until an item can be claimed or `over` returns true, up to `timeout`. Returns false after the timeout.
     fn wait_for_work(&self, timeout: Duration, over: impl Fn(&State<T>) -> bool) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -21,8 +20,8 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have a result. Returns false after the timeout.
-    /// Does not claim the item, because references to Python objects must not be moved without the GIL.
+    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have a result, and returns false after the
+    /// timeout. The item is not claimed, because references to Python objects must not be moved without the GIL.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, |state| state.closed)
     }
@@ -33,7 +32,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Claims the first submitted item that is not claimed, for a worker. `copy` copies the item, and returns whether
-    /// the worker may change the item, so that `wait_still` must wait for this worker.
+    /// the worker may change the item, so that `wait_still` must wait.
     pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
         let mut state = self.lock();
         if state.closed {
@@ -56,7 +55,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Releases the source, and submits the item of the slot, so that another worker can claim the item. Also reserves
-    /// and returns the next slot if one is free. Must be called by the worker that uses the source.
+    /// the next slot if one is free, and must be called by the worker that uses the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -68,12 +67,13 @@ impl<T> OrderedQueue<T> {
         next
     }
 
-    /// Claims submitted items in order. Returns empty lists if no item is available now, and None after the last item.
+    /// Claims submitted items in order, and returns empty lists if no item is available now, or None after the last
+    /// item.
     ///
-    /// There are `sharers` workers. Each worker gets an equal part of the available items, but at least `least` and at
-    /// most `most`. Several items are only returned together if `joins` is true for each item. `take` removes from an
-    /// item the part that the worker needs. The remaining part of the item stays in the slot for `put_some` or
-    /// `hand_back`. `joins` and `take` are called under the lock, and must not call this queue.
+    /// Each of `sharers` workers gets an equal part of the items, but at least `least` and at most `most`. Several
+    /// items are only returned together if `joins` is true for each item. `take` removes the part that the worker
+    /// needs, and the remaining part stays in the slot. `joins` and `take` are called under the lock, and must not call
+    /// this queue.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -112,9 +112,9 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores the outcomes of claimed items. `complete` creates an outcome from the part of the item that stayed in the
-    /// queue and the part that the worker processed. `complete` runs under the lock and must not call this queue.
-    /// Returns the processed parts of slots that were drained in the meantime, which the caller drops.
+    /// Stores the outcomes that `complete` creates from the remaining part of each item and the processed part.
+    /// `complete` runs under the lock and must not call this queue. The caller drops the returned parts of drained
+    /// slots.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -133,8 +133,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Returns claimed items to the queue. Workers claim returned items before all other items. `restore` puts the part
-    /// that `take` has removed back into the item. Returns the parts of drained slots, which the caller drops.
+    /// Returns claimed items to the queue, where workers claim these items first. `restore` puts the part that `take`
+    /// has removed back into the item. The caller drops the returned parts of drained slots.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();

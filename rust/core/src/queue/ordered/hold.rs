@@ -1,4 +1,4 @@
-//! Holds prevent workers from starting items while a thread inspects the queue.
+//! Prevents workers from starting items while a thread inspects the queue.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use super::OrderedQueue;
 use super::state::{Begun, sleep};
 
 impl<T> OrderedQueue<T> {
-    /// Prevents workers from starting items, until each call of `hold` was followed by a call of `release`. After this
-    /// call, workers may still be computing items that they had started (see [`wait_still`](Self::wait_still)).
+    /// Prevents workers from starting items until `release` is called as often as `hold`. Workers may still be
+    /// computing items that they had started (see [`wait_still`](Self::wait_still)).
     pub fn hold(&self) {
         self.lock().holds += 1;
     }
 
-    /// Ends a hold. Must be called exactly once for each call of `hold`.
+    /// Reverts one call of `hold`.
     pub fn release(&self) {
         let mut state = self.lock();
         state.holds -= 1;

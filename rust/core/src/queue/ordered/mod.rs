@@ -1,28 +1,15 @@
-//! The bounded queue between threads that read ahead and the thread that consumes their results.
+//! The bounded queue between worker threads that read ahead and the thread that consumes their results.
 //!
-//! Several worker threads and one consumer thread of a process share an [`OrderedQueue`]. A worker gets a slot *before*
-//! it computes an item, so there is always space for the result. A worker gets an item in one of two ways:
+//! A worker gets a slot *before* it computes an item, so there is always space for the result. The worker takes an item
+//! from the source, which it uses exclusively ([`OrderedQueue::try_reserve`]), or claims an item that the consumer has
+//! submitted ([`OrderedQueue::try_claim`]).
 //!
-//! - [`OrderedQueue::try_reserve`] lets the worker take an item from the source. The worker has exclusive use of the
-//!   source until it calls [`OrderedQueue::leave_source`] or stores the result.
-//! - [`OrderedQueue::try_claim`] returns an item that the consumer has submitted.
+//! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or show the buffered items
+//! to saved states and Python's garbage collector.
 //!
-//! If one worker reads the source for all workers, it submits the items ([`OrderedQueue::hand_over`]). The other
-//! workers of such a queue claim several submitted items at once ([`OrderedQueue::claim_some`]).
-//!
-//! The worker computes an item and stores the outcome in the item's slot. Results are returned in the order of the
-//! slots, or in the order in which they become ready. A thread that holds the queue (see [`OrderedQueue::hold`]) can
-//! inspect every item. Any number of threads can hold the queue independently.
-//!
-//! Crossbeam's channels and `ArrayQueue` cannot reserve a slot before its item exists, change their capacity, or let
-//! saved states and Python's garbage collector visit the buffered items.
-//!
-//! One lock protects all state. The lock is held for a few instructions only, and never during waits or while the
-//! caller's code runs. Contents that are removed from the queue are dropped after the lock is released. The memory use
-//! depends on the buffered items, not on the capacity. A thread is woken up only if it sleeps, because every wake-up is
-//! a system call. If several workers sleep, one worker is woken up, and this worker wakes up the next one.
-//!
-//! Every wait has a timeout, and sleeps at most 100 ms at a time.
+//! One lock protects all state, and is held for a few instructions only, never while the caller's code runs or
+//! contents are dropped. Wake-ups are system calls, so only a sleeping thread is woken up, and one worker wakes up the
+//! next.
 
 mod answers;
 mod claiming;
@@ -51,18 +38,18 @@ pub struct OrderedQueue<T> {
 
 impl<T> OrderedQueue<T> {
     /// Creates an empty queue with `capacity` slots, or with one slot if `capacity` is 0. If `in_order` is false,
-    /// results are returned as they become ready, but the end and an error of the source are always returned last.
+    /// results are returned as they become ready, but the end and an error of the source always come last.
     pub fn new(capacity: usize, in_order: bool) -> Self {
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
         Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
     }
 
-    /// Locks the state, which is consistent even after a panic, because only plain assignments are made under the lock.
+    /// The state is consistent even after a panic, because only plain assignments are made under the lock.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the maximum number of slots. Restored and submitted items may exceed this maximum number of slots.
+    /// Returns the maximum number of slots.
     pub fn capacity(&self) -> usize {
         self.lock().capacity
     }
@@ -80,7 +67,7 @@ impl<T> OrderedQueue<T> {
         state.hungry > 0 && !state.fed
     }
 
-    /// Returns the number of used slots. An error or the end of the results uses one slot.
+    /// Returns the number of used slots.
     pub fn len(&self) -> usize {
         self.lock().len()
     }
@@ -100,7 +87,6 @@ impl<T> OrderedQueue<T> {
         self.lock().holds > 0
     }
 
-    /// Wakes up the threads that can continue: a worker, the consumer, and threads that hold the queue.
     fn tell(&self, mut state: MutexGuard<'_, State<T>>) {
         let over = state.is_over();
         let room = over || state.may_reserve();
@@ -125,19 +111,18 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Reserves the source, and a slot for the source's next item, if both are free. Called by workers.
+    /// Reserves the source and a slot for its next item, for a worker.
     pub fn try_reserve(&self) -> Reserve {
         let mut state = self.lock();
         if state.is_over() {
-            self.tell(state); // wakes up another worker, because only one worker is woken up at a time
+            self.tell(state); // only one worker is woken up at a time, so this worker wakes up the next one
             return Reserve::Closed;
         }
         state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
     }
 
-    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
-    /// timeout. Does not reserve the source, because a worker with the source would block other workers while it waits
-    /// for the GIL.
+    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result, and returns false after the
+    /// timeout. The source is not reserved, because a worker that waits for the GIL would block other workers.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -151,7 +136,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Appends an outcome after all other outcomes. The number of outcomes may exceed the capacity.
+    /// Appends an outcome after all other outcomes, even beyond the capacity.
     pub fn append(&self, outcome: Outcome<T>) {
         let mut state = self.lock();
         let slot = state.add(Phase::Making, false);
@@ -159,8 +144,9 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Stores the outcome of a slot, even if the queue was closed, so that no item of the source is lost. Releases the
-    /// source if the slot's worker uses it. Returns the queue's copy of a submitted item, which the caller drops.
+    /// Stores the outcome of a slot, and releases the source if the slot's worker uses it. The outcome is stored even
+    /// if the queue was closed, so that no item of the source is lost. The caller drops the queue's copy of a submitted
+    /// item.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -168,7 +154,7 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Stores an outcome like `put`, and reserves the next slot if a slot is free, so that no other worker is woken up.
+    /// Stores an outcome like `put`, and reserves the next slot if one is free, which avoids waking another worker.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -187,7 +173,6 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Stores the outcome of a slot, and returns the slot's previous state.
     fn put_down(&self, state: &mut State<T>, at: usize, outcome: Outcome<T>) -> Phase<T> {
         state.settle(at);
         state.finished |= matches!(outcome, Outcome::End(_));
@@ -201,8 +186,8 @@ impl<T> OrderedQueue<T> {
         state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
     }
 
-    /// Records that the worker of a slot no longer uses the source. The worker stores the outcome later, so the slot
-    /// stays reserved, but `wait_still` does not wait for the worker.
+    /// Records that the worker of a slot no longer uses the source. `wait_still` no longer waits for the worker, whose
+    /// slot stays reserved until it stores the outcome.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -222,7 +207,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Returns the next outcome if it is ready. Called by the consumer.
+    /// Returns the next outcome if it is ready.
     pub fn try_pop(&self) -> Pop<T> {
         let mut state = self.lock();
         if state.ended {
@@ -248,8 +233,8 @@ impl<T> OrderedQueue<T> {
         popped
     }
 
-    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns false after the timeout.
-    /// Does not remove the outcome, because references to Python objects must not be moved without the GIL.
+    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome, and returns false after the
+    /// timeout. The outcome is not removed, because references to Python objects must not be moved without the GIL.
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -263,8 +248,8 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Closes the queue: the consumer gets no more results, and workers get no more slots. Any thread may call `close`.
-    /// Buffered outcomes are kept until they are drained, so that [`for_each`](Self::for_each) can show them.
+    /// Closes the queue: the consumer gets no more results, and workers get no more slots. Buffered outcomes are kept
+    /// until they are drained, so that [`for_each`](Self::for_each) can show them.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -275,13 +260,12 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Removes all outcomes, all submitted items, and the queue's copies of items that workers are processing. The
-    /// slots of items that workers are processing stay reserved.
+    /// Removes all outcomes, all submitted items, and the queue's copies of items in progress.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // Draining removes the end, too. A closed queue does not return the end, because some results are missing.
+        // A closed queue does not return the end, because some results are missing.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();
@@ -301,8 +285,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Passes all buffered outcomes and items to `look` in order, until `look` fails. `look` is called under the lock,
-    /// so it must not call this queue or run arbitrary code. The slots may change after the call, unless the queue is
-    /// on hold or closed.
+    /// so it must not call this queue or run arbitrary code.
     pub fn try_for_each<X>(&self, mut look: impl FnMut(Slot, View<'_, T>) -> Result<(), X>) -> Result<(), X> {
         let state = self.lock();
         for (slot, outcome) in &state.ready {
@@ -328,8 +311,8 @@ impl<T> OrderedQueue<T> {
         });
     }
 
-    /// Replaces the content of a slot if no worker is processing the slot. Returns the content that the slot had
-    /// before, or `content` if it was not stored. The caller drops the result.
+    /// Replaces the content of a slot, unless a worker is processing the slot. Returns the replaced content, or
+    /// `content` if it was not stored, which the caller drops.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {

@@ -1,4 +1,4 @@
-//! The state that the lock of the queue protects, and functions that wait for changes.
+//! The state that the queue's lock protects, and functions that wait for changes.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -7,16 +7,13 @@ use std::time::{Duration, Instant};
 use super::answers::{Outcome, Slot};
 use crate::sync::primitive::{Condvar, MutexGuard};
 
-/// The maximum duration of one sleep within a wait.
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) enum Phase<T> {
-    /// A worker computes the item.
     Making,
     Waiting(T),
-    /// A worker has claimed the item. The queue keeps a copy of the item, or the part of the item that the worker does
-    /// not need.
+    /// A worker processes the item, of which the queue keeps a copy or the part that the worker does not need.
     Running(T),
     Done(Outcome<T>),
 }
@@ -29,16 +26,14 @@ pub(super) struct Pending<T> {
     pub busy: bool,
 }
 
-/// The workers that sleep until they can reserve a slot, or until they can claim an item.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     pub count: usize,
-    /// Whether a worker of this group was woken up but has not run yet.
+    /// Whether a worker was woken up but has not run yet.
     pub waking: bool,
 }
 
 impl Idle {
-    /// Returns whether to wake up a worker. `has_work` is true if there is something to do for a sleeping worker.
     pub fn wake(&mut self, has_work: bool) -> bool {
         let wake = has_work && self.count > 0 && !self.waking;
         self.waking |= wake;
@@ -48,33 +43,28 @@ impl Idle {
 
 #[derive(Debug)]
 pub(super) struct State<T> {
-    /// Outcomes in the order of delivery to the consumer.
     pub ready: VecDeque<(Slot, Outcome<T>)>,
-    /// Slots that are not ready or that must wait for earlier slots, ordered by number.
+    /// Slots, ordered by number, that are not ready or that must wait for earlier slots.
     pub pending: VecDeque<Pending<T>>,
-    /// The numbers of the slots whose submitted items no worker has claimed.
+    /// The slots of submitted items that no worker has claimed.
     pub waiting: VecDeque<Slot>,
     pub next: Slot,
-    /// The number of holds. A worker starts an item only if no thread holds the queue, that is, if this number is 0.
     pub holds: usize,
-    /// The number of workers for which `wait_still` waits: the user of the source and workers that may change items.
+    /// The number of workers for which `wait_still` waits: the user of the source, and workers that may change items.
     pub busy: usize,
-    /// Whether a worker uses the source.
     pub source_taken: bool,
     pub closed: bool,
-    /// Whether the end is stored. `broken` means that no item is computed until the consumer has received an error.
+    /// `broken` means that no item is computed until the consumer has received an error.
     pub finished: bool,
     pub broken: bool,
-    /// Whether the consumer has received the end.
     pub ended: bool,
-    /// Workers that wait to reserve a slot. `claiming` describes the workers that wait to claim an item.
+    /// `reserving` counts workers that wait for a slot, and `claiming` counts workers that wait for an item.
     pub reserving: Idle,
     pub claiming: Idle,
-    /// The number of consumers that wait for an outcome. `fed` is true if the waiting consumers were woken up but have
-    /// not run yet. Several consumers wait only if the user iterates in several threads, which is a mistake.
+    /// The number of consumers that wait for an outcome, which exceeds 1 only if the user iterates in several threads.
+    /// `fed` is true if the waiting consumers were woken up but have not run yet.
     pub hungry: usize,
     pub fed: bool,
-    /// The maximum number of used slots.
     pub capacity: usize,
 }
 
@@ -128,7 +118,6 @@ impl<T> State<T> {
         self.holds == 0 && !self.waiting.is_empty()
     }
 
-    /// Returns whether no items will ever be claimed again.
     pub fn is_claimed(&self) -> bool {
         self.closed || self.finished && self.waiting.is_empty()
     }
@@ -149,7 +138,6 @@ impl<T> State<T> {
         }
     }
 
-    /// Removes and returns the item of a claimed slot, with its index in `pending`, or None if the item was drained.
     pub fn take_running(&mut self, slot: Slot) -> Option<(usize, T)> {
         let at = self.find(slot)?;
         match std::mem::replace(&mut self.pending[at].phase, Phase::Making) {
@@ -171,7 +159,6 @@ impl<T> State<T> {
         }
     }
 
-    /// Moves completed slots from the front of `pending` to `ready`.
     pub fn advance(&mut self) {
         while self.pending.front().is_some_and(|one| matches!(one.phase, Phase::Done(_))) {
             if let Some(Pending { number, phase: Phase::Done(outcome), .. }) = self.pending.pop_front() {
@@ -182,7 +169,7 @@ impl<T> State<T> {
 }
 
 pub(super) struct Begun {
-    /// The start of the wait, or None for a timeout of zero, which avoids reading the clock.
+    /// None for a timeout of zero, which avoids reading the clock.
     at: Option<Instant>,
     timeout: Duration,
 }
@@ -192,8 +179,7 @@ impl Begun {
         Self { at: (!timeout.is_zero()).then(Instant::now), timeout }
     }
 
-    /// Returns the duration of the next sleep, or None if the timeout has expired. The duration is computed from the
-    /// start of the wait, because a deadline may exceed the range of `Instant`.
+    /// A deadline may exceed the range of `Instant`, so the remaining time is computed from the start of the wait.
     pub fn slice(&self) -> Option<Duration> {
         let left = self.timeout.checked_sub(self.at?.elapsed())?;
         (!left.is_zero()).then_some(left.min(LONGEST_SLICE))
