@@ -88,6 +88,8 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
 
     def _go_on_cut(self) -> None:
         """Makes the loader continue after Ctrl-C has interrupted the computation of an item."""
+        if self._run.is_paused:
+            return
         if self._run.position.may_lose():
             self.dataloader._keeper.read_again()
         self._run.delivery.cut = False

@@ -215,6 +215,17 @@ def test_a_second_ctrl_c_while_a_loader_returns_to_its_position_loses_no_item() 
             assert got + list(reading) == whole
 
 
+def test_a_loader_that_was_paused_after_ctrl_c_stays_paused_and_then_loses_no_item() -> None:
+    [whole] = epochs_of(loader("batch", "in process"), 1)
+    with loader("batch", "in process") as made:
+        reading = iter(made)
+        got = read_until_cut(reading, 17)
+        reading._pause()
+        assert list(reading) == []
+        reading.resume()
+        assert got + list(reading) == whole
+
+
 class Cutting:
     def __len__(self) -> int:
         return 40
