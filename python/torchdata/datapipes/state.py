@@ -262,7 +262,6 @@ class _Saving:
     # -- entries ---------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[PipeEntry]:
-        """"""
         found: dict[int, PipeEntry] = {}
         if is_torchs(self.end) and id(self.end) in self._in_use and may_be_over(self.end):
             raise perhaps_over(self.end)

@@ -1,5 +1,4 @@
-"""`torchdata.stateful_dataloader`: PyTorch's `DataLoader` with saved and restored positions. PyTorch's torchdata has a
-package of the same name.
+"""PyTorch's `DataLoader` with saved and restored positions; PyTorch's torchdata has a package of the same name.
 
 Role: the public names. Importing this package imports PyTorch, which other parts of `torchdata` do not need.
 """

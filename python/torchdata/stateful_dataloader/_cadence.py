@@ -1,9 +1,7 @@
 """Decides when a worker of a `StatefulDataLoader` takes snapshots of its dataset and checks its random generators.
 
-Snapshots and checks that take long are performed less often.
-
-Role: runs in the worker. There is one `SnapshotCadence` per epoch, and one `GeneratorWatch` per worker. All times are
-in seconds of the monotonic clock, which is the same in all processes.
+Role: snapshots and checks that take long are performed less often. There is one `SnapshotCadence` per epoch, and one
+`GeneratorWatch` per worker. All times are in seconds of the monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, r
 
 __all__ = ["GeneratorWatch", "SnapshotCadence", "next_due"]
 
-#: The pause after an expensive snapshot, as a multiple of the snapshot's duration. As a result, expensive snapshots
-#: take less than 0.5 % of the time.
+#: The pause after an expensive snapshot, as a multiple of the snapshot's duration, so that expensive snapshots take
+#: less than 0.5 % of the time.
 _SPARSELY = 200
 #: Minimum pause after an expensive snapshot, in seconds.
 _AT_LEAST = 0.004
@@ -32,20 +30,18 @@ class SnapshotCadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: The durations of the last three snapshots. The shortest one is used, because the operating system may suspend
-        #: the process during a snapshot.
+        #: The durations of the last three snapshots. The shortest duration is used, because the operating system may
+        #: suspend the process during a snapshot.
         self._costs: deque[float] = deque(maxlen=3)
         #: The time before which no snapshot is taken.
         self.due = 0.0
 
     def is_due(self, now: float, took: float) -> bool:
-        """Returns whether to take a snapshot after the last batch, which is never the case before the time `due`."""
         self._count += 1
         self._spent += took
         return self._count % self._every == 0 and now >= self.due
 
     def took(self, now: float, cost: float) -> None:
-        """Records how long a snapshot took."""
         self._costs.append(cost)
         cost = min(self._costs) if len(self._costs) == 3 else 0.0
         is_dear = cost > _DEAR and cost > _DEAR_PART * self._spent / self._count * self._every
@@ -55,7 +51,7 @@ class SnapshotCadence:
 class GeneratorWatch:
     """Detects which global generators of the worker were used since it began to read.
 
-    The first check is made after the first batch. Checks are infrequent, because each takes tens of microseconds.
+    Checks are infrequent, because each takes tens of microseconds.
 
     Args:
         moved: generators that count as used even before the first check.
@@ -63,27 +59,21 @@ class GeneratorWatch:
 
     def __init__(self, moved: Iterable[str] = ()) -> None:
         self._first = {name: mark_of(name) for name in GLOBAL}
-        #: The names of the generators that are known to have been used.
         self.moved: list[str] = [*moved]
-        #: The time of the next check.
         self.due = 0.0
 
     def look(self) -> bool:
-        """Checks the generators that were not used yet, and returns whether one of them was used since the last
-        check."""
         moved = [name for name in GLOBAL if name not in self.moved and mark_of(name) != self._first[name]]
         self.moved += moved
         return bool(moved)
 
     def look_in_time(self, now: float) -> bool:
-        """Calls `look`, and schedules the next check. No further check is scheduled once all generators were used."""
         has_moved = self.look()
         is_done = len(self.moved) == len(GLOBAL)
         self.due = math.inf if is_done else next_due(now, time.monotonic() - now)
         return has_moved
 
     def states(self) -> Moment:
-        """Returns the states of the generators that have been used."""
         return {name: read(name) for name in self.moved}
 
 
@@ -92,8 +82,8 @@ def next_due(now: float, took: float) -> float:
 
     The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. If the
     workers took their snapshots at different times, the delays would add up. Each worker chooses a period that is the
-    shortest period times a power of two. As a result, workers take their snapshots at the same times, and a worker with
-    a longer period takes its snapshots at some of these times.
+    shortest period times a power of two. As a result, a worker with a longer period takes its snapshots at times at
+    which the other workers also take theirs.
 
     Args:
         took: how long the last snapshot took, in seconds.

@@ -1,12 +1,12 @@
-"""Copies a dataset for several shards in one process, so that each shard has the same data as a separate worker process
+"""Copies a dataset for several shards in one process, so that each shard has the data that a separate worker process
 would have.
 
 Role: the main process pickles the dataset and its functions once, as for workers that are started by spawn. The process
-that runs a shard unpickles a copy for this shard. The copies share the memory of arrays and tensors, but a shard
-that writes to a page of this memory gets its own copy of the page.
+that runs a shard unpickles a copy for this shard.
 
-All copies share locks, read-only arrays, and objects that separate processes also share: values and queues of
-multiprocessing, tensors in shared memory, and memory-mapped files.
+The copies share the memory of arrays and tensors until a shard writes to a page of this memory. All copies share locks,
+read-only arrays, and objects that separate processes also share: values and queues of multiprocessing, tensors in
+shared memory, and memory-mapped files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from torchdata._engine.workers.group import pickled_program
 
 __all__ = ["Copies"]
 
-#: Modules whose classes define objects that processes share.
 _SHARED_BY_PROCESSES = frozenset(
     {"multiprocessing.connection", "multiprocessing.queues", "multiprocessing.sharedctypes",
      "multiprocessing.synchronize", "torch.multiprocessing.queue"}
@@ -34,22 +33,11 @@ _SHARED_BY_PROCESSES = frozenset(
 
 
 class Copies:
-    """Creates copies of an object.
-
-    Args:
-        obj: the object.
-
-    Raises:
-        Exception: the object cannot be pickled.
-    """
-
     def __init__(self, obj: Any) -> None:
-        #: Objects that all copies share.
         self._kept: list[Any] = []
         self._pickle = SharedPickle(*pickled_program(obj, self._keeping))
 
     def make(self) -> Any:
-        """Returns a new copy."""
         _loading.kept = self._kept
         try:
             return self._pickle.load(loads)
@@ -57,7 +45,6 @@ class Copies:
             del _loading.kept
 
     def _keeping(self, base: Any) -> Any:
-        """Returns a pickler class that does not pickle objects that all copies share."""
         kept = self._kept
         kept.clear()
 

@@ -1,13 +1,14 @@
 """Provides the random generators from which a loader draws orders and seeds. A resumed loader draws the original
 numbers, even if the program has seeded the global generators differently.
 
-Role: runs in the main process, with one object per loader. A loader draws from torch's global generator or from its own
-generator, as PyTorch's loader does. A state contains the positions of all generators for orders and seeds. A resumed
-loader sets its own generators to the saved positions, but not the global generators, which belong to the program.
-Instead of a global generator, the loader uses a *displaced* copy, which starts from the saved position, and also
-advances whenever the program draws from the real generator. When the loader draws from the copy, the real generator
-advances by the same number of words. If the program seeds or sets a global generator, the loader drops the copy and
-draws from the real generator.
+Role: runs in the main process, with one object per loader. A state contains the positions of all generators for orders
+and seeds. A resumed loader sets its own generators to the saved positions, but not the global generators, which belong
+to the program.
+
+Instead of a global generator, a resumed loader uses a *displaced* copy, which starts from the saved position. When the
+program draws from the real generator, the copy advances as well; when the loader draws from the copy, the real
+generator advances as well. If the program seeds or sets a global generator, the loader drops the copy and draws from
+the real generator.
 
 For a sampler without a state, `Replay` reads a new iterator of the sampler, after setting the generators to their
 states from before the first index. The new iterator repeats the order if only the sampler draws from these generators.
@@ -49,20 +50,16 @@ from torchdata.stateful_dataloader.sampler import pass_over
 
 __all__ = ["Drawing", "Draws", "Replay"]
 
-#: If a generator is more words than this ahead of its last known position, the loader assumes that the program has set
-#: the generator. One random number takes one or more 32-bit words.
+#: If a generator is more 32-bit words than this ahead of its last known position, the loader assumes that the program
+#: has set the generator. One random number takes one or more words.
 _FAR = 1 << 28
 #: The limit that replaces `_FAR` between the loading of a state and the beginning of the next epoch.
 _NEAR = 1 << 22
 
 
 class Drawing:
-    """The generators that one loader uses.
-
-    Args:
-        loader: the loader.
-        names: the global generators that the samplers may draw from.
-    """
+    """Args:
+    names: the global generators that the samplers may draw from."""
 
     #: For each global generator, how many times a loader of this process has restored it from a loaded state.
     _restores: ClassVar[Counter[str]] = Counter()
@@ -70,14 +67,14 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: Maps each key of a `Moment` to a global generator's name, or to one of the loader's own generators.
+        #: The keys are those of a `Moment`; the values are the names of global generators, or the loader's own
+        #: generators.
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: For each displaced copy, by the generator's name: the state of the copy, and the state that the real
-        #: generator had at that time.
+        #: For each displaced copy: its state, and the state that the real generator had at that time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator: its state when this loader loaded a state, and its count in `_restores` at that
-        #: time.
+        #: For each global generator, at the time when this loader loaded a state: its state, and its count in
+        #: `_restores`.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -92,13 +89,13 @@ class Drawing:
             return {key: read(one) for key, one in self._all.items() if keys is None or key in keys}
 
     def marks(self) -> Moment:
-        """Returns a value for each generator that changes when the generator is used. Call `marks` within
+        """Returns a value for each generator that changes when the generator is used. Call this method within
         `under_way`."""
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment, but: Any = None) -> None:
-        """Sets all generators except `but` to their states in `moment`. Call `set` within `under_way` or `going_on`."""
+        """Sets all generators except `but`. Call this method within `under_way` or `going_on`."""
         for key, one in self._all.items():
             if key in moment and one is not but:
                 write(one, moment[key])
@@ -107,7 +104,7 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Context manager that sets the global generators to the states from which the loader must draw."""
+        """Within this context, the global generators have the states from which the loader must draw."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -135,11 +132,6 @@ class Drawing:
                 write(name, self._displaced[name][1])
 
     def loaded(self, names: Iterable[str] = GLOBAL) -> None:
-        """Records that a state was loaded.
-
-        Args:
-            names: the global generators whose states to record; all global generators by default.
-        """
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
     def restore(self, moment: Moment) -> None:
@@ -152,11 +144,10 @@ class Drawing:
         self.loaded(moment)
 
     def was_set(self, name: str, saved: Any) -> bool:
-        """Returns whether another loader has restored a global generator since this loader loaded a state, or the
-        program has since set the generator to another sequence of numbers.
+        """Returns whether, since this loader loaded a state, another loader has restored the generator, or the program
+        has set it to another sequence of numbers.
 
         Args:
-            name: the name of the generator.
             saved: the generator's state in the loaded state.
         """
         now, (then, restores) = read(name), self._at_load.get(name, (None, self._restores[name]))
@@ -178,13 +169,10 @@ class Drawing:
 
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
-        """Context manager that sets the generators to their saved states, while a sampler's position is restored.
+        """Within this context, the generators have the states in `moment`, while a sampler's position is restored.
 
         At the end, the program's global generators are restored, and the loader's displaced copies continue from the
-        states at the end of the context.
-
-        Args:
-            moment: the saved states of the generators.
+        states that the generators have then.
         """
         program = {name: read(name) for name in self._names}
         kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
@@ -205,7 +193,6 @@ class Drawing:
             }
 
     def untouched(self) -> AbstractContextManager[None]:
-        """Returns a context that restores all generators to their previous states when the context ends."""
         return put_back_afterwards([*self._all.values()])
 
     # -- saved form ----------------------------------------------------------------------------------
@@ -214,9 +201,8 @@ class Drawing:
         """Converts generator states to plain values for a saved state.
 
         Args:
-            moment: the states of the generators.
-            first: earlier states of the same generators, relative to which the states are encoded. `decoded` needs the
-                same states.
+            first: earlier states of the generators, relative to which the states are encoded. `decoded` needs the same
+                argument.
         """
         first = first or {}
         plain: dict[Any, Any] = {key: encoded(moment[key], first.get(key)) for key in self._all if key in moment}
@@ -224,15 +210,6 @@ class Drawing:
         return plain | ({"own": own} if own else {})
 
     def decoded(self, plain: dict[str, Any], first: Moment | None = None) -> Moment:
-        """Converts the result of `encoded` back to generator states.
-
-        Args:
-            plain: the result of `encoded`.
-            first: the argument `first` that was passed to `encoded`.
-
-        Raises:
-            ValueError: the values are damaged.
-        """
         first = first or {}
         moment: Moment = {name: decoded(name, plain[name], first.get(name)) for name in GLOBAL if name in plain}
         for number, (one, state) in enumerate(zip(self._own, plain.get("own", ()), strict=False)):
@@ -250,13 +227,12 @@ def _stand_apart(one: Any, other: Any) -> bool:
 
 
 def _advanced(state: Any, count: int) -> Any:
-    """Returns the state of a generator after `count` more words were drawn."""
     words = words_of(state)
     return with_words(state, moved_on(words, count)) if count and words is not None else state
 
 
 def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
-    """Returns how many words a generator has produced between two states; None if the generator was set."""
+    """Returns how many 32-bit words a generator has produced between two states; None if the generator was set."""
     first, last = words_of(before), words_of(after)
     if first is None or last is None:
         return None
@@ -271,29 +247,20 @@ def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
 
 # -- samplers without a state ------------------------------------------------------------------------------
 
-#: The maximum number of recorded draws. A sampler needs only its latest draw: a permutation, a block or a pool.
+#: A sampler needs only its latest draw: a permutation, a block or a pool.
 _MOST = 1024
 
 
 class Draws:
-    """Records when a sampler draws random numbers in one epoch.
-
-    Args:
-        drawing: the loader's generators.
-    """
-
     def __init__(self, drawing: Drawing) -> None:
         self._drawing = drawing
         self.begin({})
 
     def begin(self, first: Moment, noted: Iterable[list[Any]] = (), digest: SampleDigest | None = None) -> None:
-        """Begins an epoch.
-
-        Args:
-            first: the states of the generators before the first index; empty if no index will be read.
-            noted: the draws that a loaded state has recorded for this epoch.
-            digest: the checksum of the indices that were read; None if no indices were read.
-        """
+        """Args:
+        first: the states of the generators before the first index; empty if no index will be read.
+        noted: the draws that a loaded state has recorded for this epoch.
+        digest: the checksum of the indices that were read; None if no indices were read."""
         self._first = first
         self._digest = digest or SampleDigest()
         #: The values of `mark_of` for all generators after the sampler's last draw.
@@ -306,15 +273,13 @@ class Draws:
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Records the states of the generators. The caller reads an index or a batch after this call."""
+        """Call this method before reading an index or a batch, and `after` once it was read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
 
     def after(self, number: int, drawn: int, indices: list[Any]) -> None:
         """Records whether the sampler drew random numbers for an index or a batch.
-
-        This method must be called after the index or batch was read.
 
         Args:
             number: the number of indices that `Replay` must read to reach this index or batch.
@@ -334,12 +299,11 @@ class Draws:
 
     @property
     def digest(self) -> SampleDigest | None:
-        """Returns the checksum of the indices for a state; None if a replay cannot repeat all indices."""
+        """Returns None if a replay cannot repeat all indices."""
         return self._digest if len(self.noted) < _MOST else None
 
 
 def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
-    """Yields the items of an iterator, and adds some of the items to a checksum."""
     for number, item in enumerate(iterator):
         if number == digest.next:
             digest.add(item)
@@ -347,11 +311,7 @@ def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
 
 
 class Replay(Iterator[Any]):
-    """Wraps a new iterator of a sampler, and moves it to the position of the saved iterator.
-
-    Args:
-        iterator: the new iterator.
-    """
+    """Wraps a new iterator of a sampler, and moves it to the position of the saved iterator."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
@@ -365,10 +325,9 @@ class Replay(Iterator[Any]):
 
         Args:
             given: the number of indices that the user has received.
-            ahead: the number of indices that were read but that the user has not received.
+            ahead: the number of further indices that were read.
             draws: for each recorded draw, the number of indices read before the draw, and the generators' states then.
-            drawing: the loader's generators.
-            saved: the checksum of the indices that were read; None if they are not compared.
+            saved: the checksum of the indices that were read; None if the indices are not compared.
 
         Raises:
             ValueError: the sampler returns fewer than `given` indices, or other indices than in the saved run.

@@ -1,8 +1,8 @@
-"""Fetchers, which read the samples of a batch from the dataset and collate them.
+"""Reads the samples of a batch from the dataset and collates them, as PyTorch's fetchers do.
 
-Role: used by the reader, in the main process or in a worker. The fetchers read in the same way as PyTorch's fetchers.
-If a sample raises an exception, the fetcher adds a note with the number of the sample, or omits the sample and reports
-it. If Ctrl-C interrupts a batch of an iterable dataset, the samples that were already read are kept for the next call.
+Role: used in the main process or in a worker. If a sample raises an exception, the fetcher adds a note with the number
+of the sample, or omits the sample and reports it. If Ctrl-C interrupts a batch of an iterable dataset, the samples that
+were already read are kept for the next call.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from torchdata.datapipes.utils.collate import note_remedy
 
 __all__ = ["ENDS", "NOTHING", "Indexed", "IterableFetcher"]
 
-#: The value that stands for a batch whose samples were all skipped.
+#: Returned for a batch whose samples were all skipped.
 NOTHING = object()
-#: Maximum number of indices that a note on an exception lists.
 _NAMED = 8
 #: The number of consecutive exceptions after which skipping stops, because the iterator makes no progress.
 _MOST_IN_A_ROW = 10_000
-#: The message for a dataset that is iterated by a generator, which cannot continue after an exception.
 ENDS = (
     "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "
     "lost. Let __iter__ return an object whose __next__ can be called again after it has raised, or catch the "
@@ -42,12 +40,9 @@ ENDS = (
 
 
 class _Fetcher(_BaseDatasetFetcher):
-    """A fetcher that records the time when a batch's samples were read, and which samples were omitted.
-
-    Args:
-        *how: the dataset and the further positional arguments of PyTorch's fetcher.
-        skips: whether samples are omitted if the dataset raises an exception for them.
-    """
+    """Args:
+    *how: the dataset and the further positional arguments of PyTorch's fetcher.
+    skips: whether to omit samples for which the dataset raises an exception."""
 
     times = False
     read_at = num_read = 0
@@ -73,15 +68,12 @@ class _Fetcher(_BaseDatasetFetcher):
             raise
 
     def _called(self, samples: Any) -> str:
-        """Returns the numbers of a batch's samples, for messages; empty if the numbers are unknown."""
         raise NotImplementedError
 
 
 class Indexed(_Fetcher, _MapDatasetFetcher):
-    """PyTorch's fetcher for map-style datasets."""
-
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """Returns the batch for an index, or `NOTHING` if all its samples were skipped."""
+        """Returns `NOTHING` if all samples of the batch were skipped."""
         if self.skips:
             self.skipped, self.seen = [], len(possibly_batched_index) if self.auto_collation else 1
         index = possibly_batched_index
@@ -116,7 +108,7 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
         return data
 
     def _read_each(self, indices: Any, error: Exception) -> list[Any]:
-        """Reads the samples of a batch one by one after `__getitems__` has raised."""
+        """Called after `__getitems__` has raised an exception for the whole batch."""
         data: list[Any] = []
         for index in indices:
             try:
@@ -137,7 +129,6 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
         return data
 
     def _omits(self, error: Exception, index: Any) -> bool:
-        """Returns whether to omit the sample that raised `error`, and records an omitted sample."""
         if omits := self.skips and is_of_an_item(error):
             self.skipped.append({"index": _plain(index)} | line_of(error))
         else:
@@ -149,14 +140,11 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
 
 
 class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
-    """Works like PyTorch's fetcher for iterable datasets, but continues after an omitted sample."""
-
     #: Whether Ctrl-C interrupted the dataset while it computed a sample, so that the iterator cannot be continued.
     is_broken = False
-    #: The number of samples per batch.
     wanted = 1
-    #: `_in_a_row`: the number of exceptions since the last sample. `_doubtful`: the last exception, if it may
-    #: have ended a generator.
+    #: The number of exceptions since the last sample, and (`_doubtful`) the last exception, if it may have ended a
+    #: generator.
     _in_a_row = 0
     _doubtful: Exception | None = None
 
@@ -164,17 +152,17 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         super().__init__(*how, skips=skips)
         #: The number of samples that were returned or have raised an exception; None after resuming within an epoch.
         self.position: int | None = 0
-        #: `_data`: the samples of the current batch that were already read. `_is_cut_off`: whether the reading of this
-        #: batch was interrupted.
+        #: The samples of the current batch that were already read, and (`_is_cut_off`) whether reading this batch was
+        #: interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
-        #: `digest`: a checksum of some samples of all complete batches, to detect an iterable dataset that does not
-        #: repeat its samples; None for a dataset with a state. `_samples` also includes the current batch.
+        #: A checksum of some samples of all complete batches, to detect an iterable dataset that does not repeat its
+        #: samples; None for a dataset with a state. `_samples` also includes the current batch.
         self.digest: int | None = None
         self._samples = SampleDigest()
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """Returns the next batch, or `NOTHING` if all its samples were skipped."""
+        """Returns `NOTHING` if all samples of the batch were skipped."""
         if not self._is_cut_off:
             self._data = []
             if self.skips:
@@ -213,19 +201,19 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Returns whether `error` has interrupted a generator, or an iterator other than the dataset itself."""
+        """Only a generator, or an iterator other than the dataset itself, is regarded as interrupted."""
         *_, (last, _) = walk_tb(error.__traceback__)
         is_within = last.f_code.co_filename != __file__
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
 
     def _read(self, wanted: int) -> None:
-        """Reads the samples of a batch, or the remaining samples of a batch that was interrupted."""
+        """Continues a batch whose reading was interrupted."""
         data, skipped = self._data, self.skipped
         while (missing := wanted - len(data) - len(skipped)) > 0:
             before = len(data)
             try:
-                # No Python code of this package runs between two samples, so Ctrl-C loses no sample. `islice` would
-                # call `iter`, which resets some iterators.
+                # No Python code of this package runs between two samples, so Ctrl-C loses no sample. `islice` is not
+                # used, because it calls `iter`, which resets some iterators.
                 data.extend(map(next, repeat(self.dataset_iter, missing)))
             except Exception as error:
                 self._count(before, 1)
@@ -239,7 +227,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 return
 
     def _count(self, before: int, raised: int) -> None:
-        """Updates the position and the checksum by the new samples `_data[before:]` and `raised` failed samples."""
+        """Updates the position and the checksum by the samples `_data[before:]` and by `raised` failed samples."""
         if self._in_a_row and len(self._data) > before:
             self._in_a_row, self._doubtful = 0, None
         if self.position is None:
@@ -255,7 +243,6 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 samples.add_missing()
 
     def _omits(self, error: Exception) -> bool:
-        """Returns whether to omit the sample that raised `error`, and records an omitted sample."""
         position, name = self.position and self.position - 1, f"the iterator of {type(self.dataset).__name__}"
         self._in_a_row += 1
         if not self.skips:
@@ -276,7 +263,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return False
 
     def _check_end(self) -> None:
-        """Raises the last skipped exception again if it has ended a generator, which then yielded nothing more."""
+        """Raises the last skipped exception again if it has ended a generator, so that no further samples followed."""
         error, self._doubtful = self._doubtful, None
         if error is None:
             return
@@ -296,7 +283,6 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
 
 
 def _plain(index: Any) -> int | float | str | None:
-    """Returns an index in a form that JSON can represent."""
     try:
         return operator.index(index)
     except TypeError:
@@ -304,14 +290,12 @@ def _plain(index: Any) -> int | float | str | None:
 
 
 def _whose(error: Exception, dataset: Any, methods: tuple[str, ...] = READ) -> str:
-    """Returns the name of a dataset and the location of the user code that raised the error, for messages."""
     code = raised_in(error, codes_of_dataset(dataset, methods))
     name = type(dataset).__qualname__
     return name if code is None else f"{name}, in {code}"
 
 
 def _named(indices: Any) -> str:
-    """Returns the indices of a batch as text, abbreviated if there are many."""
     if not isinstance(indices, Iterable):
         return repr(indices)
     first = list(islice(iter(indices), _NAMED))
@@ -320,5 +304,4 @@ def _named(indices: Any) -> str:
 
 
 def has_passed_a_generator(traceback: TracebackType | None) -> bool:
-    """Returns whether an exception passed through the frame of a generator."""
     return any(frame.f_code.co_flags & inspect.CO_GENERATOR for frame, _ in walk_tb(traceback))

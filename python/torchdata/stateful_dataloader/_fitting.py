@@ -1,9 +1,9 @@
-"""Returns a loader's state before its first loop, and checks whether a saved state fits a loader.
+"""Checks whether a saved state fits a loader, and creates a loader's state before its first loop.
 
-Role: pure functions in the main process. A state that was saved between two epochs also fits a loader with a larger
-dataset or another number of ranks. Within an epoch, a state can be loaded only by a similar loader, because both the
-dataset and the number of ranks determine the order of the samples. If the state was saved before the first batch of an
-epoch, no batch can be lost or repeated, so the epoch starts over if the order differs.
+Role: a state that was saved between two epochs also fits a loader with a larger dataset or another number of ranks.
+Within an epoch, a state can be loaded only by a similar loader, because both the dataset and the number of ranks
+determine the order of the samples. If the state was saved before the first batch of an epoch, no batch can be lost or
+repeated, so the epoch starts over if the order differs.
 
 The state before the first loop is created without iterating over the dataset or over a user's sampler.
 """
@@ -37,12 +37,10 @@ __all__ = [
 
 
 def innermost_of(index_sampler: Any) -> Any:
-    """Returns the sampler that a batch sampler wraps; any other sampler is returned unchanged."""
     return getattr(index_sampler, "sampler", index_sampler)
 
 
 def iterates_as(one: Any, cls: Any) -> bool:
-    """Returns whether the object inherits its `__iter__` method from a sampler class."""
     of_object: Any = type(one)
     return isinstance(one, cls) and of_object.__iter__ is cls.__iter__
 
@@ -51,7 +49,6 @@ def iterates_as(one: Any, cls: Any) -> bool:
 
 
 def unstarted(loader: Any) -> EpochState:
-    """Returns the state before the first loop, with the generators that will determine the order and the seeds."""
     kind, workers = int(loader._dataset_kind), loader.num_workers
     dataset = source_of(loader.dataset) if kind else loader.dataset
     sampler, iterator = unstarted_sampler(loader._index_sampler)
@@ -90,8 +87,8 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _told(one: Any) -> Any:
-    """Returns a copy of an object's state. Returns None for an object without a state, and `UNKNOWN` for an object that
-    has a state only while it is iterated."""
+    """Returns None for an object without a state, and `UNKNOWN` for an object that has a state only while it is
+    iterated."""
     if not is_stateful(one):
         return None
     try:
@@ -105,9 +102,8 @@ def _told(one: Any) -> Any:
 
 
 def facts_of(loader: Any) -> LoaderFacts:
-    """Returns the properties of a loader that are stored in the loader's states."""
     sampler, length = innermost_of(loader._index_sampler), None
-    # The type of a list, tuple or range is not recorded, because a sequence of another type may have the same indices.
+    # The type of a sequence is not recorded, because a sequence of another type may contain the same indices.
     name = None if isinstance(sampler, Sequence) else type(sampler).__name__
     if loader._dataset_kind == 0:
         with contextlib.suppress(Exception):  # the `__len__` of some datasets raises an error
@@ -121,12 +117,10 @@ def facts_of(loader: Any) -> LoaderFacts:
 
 
 def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
-    """Compares a loader with the loader that saved a state, and returns the state in a form for this loader.
+    """Returns the state in a form for this loader.
 
     Args:
-        state: the state.
-        loader: the loader that resumes from the state.
-        strict: whether a different order inside an epoch, or different recomputed samples, are an error.
+        strict: whether it is an error if the order inside the epoch, or a recomputed sample, differs.
 
     Raises:
         ValueError: the remaining epoch cannot be reproduced exactly.
@@ -157,7 +151,7 @@ def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
 
 
 def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
-    """Returns the error message for a different order of the epoch; empty if the order is the same."""
+    """Returns an empty text if the loader has the order of the saved epoch."""
     for name, message in (
         ("sampler", "with a {there} as its sampler, and this loader has a {here}. Give the loader the same `shuffle`, "
          "`sampler` or `batch_sampler`"),
@@ -177,7 +171,7 @@ def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
 
 
 def _other_size(state: EpochState, loader: Any) -> str:
-    """Returns the error message for another batch size; empty if the saved position can be converted."""
+    """Returns an empty text if the saved position can be converted to the loader's batch size."""
     index_sampler = loader._index_sampler
     old, new = state.order.batch_size, getattr(index_sampler, "batch_size", None)
     if old is None or new is None or old == new:
@@ -220,7 +214,6 @@ def shards_of(state: EpochState | None, loader: Any) -> int:
 
     Args:
         state: the state to resume from; None for a new epoch.
-        loader: the loader.
     """
     workers: int = loader.num_workers
     return workers if state is None or state.is_over or loader._dataset_kind == 0 else state.workers

@@ -1,8 +1,7 @@
 """Reads, sets and saves the random generators that determine orders, worker seeds and samples.
 
-Role: pure functions over the generators of the current process. `read` and `write` are fast and use opaque values.
-`encoded` converts an opaque value to small plain values for a state, and `decoded` validates the plain values and
-converts them back.
+Role: `read` and `write` are fast and use opaque values. `encoded` converts an opaque value to small plain values for a
+state, and `decoded` validates the plain values and converts them back.
 
 The default generators of torch, NumPy and Python are Mersenne Twisters. Each stores 624 words of 32 bits and the index
 of the next word, but the libraries derive the first words from a seed in different ways. If the seed is known, a saved
@@ -30,21 +29,18 @@ __all__ = [
     "words_of", "write",
 ]  # fmt: skip
 
-#: The global generators of torch (on the CPU), Python and NumPy.
 GLOBAL = ("torch", "python", "numpy")
 _OBJECTS: dict[str, Any] = {
     "torch": torch.default_generator, "python": random._inst, "numpy": numpy.random.mtrand._rand
 }  # fmt: skip
-#: The states of several generators at one time, by the name of a global generator or the index of an own generator.
+#: The states of several generators at one time. A key is the name of a global generator, or an index among the loader's
+#: own generators.
 Moment = dict[Any, Any]
 
 
 def read(which: Any) -> Any:
-    """Returns the state of a generator.
-
-    Args:
-        which: the name of a global generator, or a generator object of torch, Python or NumPy.
-    """
+    """Args:
+    which: the name of a global generator, or a generator object of torch, Python or NumPy."""
     which = _OBJECTS[which] if isinstance(which, str) else which
     if isinstance(which, torch.Generator):
         return which.get_state().numpy().tobytes()  # pickles faster than the tensor
@@ -56,7 +52,6 @@ def read(which: Any) -> Any:
 
 
 def write(which: Any, state: Any) -> None:
-    """Sets a generator to a result of `read`."""
     which = _OBJECTS[which] if isinstance(which, str) else which
     if isinstance(which, torch.Generator):
         which.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
@@ -70,7 +65,6 @@ def write(which: Any, state: Any) -> None:
 
 @contextmanager
 def put_back_afterwards(generators: Sequence[Any]) -> Iterator[None]:
-    """Context manager that restores the states of the given generators when it exits."""
     before = [read(one) for one in generators]
     try:
         yield
@@ -125,7 +119,7 @@ def comparable(state: Any) -> Any:
 
 
 def words_of(state: Any) -> Words | None:
-    """Returns the words of a generator's state; None if the generator is not a Mersenne Twister."""
+    """Returns None if the generator is not a Mersenne Twister."""
     if isinstance(state, bytes):
         return torch_parts(state)[1]
     if isinstance(state, tuple):
@@ -136,7 +130,6 @@ def words_of(state: Any) -> Words | None:
 
 
 def with_words(state: Any, words: Words) -> Any:
-    """Returns a copy of a generator's state, with the given words."""
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)
         return torch_whole(seed, words, rest)
@@ -149,7 +142,6 @@ def encoded(state: Any, seeded: Any = None) -> Any:
     """Converts a generator's state to plain values: if possible, only the seed and the number of drawn words.
 
     Args:
-        state: a result of `read`.
         seeded: for NumPy and Python, an earlier state, after which the drawn words are counted.
     """
     origin: Any = None
@@ -174,8 +166,6 @@ def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
     """Converts plain values, or a torch state tensor, to an argument for `write`.
 
     Args:
-        which: the generator, as `read` takes it.
-        plain: the saved form of the state.
         seeded: the argument `seeded` that was passed to `encoded`.
 
     Raises:
@@ -265,7 +255,6 @@ def _unplain(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def seeded_in_worker(base_seed: int, worker: int) -> Any:
-    """Returns the states of Python's and NumPy's generators in a worker right after PyTorch has seeded them."""
     from torch.utils.data._utils.worker import _generate_state
 
     key: Any = _generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
@@ -274,28 +263,25 @@ def seeded_in_worker(base_seed: int, worker: int) -> Any:
 
 
 def encoded_of_worker(moment: Moment, base_seed: int, worker: int) -> dict[str, Any]:
-    """Converts the states of a worker's generators to their saved form."""
     seeded = seeded_in_worker(base_seed, worker)
     return {name: encoded(state, seeded.get(name)) for name, state in moment.items()}
 
 
 def decoded_of_worker(plain: dict[str, Any], base_seed: int, worker: int) -> Moment:
-    """Converts the saved generators of a worker to arguments for `write`; see `decoded`."""
     seeded = seeded_in_worker(base_seed, worker)
     return {name: decoded(name, one, seeded.get(name)) for name, one in plain.items()}
 
 
 def set_all(moment: Moment) -> None:
-    """Sets the global generators."""
     for name, state in moment.items():
         write(name, state)
 
 
 # -- positions in a stream ---------------------------------------------------------------------------------
 
-#: The maximum number of words since seeding that is saved as a number. After more words, all 624 words are saved.
+#: If more words than this were drawn since seeding, all 624 words are saved instead of their number.
 LIMIT = 1 << 24
-#: The number of consecutive words that are compared. Two positions count as equal if these words are equal.
+#: Two positions in a stream count as equal if this many consecutive words are equal.
 _NEEDLE = 8
 #: The initial and the maximum number of words that are generated in one step.
 _FIRST, _MOST = 1 << 10, 1 << 20
@@ -307,14 +293,12 @@ Words = tuple[Any, int]
 
 
 def torch_parts(state: bytes) -> tuple[int, Words, bytes]:
-    """Splits the state of a torch generator into the seed, the words and the remaining bytes."""
     words = numpy.frombuffer(state, dtype="<u8", count=624, offset=_WORDS).astype("<u4")
     left = int.from_bytes(state[_LEFT:_SEEDED], "little")
     return int.from_bytes(state[:_LEFT], "little"), (words, 625 - left), state[_REST:]
 
 
 def torch_whole(seed: int, words: Words, rest: bytes) -> bytes:
-    """Joins the parts that `torch_parts` returned."""
     raw = bytearray(_SIZE)
     raw[:_LEFT] = seed.to_bytes(8, "little")
     raw[_LEFT:_SEEDED] = (625 - words[1]).to_bytes(4, "little")
@@ -326,7 +310,6 @@ def torch_whole(seed: int, words: Words, rest: bytes) -> bytes:
 
 
 def stream_of(words: Words) -> torch.Generator:
-    """Returns a torch generator that produces the given words next."""
     stream = torch.Generator()
     write(stream, torch_whole(0, words, bytes(_SIZE - _REST)))
     return stream
@@ -343,7 +326,6 @@ def _drawn(stream: torch.Generator, count: int) -> Any:
 
 
 def moved_on(words: Words, count: int) -> Words:
-    """Returns the words of a generator after `count` more words were drawn."""
     stream = stream_of(words)
     while count > 0:
         _drawn(stream, min(count, _MOST))
@@ -352,7 +334,7 @@ def moved_on(words: Words, count: int) -> Words:
 
 
 class _Search:
-    """Searches a stream of random words for the first words after a position (`needle`), section by section."""
+    """Searches a stream of random words for the words `needle`, section by section."""
 
     def __init__(self, stream: torch.Generator, needle: Any) -> None:
         self._stream, self._needle = _clone(stream), needle
@@ -360,7 +342,7 @@ class _Search:
         self.passed, self._size = 0, _FIRST
 
     def step(self, most: int) -> int | None:
-        """Searches the next `most` random words for the needle. Returns the number of words before it, or None."""
+        """Returns the number of words before the needle, or None if the next `most` words do not contain it."""
         size = min(self._size, most)
         heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
         for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():
@@ -387,10 +369,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     """Returns how many words lie between two positions; None if `target` precedes `origin` or is too far away.
 
     Args:
-        origin: the first position.
-        target: the second position.
-        seeded: a new generator with the same seed, if the seed is known. If `target` is nearer to this generator's
-            beginning than to `origin`, returns None, because the generator was seeded again.
+        seeded: a new generator with the same seed, if the seed is known. If `target` is nearer to the beginning of this
+            generator than to `origin`, the result is None, because the generator was seeded again.
         most: the maximum number of words to search.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
@@ -399,7 +379,7 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """Caches positions in the sequence of words of one seed, so that later searches in the sequence are faster.
+    """Caches positions in the sequence of words of one seed, so that later searches are faster.
 
     Args:
         origin: the beginning of the sequence: a seed, or the words (as bytes) and the index of the next word.
@@ -412,7 +392,7 @@ class _Known:
             self.seeded = stream_of((numpy.frombuffer(origin[0], dtype="<u4"), origin[1]))
         self.count, self.stream = 0, _clone(self.seeded)
         self.target: tuple[bytes, int] | None = None
-        #: A position that was not found within `LIMIT` words. Positions shortly after `beyond` need no search.
+        #: A position that was not found within `LIMIT` words. Positions shortly after it need no search.
         self.beyond: torch.Generator | None = None
 
 
@@ -420,12 +400,7 @@ _known = functools.lru_cache(maxsize=64)(_Known)
 
 
 def count_from(origin: int | tuple[bytes, int], target: Words) -> int | None:
-    """Returns how many words lie between `origin` and `target`; None if `target` is not in the first `LIMIT` words.
-
-    Args:
-        origin: the beginning of the sequence; see `_Known`.
-        target: the position.
-    """
+    """Returns None if `target` is not among the first `LIMIT` words after `origin`."""
     known = _known(origin)
     if known.target is not None and known.target[1] == target[1] and known.target[0] == target[0].tobytes():
         return known.count

@@ -2,7 +2,7 @@
 
 Role: the iterators run in the thread that requests a batch. `ShardsInProcessIterator` finishes an epoch that workers
 began, by reading the shards of these workers in turn. As in a worker process, each shard has a copy of the dataset, and
-its own random generators and worker info. Between two batches, the program's generators and worker info are restored.
+its own random generators and worker info; between two batches, the program's generators and worker info are restored.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ _NONE = object()
 
 
 class InProcessIterator(SharedIterator, StatefulIterator):
-    """Reads batches in this process. Each batch is read when the program requests it."""
-
     def __init__(self, loader: Any, state: EpochState | None) -> None:
         #: The saved states of those global generators that the dataset had used.
         self._moved: Moment = self._set_program_s(loader._drawing, state) if state is not None else {}
@@ -73,11 +71,10 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._marks: dict[str, Any] = {}
         #: The collate function's state at the beginning of the epoch, for a dataset that is reread from there.
         self._collate: Any = None
-        #: `_index`: the last drawn index. `_before`: the number of batches that were returned before this index was
-        #: drawn.
+        #: The last drawn index, and (`_before`) the number of batches that were returned before this index was drawn.
         self._index: Any = _NONE
         self._before = 0
-        #: The counts of skipped samples before the current batch, if samples may be skipped.
+        #: The counts of skipped samples before the current batch.
         self._counts: Counts = {}, 0
         if state is not None and not state.is_over:
             self._go_on(state)
@@ -93,10 +90,11 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._reader.begin()
 
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
-        """Restores the program's global generators if they were used while the epoch was read.
+        """Restores the program's global generators if they were used while the epoch was read, because the dataset and
+        the program share them.
 
-        The dataset and the program share the global generators. Between two epochs, a generator is not restored if the
-        program has seeded or restored it, or if another loader has restored it.
+        Between two epochs, a generator is not restored if the program has seeded or restored it, or if another loader
+        has restored it.
         """
         position = state.positions[0]
         if state.workers or position is None:
@@ -142,7 +140,6 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._pass_over()
 
     def _restore(self, position: ReadingPosition) -> None:
-        """Moves the reader to a position in this epoch."""
         if self._reads_again(position):
             # The dataset is reread from the beginning of the epoch, with the generator states of that time.
             set_all(self._then)
@@ -173,7 +170,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         return data
 
     def _read_counting(self, skipped: Skipped) -> Any:
-        """Returns the batch of the current index; `NOTHING` if all samples of the batch were skipped."""
+        """Returns `NOTHING` if all samples of the batch were skipped."""
         try:
             data = self._reader.read(self._index)
         except Exception:
@@ -188,7 +185,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         skipped.tell(found)
 
     def next(self) -> Any:
-        """Returns the next batch. Only one thread at a time may call `next`."""
+        """Only one thread at a time may call this method."""
         if (successor := self._taken_over()) is not None:
             return next(successor)
         self._index, self._before = _NONE, self._num_yielded
@@ -211,7 +208,6 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         return self._index is not _NONE and self._num_yielded == self._before
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the iterator."""
         is_under_way = self._is_under_way
         position = self._reader.position(is_given=not is_under_way).copied()
         if not is_under_way:
@@ -235,14 +231,13 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
 
 class LocalPool:
-    """Reads shards in this process, with the same methods as `WorkerPool`, which reads in worker processes.
+    """Reads shards in this process, with the methods of `WorkerPool`, which reads in worker processes.
 
     Args:
         job: the dataset and the settings that the workers of the epoch had.
         pin: copies a batch to pinned memory; None returns batches unchanged.
     """
 
-    #: See `WorkerPool`. Without workers, no orders are sent.
     is_ordered = False
     orders: ClassVar[list[Any]] = []
 
@@ -252,18 +247,17 @@ class LocalPool:
         self._units: list[Batches] = []
         self._program = ShardGlobals()
         self._running: ShardReader | None = None
-        #: The number of the shard from which the next batch is read.
         self.turn = 0
         self._ended: set[int] = set()
         #: For each shard whose dataset has a state, the snapshot from before the first batch.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
-        #: The statistics of this process; None if batches are not timed.
         self.counting: Counting | None = None
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Context manager that sets the global generators and the worker info of a shard; None for a new shard."""
+        """Within this context, the global generators and the worker info are those of a shard; None stands for a new
+        shard."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():
@@ -282,9 +276,8 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Context manager that sets the program's own generators and worker info, because a signal handler may request
-        the state while a shard is read. Threads other than the reading thread wait until the batch is read.
-        """
+        """Within this context, the generators and the worker info are the program's own, because a signal handler may
+        request the state while a shard is read. Threads other than the reading thread wait until the batch is read."""
         with one_at_a_time():
             shard = self._running
             if shard is None:
@@ -299,7 +292,6 @@ class LocalPool:
                 shard.globals.enter()
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
-        """Begins an epoch; see `WorkerPool.begin`."""
         self.turn = first
         for number, position in enumerate(positions):
             with self._entered(None):
@@ -314,7 +306,6 @@ class LocalPool:
                     self.told[number] = units.news.before
 
     def wait(self, hand: list[Any]) -> None:
-        """Reads the next batch of a shard; see `WorkerPool.wait`."""
         while not hand:
             left = [number for number in range(len(self._units)) if number not in self._ended]
             if not left:
@@ -335,10 +326,9 @@ class LocalPool:
             hand[0] = shard, order, self._pin(batch), news
 
     def end_epoch(self) -> None:
-        """Ends the epoch; see `WorkerPool.end_epoch`."""
+        """There is nothing to end in this process; see `WorkerPool.end_epoch`."""
 
     def shutdown(self) -> None:
-        """Stops reading."""
         self.is_ending = True
         self._units = []
 
@@ -359,8 +349,6 @@ class _Unseen:
 
 
 class ShardsInProcessIterator(WorkersIterator):
-    """Finishes an epoch that workers began, by reading the shards of these workers in this process."""
-
     _pool: LocalPool
 
     def _new_pool(self, loader: Any, job: Job) -> LocalPool:
@@ -378,6 +366,5 @@ class ShardsInProcessIterator(WorkersIterator):
         return unit
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the iterator."""
         with self._pool.outside():
             return super().state_dict()

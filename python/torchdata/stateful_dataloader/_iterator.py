@@ -31,7 +31,6 @@ __all__ = ["StatefulIterator", "logger"]
 logger = logging.getLogger("torchdata.stateful_dataloader")
 
 
-#: PyTorch's message if the workers return more samples of an iterable dataset than its length.
 _OF_WORKERS = (
     "For multiprocessing data-loading, this could be caused by not properly configuring the IterableDataset replica at "
     "each worker. Please see https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
@@ -39,15 +38,7 @@ _OF_WORKERS = (
 
 
 class StatefulIterator(_BaseDataLoaderIter):
-    """An iterator over a `StatefulDataLoader`.
-
-    Args:
-        loader: the loader.
-        state: the state to resume from; None for a new epoch.
-    """
-
     _sampler_iter: Iterator[Any]
-    #: Whether batches are returned in the order of their indices.
     _in_order = True
     #: Whether the workers exit after this epoch, because the next epoch has another number of shards.
     lasts_one_epoch = False
@@ -59,24 +50,22 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     def __init__(self, loader: Any, state: EpochState | None) -> None:
         end_at_exit(self.turn)
-        #: The id of the process that created this iterator.
         self._process = os.getpid()
         self._drawing: Drawing = loader._drawing
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
-        #: Properties of the loader that must match those of a loader that loads its state.
+        #: A loader that loads the state must match these properties.
         self._facts = facts_of(loader)
-        #: `_loading`: the loader, if it has loaded a state since this iterator was created. `_successor`: the iterator
-        #: that resumes from the loaded state.
+        #: The loader, if it has loaded a state since this iterator was created, and (`_successor`) the iterator that
+        #: resumes from the loaded state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is
-        #: from the end of an epoch that workers have read, and the workers are persistent.
+        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch
+        #: that workers have read, and the workers are persistent.
         self.is_finished = self._lives_on = False
-        #: The counts of samples skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: Numbers of batches. `_num_empty`: batches with only skipped samples. `_given_before`: batches of the epoch
-        #: from before it was resumed. `_passing_over`: batches to read and drop for a state of torchdata 0.11.
+        #: Numbers of batches: with only skipped samples (`_num_empty`), from before the epoch was resumed
+        #: (`_given_before`), and to read and drop for a state of torchdata 0.11 (`_passing_over`).
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
@@ -103,16 +92,14 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._reading = ReadingSettings(*how, loader.batch_size, self._skipped is not None, self._shared_seed)
 
     def is_inherited(self) -> bool:
-        """Returns whether this iterator is a copy in a forked child process."""
         return self._process != os.getpid()
 
     def state_was_loaded(self, loader: Any) -> None:
-        """Records that the loader loaded a state. If this iterator has returned no batch, it resumes from this
-        state."""
+        """If this iterator has returned no batch, it resumes from the loaded state."""
         self._loading = loader
 
     def _taken_over(self) -> Iterator[Any] | None:
-        """Returns the iterator that must be read instead of this one after a state was loaded, or None.
+        """Returns the iterator that must be read instead of this iterator after a state was loaded.
 
         Raises:
             RuntimeError: a state was loaded after this iterator had returned a batch, and no new loop has begun since.
@@ -135,12 +122,11 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     @property
     def _num_given(self) -> int:
-        """Returns the number of batches of this epoch, including batches in which all samples were skipped."""
+        """The number includes batches in which all samples were skipped."""
         return self._num_yielded + self._num_empty
 
     @property
     def _has_read(self) -> bool:
-        """Returns whether this epoch has returned a batch."""
         return self._num_given > 0
 
     def __next__(self) -> Any:
@@ -154,7 +140,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             raise
 
     def _count(self) -> None:
-        """Counts a returned batch. Like PyTorch, warns if the epoch has more batches than `len()` returned."""
+        """Like PyTorch, warns if the epoch has more batches than `len()` returned."""
         self._num_yielded += 1
         length = self._IterableDataset_len_called
         if length is not None and self._reading.is_iterable and self._num_yielded > length:

@@ -1,7 +1,7 @@
-"""Converts the columns of an Arrow table to NumPy arrays: `arrays_of`.
+"""Converts the columns of an Arrow table to NumPy arrays.
 
-Role: implements the argument `library="numpy"` of ArrowReader and ParquetDataFrameLoader. This module's code runs in
-the process that iterates the pipe. pyarrow and NumPy are imported when a table is converted.
+Role: implements the argument `library="numpy"` of ArrowReader and ParquetDataFrameLoader. pyarrow and NumPy are
+imported when the first table is converted.
 """
 
 from __future__ import annotations
@@ -12,13 +12,8 @@ __all__ = ["arrays_of"]
 
 
 def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
-    """Returns a dict from column name to array.
-
-    If `writable` is False, arrays are views of the memory of the Arrow table where possible; otherwise, they are
-    copies.
-
-    pyarrow's own conversion is not used, because it turns integers with nulls into floats, and nulls of some types into
-    ordinary values. The arrays are:
+    """pyarrow's own conversion is not used, because it turns integers with nulls into floats, and nulls of some types
+    into ordinary values. The arrays are:
 
     - numbers and booleans: an array of the column's type; a null becomes NaN in floats, otherwise it raises an error;
     - dates, timestamps (in UTC, if they have a zone) and durations: datetime64 and timedelta64; a null becomes NaT;
@@ -56,19 +51,16 @@ def _array_of(column: Any, name: str, pipe: str, writable: bool) -> Any:
 
 
 def _numbers(column: Any) -> Any:
-    """Returns the array of a numeric column, without a copy if the column is a single chunk without nulls."""
     one = getattr(column, "num_chunks", 0) == 1
     return column.chunk(0).to_numpy(zero_copy_only=False) if one else column.to_numpy()
 
 
 def _owned(column: Any) -> Any:
-    """Returns a writable array of a column, which does not refer to the memory of the Arrow table."""
     values = column.to_numpy()
     return values if values.flags.writeable else values.copy()
 
 
 def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
-    """Returns an object array with an array for each row of a column of lists."""
     import pyarrow.compute
 
     lengths = pyarrow.compute.list_value_length(column).to_pylist()  # None for a null, which has no values
@@ -81,7 +73,7 @@ def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
 
 
 def _objects(values: list[Any]) -> Any:
-    """Returns an object array of the values. `numpy.array` would convert nested sequences to further dimensions."""
+    """`numpy.array` would convert nested sequences to further dimensions."""
     import numpy as np
 
     array = np.empty(len(values), dtype=object)

@@ -1,7 +1,7 @@
-"""Creates the `ArrowSource` that reads a given table part by part: `arrow_source`.
+"""Creates the `ArrowSource` for a table.
 
-Role: recognizes the library of a table, and opens tables that are given by a path. This module's code runs in the
-process that builds the pipe. A library is imported only if one of its tables was given.
+Role: recognizes the library that a table belongs to, and opens tables that are given by a path. A library is imported
+only if one of its tables was given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torchdata.datapipes._pipe.lance_rows import LanceRows, lance_dataset
 
 __all__ = ["arrow_source"]
 
-#: A description of the supported tables, for error messages.
 _KINDS = "a pyarrow data set or table, a table of deltalake, pyiceberg or lance, a path, or a list of paths"
 
 
@@ -26,11 +25,6 @@ def _arrow(module: str) -> Any:
 
 
 def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = None) -> ArrowSource:
-    """Returns the `ArrowSource` for the arguments of `ArrowParts`.
-
-    Raises TypeError if `source` is not a table, ValueError if `part_rows` is given for a source that is not a Lance
-    dataset, and ModuleNotFoundError if pyarrow is not installed.
-    """
     library = type(source).__module__.partition(".")[0]
     if library == "lance" or (isinstance(source, (str, os.PathLike)) and format == "lance"):
         return LanceRows(lance_dataset("ArrowParts", source), filter, part_rows)

@@ -1,9 +1,8 @@
-"""Tables that are read part by part: pyarrow datasets, in-memory tables, and Delta Lake, Iceberg and Lance tables.
+"""Reads tables part by part: pyarrow datasets, in-memory tables, and Delta Lake, Iceberg and Lance tables.
 
 Role: `ArrowParts` lists the parts of a table, and `ArrowReader` reads them. A part is a row group of a Parquet file, a
 file of another format, a chunk of an in-memory table, a data file of an Iceberg table, or a range of rows of a Lance
-dataset (`lance_rows.py`). Listing the parts reads only the metadata of the files. An `ArrowSource` can be pickled and
-used in any process, because it has no open file. pyarrow is imported when a source is created (`arrow_opening.py`).
+dataset. An `ArrowSource` can be pickled, because it contains no open file; listing its parts reads only metadata.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ def _arrow(module: str = "pyarrow") -> Any:
 
 
 class ArrowSource:
-    """The parts of a table."""
-
     def __init__(self, names: Sequence[str], schema: Any) -> None:
         self.names, self.schema = names, schema
 
@@ -30,8 +27,8 @@ class ArrowSource:
         return self  # a source never changes and may be large, so it is not copied
 
     def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
-        """Returns the rows of one part that pass the filter, as a table with the given columns in their order; None
-        means all columns."""
+        """Returns the rows of a part that pass the filter. The table has the given columns in their order; None means
+        all columns."""
         raise NotImplementedError
 
     def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
@@ -44,11 +41,10 @@ class ArrowSource:
 
 
 class ArrowFragments(ArrowSource):
-    """The row groups or files of a pyarrow dataset, without those whose statistics show that the filter excludes all
-    their rows.
+    """The row groups or files of a pyarrow dataset, without those that the filter excludes by their statistics.
 
     Args:
-        lacks: whether a column that a file lacks is filled with nulls, instead of an error.
+        lacks: whether a column that a file does not have is filled with nulls, instead of an error.
     """
 
     def __init__(self, dataset: Any, filter: Any, lacks: bool = False) -> None:
@@ -74,10 +70,7 @@ class ArrowFragments(ArrowSource):
 
 
 def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str], lacks: bool) -> None:
-    """Raises ValueError if a file lacks a column or stores it with an incompatible type.
-
-    Without this check, pyarrow would silently fill the column with nulls, or convert its values to or from text.
-    """
+    """Without this check, pyarrow would silently fill the column with nulls, or convert its values to or from text."""
     known = _arrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
     for column in wanted:
         if column in present.names:
@@ -89,8 +82,7 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the name of the group of a type, such as "integer". A file may store a column by another type of the
-    group."""
+    """Returns the group of a type, such as "integer"; a file may store a column with another type of the group."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)
@@ -105,8 +97,6 @@ def _family(kind: Any) -> str:
 
 
 class ArrowChunks(ArrowSource):
-    """The chunks of a table in memory."""
-
     def __init__(self, table: Any, filter: Any) -> None:
         self._batches = [batch for batch in table.to_batches() if batch.num_rows]
         super().__init__([f"chunk {number}" for number in range(len(self._batches))], table.schema)

@@ -1,7 +1,6 @@
-"""Combines and divides the parts of a table to tables with a fixed number of rows: `tables_of`.
+"""Combines and divides the parts of a table to tables with a fixed number of rows.
 
-Role: `ArrowReader` and `ParquetDataFrameLoader` use this module. This module's code runs in the process that iterates
-the pipe, with one part in memory.
+Role: used by `ArrowReader` and `ParquetDataFrameLoader`. Only one part is in memory at a time.
 """
 
 from __future__ import annotations
@@ -21,16 +20,13 @@ def _arrow() -> Any:
 def tables_of(
     read: Callable[[int], Any], parts: Iterable[int], row: int, size: int | None, *, copy: bool
 ) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """Yields tables of consecutive rows.
-
-    Each table is yielded with the position after it: the number of a part, and a row in this part.
+    """Yields tables of consecutive rows, each with the position after it: the number of a part, and a row in this part.
 
     Args:
         row: the first row to read in the first part.
-        size: the number of rows per table, except for the last table. A table may span several parts. If `size` is
-            None, each part becomes one table.
-        copy: whether each table has its own memory. Otherwise, a table keeps the memory of its whole part alive, and
-            its pickle contains the whole part.
+        size: the number of rows per table (the last may have fewer); None makes a table of each part.
+        copy: whether each table has its own memory. Otherwise, a table keeps its whole part in memory, and its pickle
+            contains the whole part.
     """
     if size is None:
         for part in parts:
@@ -63,5 +59,5 @@ def _rows(table: Any, start: int, count: int | None, copy: bool) -> Any:
 
 
 def is_of_arrow(error: Exception) -> bool:
-    """Returns whether an error is one that pyarrow raises for damaged data or unsuitable values."""
+    """pyarrow raises an OSError without `errno` for damaged data; the operating system's OSErrors have one."""
     return isinstance(error, _arrow().ArrowException) or (type(error) is OSError and error.errno is None)

@@ -1,7 +1,4 @@
-"""Names pipes in error messages. A pipe that only reads a dataset gets the name of the dataset's class or function.
-
-The functions of this module are pure and run in the process that raises the exception.
-"""
+"""Names pipes in error messages. A pipe that only reads a dataset gets the name of the dataset's class or function."""
 
 from __future__ import annotations
 
@@ -17,14 +14,13 @@ __all__ = ["blamed_name", "codes_read_by", "counted_at"]
 
 
 def codes_read_by(datapipe: Any) -> list[UsersCode]:
-    """Returns the user's methods, such as `__getitem__`, that the map-style sources of `datapipe` call."""
     read = [source for source in sources_of(datapipe) if not is_iter_pipe(source)]
     return [code for source in read for code in codes_of_dataset(source, INDEXED)]
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the token that counts a pipe's skipped items: that of a map-style source if the loader times it, or the
-    pipe's."""
+    """Returns the token under which the skipped items of a pipe are counted: the token of a map-style source if the
+    loader measures the source's time, and otherwise the pipe's own token."""
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
             return token
@@ -33,7 +29,7 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
     """Returns the name of a pipe for messages. For a pipe that reads a dataset, this is the name of the dataset's code,
-    if it has raised `error` or no error is given."""
+    if that code has raised `error` or no error is given."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

@@ -1,8 +1,5 @@
-"""Describes a pipeline in text, with one line per pipe and its parameters.
-
-Role: implements `str(pipe)`. The functions only read attributes of pipes. Secrets are hidden, and for values that may
-be large, only their type and size are shown.
-"""
+"""Describes a pipeline as text, with one line per pipe, for `str(pipe)`. Secrets are hidden, and for values that may be
+large, only their type and size are shown."""
 
 from __future__ import annotations
 
@@ -29,13 +26,11 @@ _short.maxlevel = 2
 
 
 def short_name(datapipe: Any) -> str:
-    """Returns the class name of a pipe as it appears in user code."""
     name: str = getattr(type(datapipe), "drawn_as", type(datapipe).__name__)
     return name.removesuffix("IterDataPipe").removesuffix("MapDataPipe") or name
 
 
 def parameters(datapipe: Any) -> list[tuple[str, str]]:
-    """Returns the names and values (as text) of the constructor's arguments, except for pipes and default values."""
     try:
         signature = signature_of(type(datapipe).__init__)
     except (TypeError, ValueError):
@@ -79,14 +74,14 @@ def _hidden_in(value: str | bytes) -> Any:
 
 
 def _is_plain_container(value: Any) -> bool:
-    """Returns whether a container has only numbers as members, so that its beginning is shown."""
     if type(value) not in (list, tuple, set, frozenset):
         return False
     return len(value) < 100_000 and all(isinstance(one, _NUMBERS) for one in value)
 
 
 def chain(datapipe: Any) -> str:
-    """Describes the graph that ends in a pipe, sources first, with the numbers that exception notes contain."""
+    """Describes the graph that ends in a pipe, sources first. The numbers of the pipes also appear in notes of
+    exceptions."""
     graph = Graph(datapipe)
     pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}

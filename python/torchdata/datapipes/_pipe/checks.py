@@ -1,7 +1,6 @@
-"""Checks of common constructor arguments of pipes.
+"""Checks common constructor arguments of pipes.
 
-Role: reports a wrong argument at construction with a clear message, instead of a confusing error in a worker. The
-functions of this module are pure and run in the process that builds the pipe.
+Role: reports a wrong argument when the pipe is constructed, instead of a confusing error in a worker later.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 
 def check_callable(pipe: str, argument: str, function: Any, *, optional: bool = False) -> None:
-    """Raises TypeError unless `function` can be called."""
     if callable(function) or (optional and function is None):
         return
     advice = ""
@@ -46,13 +44,11 @@ def check_callable(pipe: str, argument: str, function: Any, *, optional: bool = 
 
 
 def check_iterable(pipe: str, argument: str, value: Any) -> None:
-    """Raises TypeError unless `value` is iterable. This function does not begin an iteration."""
     if not (hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")):
         raise TypeError(f"{pipe}: {argument} must be iterable, but got {value!r} of type {type(value).__name__}")
 
 
 def check_generator_function(pipe: str, argument: str, function: Any) -> None:
-    """Raises TypeError unless `function` is a generator function that can be called without arguments."""
     if not is_generator_function(function):
         raise TypeError(
             f"{pipe}: {argument} must be iterable, but got the function {function!r}; call it and give what it "
@@ -67,13 +63,12 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
         ) from error
 
 
-#: For IterDataPipe and MapDataPipe, the module and the name of the class that wraps plain data. Names are stored
-#: because importing the classes here would be circular.
+#: For IterDataPipe and MapDataPipe, the module and the name of the class that wraps a plain iterable or sequence.
+#: Importing these classes here would be circular.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 
 def wrap_data_by(kind: type, module: str, name: str) -> None:
-    """"""
     _wrappers[kind] = module, name
 
 
@@ -86,8 +81,7 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
     """Returns `value` if it is an iterable-style pipe, and otherwise an IterableWrapper over it.
 
-    Because a list is wrapped, too, states contain the position in it. Raises TypeError if `value` cannot be iterated
-    over, or is a map-style pipe.
+    A list is wrapped as well, so that states contain the position in the list.
     """
     if isinstance(value, MapDataPipe):
         raise TypeError(
@@ -104,10 +98,8 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
-    """Returns `value` if it is a pipe of `kind` (IterDataPipe or MapDataPipe), and a pipe that reads it if it is a
-    dataset. Raises TypeError for all other values. Plain data is not wrapped automatically, because passing it may be a
-    mistake.
-    """
+    """Returns `value` as a pipe of `kind` (IterDataPipe or MapDataPipe). A dataset is wrapped in a pipe. Plain data
+    raises TypeError, because passing it may be a mistake."""
     found = _as_pipe(value, kind)
     if found is None:
         raise TypeError(
@@ -118,11 +110,7 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 
 
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
-    """Converts each of `values` to a pipe, as `check_pipe` does.
-
-    Raises ValueError if `values` is empty, and TypeError for a value that is neither a pipe nor a dataset. `words` is
-    the error message of torchdata 0.9, if it differs from the usual message.
-    """
+    """`words` is the error message of torchdata 0.9, if it differs from the usual message."""
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
     pipes = []
@@ -137,9 +125,7 @@ def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe,
 
 
 def _as_pipe(value: Any, kind: type) -> Any:
-    """Returns `value` if it is a pipe of `kind`, or of PyTorch's class with the name of `kind`; a pipe that reads it if
-    it is a dataset; otherwise None.
-    """
+    """PyTorch's classes are recognized by name, because this module does not import torch."""
     if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
         return value
     if is_dataset(value) and (kind is IterDataPipe or is_indexed(value)):
@@ -148,7 +134,6 @@ def _as_pipe(value: Any, kind: type) -> Any:
 
 
 def check_map_pipe(pipe: str, value: Any, argument: str = "datapipe") -> None:
-    """Raises TypeError unless `value` can be read by index."""
     if isinstance(value, IterDataPipe):
         raise TypeError(
             f"{pipe}: {argument} must be a MapDataPipe, but got the IterDataPipe {value!r}; convert it with "
@@ -162,7 +147,6 @@ def check_map_pipe(pipe: str, value: Any, argument: str = "datapipe") -> None:
 
 
 def is_dataset(value: Any) -> bool:
-    """Returns whether `value` is an indexable or iterable dataset, rather than a pipe, plain data or a mapping."""
     if is_built_in(value) or isinstance(value, (IterDataPipe, MapDataPipe, Mapping, type)):
         return False
     if is_indexed(value) or is_iterable_dataset(value):
@@ -170,10 +154,9 @@ def is_dataset(value: Any) -> bool:
     return hasattr(type(value), "__iter__") and not hasattr(type(value), "__next__")
 
 
-#: torchdata 0.9's error message for a number that is not positive; the placeholder is the argument's name.
+#: Error messages of torchdata 0.9; the placeholder is the argument's name.
 POSITIVE = "'{}' is required to be a positive integer."
 
-#: torchdata 0.9's error message for a batch size that is not positive.
 BATCH_SIZE = "Batch size is required to be larger than 0!"
 
 
@@ -186,8 +169,7 @@ def check_int(
     error: type[Exception] = ValueError,
     words: str = "",
 ) -> int:
-    """Returns the integer `value`. Raises TypeError for a bool or another type, and `error` for an integer below
-    `least`. The message ends with `words`, the message of torchdata 0.9, which old code may compare."""
+    """Returns the integer `value`, or raises an error whose message ends with `words`, the message of torchdata 0.9."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}")
     if least is not None and value < least:
@@ -196,13 +178,11 @@ def check_int(
 
 
 def check_size(pipe: str, argument: str, value: Any, words: str = "") -> int:
-    """Returns the positive integer `value`; raises AssertionError, as torchdata 0.9 does, if it is not positive."""
+    """Raises AssertionError, as torchdata 0.9 does, if `value` is not positive."""
     return check_int(pipe, argument, value, least=1, error=AssertionError, words=words)
 
 
 def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> list[float]:
-    """Returns the values of a dict of weights. Raises TypeError if `value` is not a dict of numbers, and ValueError if
-    a weight is negative (with `positive`, or 0), or if the sum of the weights is 0 or infinite."""
     if not isinstance(value, dict):
         raise TypeError(
             f"{pipe}: {argument} must be a dict of weights, but got {value!r} of type {type(value).__name__}"
@@ -224,7 +204,6 @@ def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> li
 
 
 def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
-    """Raises TypeError unless each of `columns` is hashable, so that it can be an index or a key."""
     for column in columns:
         try:
             hash(column)
@@ -236,9 +215,7 @@ def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
 
 
 def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) -> Any:
-    """Returns the column in which the result of a function is stored, or None for the first of `input_col`. Raises
-    ValueError if `output_col` is given without `input_col` or has several members, `input_col` is empty, or `function`
-    does not accept this number of arguments."""
+    """Returns the column in which the result of a function is stored, or None for the first of `input_col`."""
     if input_col is None and output_col is not None:
         raise ValueError(f"{pipe}: `output_col` must be None when `input_col` is None, but got {output_col!r}")
     if isinstance(output_col, (list, tuple)):
@@ -255,10 +232,7 @@ def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) 
 
 
 def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
-    """Raises ValueError if `function` does not accept one argument per column of `input_col`.
-
-    Functions without an inspectable signature, such as some C functions, are always accepted.
-    """
+    """Functions without an inspectable signature, such as some C functions, are always accepted."""
     try:
         parameters = list(signature_of(function).parameters.values())
     except (TypeError, ValueError):
@@ -290,7 +264,7 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Returns the error for a pipe of unknown length. Old user code compares the end of its message."""
+    """Old user code compares the end of its message."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 
@@ -301,8 +275,6 @@ def check_name(pipe: str, argument: str, value: Any) -> str:
 
 
 def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
-    """Returns `mode` if `open` accepts it. If the pipe writes files, the mode must create or append. Raises TypeError
-    if the mode is not a str, and ValueError if the mode is not valid."""
     check_name(pipe, "mode", mode)
     kinds = sum(mode.count(kind) for kind in "rwax")
     if kinds != 1 or set(mode) - set("rwaxbt+") or (writes and "r" in mode):
@@ -313,8 +285,7 @@ def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
 
 @contextmanager
 def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterator[None]:
-    """Context that adds a note to an exception: the pipe, the action that failed (such as "cannot open"), and the
-    path."""
+    """Adds a note to an exception: the pipe, the action that failed (such as "cannot open"), and the path."""
     try:
         yield
     except Exception as error:
@@ -326,7 +297,6 @@ def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterat
 
 
 class _Asking(threading.local):
-    #: Whether this thread is in the context `certain_lengths`.
     certain = False
 
 
@@ -335,7 +305,7 @@ _asking = _Asking()
 
 @contextmanager
 def certain_lengths() -> Iterator[None]:
-    """Context in which `warn_of_length` raises a TypeError instead of a warning.
+    """Within this context, `warn_of_length` raises a TypeError instead of a warning.
 
     Unlike a filter of the `warnings` module, this context does not affect other threads.
     """
@@ -347,7 +317,6 @@ def certain_lengths() -> Iterator[None]:
 
 
 def warn_of_length(message: str) -> None:
-    """Warns that the requested length of a pipe is a guess or is expensive to determine."""
     if _asking.certain:
         raise TypeError(message)
     warn_outside(message, UserWarning)

@@ -1,7 +1,4 @@
-"""Applies a function to columns of an item, for `map`, `filter` and `flatmap`.
-
-This module's code runs in the process that iterates the pipe.
-"""
+"""Applies a function to columns of an item, for `map`, `filter` and `flatmap`."""
 
 from __future__ import annotations
 
@@ -13,14 +10,10 @@ from torchdata._reporting import add_note
 
 
 def chosen(*columns: Any) -> Any:
-    """Returns the only argument unchanged, or several arguments as a tuple."""
     return columns[0] if len(columns) == 1 else columns
 
 
 def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], Any]:
-    """Returns a function that calls `function` with the columns `input_col` of an item, or with the whole item if
-    `input_col` is None.
-    """
     if input_col is None:
         return function
     if isinstance(input_col, (list, tuple)):
@@ -48,7 +41,6 @@ def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], 
 
 
 def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
-    """Adds a note to an error for an item that lacks a column of `input_col`: which columns the item has."""
     if isinstance(item, Mapping):
         has = f"a {type(item).__name__} with the keys {', '.join(map(repr, islice(item, 20))) or 'none'}"
     elif isinstance(item, Sized) and not isinstance(item, (str, bytes)):
@@ -59,12 +51,9 @@ def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
 
 
 def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[[Any], Any]:
-    """Returns a function that calls `function` with the input columns of an item and stores the result in the item.
-
-    The result is stored in `output_col` (-1 appends to a sequence). Without `output_col`, the result replaces the first
-    input column, and the remaining input columns are removed. An item that is a tuple is replaced by a new tuple, and
-    other items are modified in place.
-    """
+    """Returns a function that stores the result of `function` in the column `output_col` of the item (-1 appends to a
+    sequence). Without `output_col`, the result replaces the first input column, and the remaining input columns are
+    removed. Tuples are replaced by a new tuple; other items are modified in place."""
     apply = on_columns(function, input_col)
     many = isinstance(input_col, (list, tuple))
     target = output_col if output_col is not None else input_col[0] if many else input_col

@@ -1,7 +1,6 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-The functions of this module are pure and run in the process that builds the pipe. The functions import no library: an
-object can be an instance of PyTorch's classes only if PyTorch is already imported.
+The functions import no library: an object can be an instance of PyTorch's classes only if PyTorch is already imported.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ __all__ = [
     "splits_itself",
 ]
 
-#: Module and name of the dataset classes that split their items among PyTorch's workers, provided that they derive from
-#: PyTorch's `IterableDataset`.
+#: Module and name of the dataset classes that split their items among PyTorch's workers if they derive from PyTorch's
+#: `IterableDataset`.
 _SPLITTING = (
     ("datasets.iterable_dataset", "IterableDataset"),
     ("litdata.streaming.combined", "CombinedStreamingDataset"),
@@ -42,13 +41,10 @@ _SPLITTING = (
     ("streaming.base.dataset", "StreamingDataset"),
 )
 
-#: Names of functions that produce a random order.
 _SHUFFLING = frozenset({"shuffle", "permutation", "permuted", "randperm", "sample"})
 
-#: Names of stages of webdataset pipelines that give each worker different shards.
 _SPLITTING_STAGES = frozenset({"split_by_worker", "ResampledShards", "ResampledShardList"})
 
-#: Types of values whose `repr` does not differ between processes.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 
@@ -58,10 +54,10 @@ def _instance_of(value: Any, module: str, name: str) -> bool:
 
 
 def is_indexed(value: Any) -> bool:
-    """Returns whether the value has a length and integer indices, such as a sequence or PyTorch's `Dataset`.
+    """Returns whether the value has a length and integer indices.
 
-    The result is False for a mapping, because its keys can be any objects. The result is also False for PyTorch's
-    `IterableDataset`, because its `__getitem__` only raises an error.
+    A mapping is excluded, because its keys can be any objects. PyTorch's `IterableDataset` is excluded, because its
+    `__getitem__` only raises an error.
     """
     kind = type(value)
     return (
@@ -73,7 +69,6 @@ def is_indexed(value: Any) -> bool:
 
 
 def is_indexed_only(value: Any) -> bool:
-    """Returns whether the value has a length and integer indices, but no `__iter__`."""
     return is_indexed(value) and not hasattr(type(value), "__iter__")
 
 
@@ -92,10 +87,8 @@ def is_generator_function(value: Any) -> bool:
 def splits_itself(iterable: Any) -> bool:
     """Returns whether an iterable seems to yield only the current worker's share of the data.
 
-    Known classes are Hugging Face's `IterableDataset` if torch is imported, the streaming datasets of litdata and
-    mosaicml-streaming, and webdataset pipelines with a stage that splits the shards. For another class or a generator
-    function, the result is True if its code uses the names `get_worker_info` and `num_workers`, because only code that
-    splits items needs the number of workers.
+    For another class or a generator function, the result is True if its code uses the names `get_worker_info` and
+    `num_workers`, because only code that splits items needs the number of workers.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)
@@ -106,18 +99,15 @@ def splits_itself(iterable: Any) -> bool:
 
 
 def is_known_to_split(iterable: Any) -> bool:
-    """Returns whether `splits_itself` recognizes an iterable by its class, without inspecting the class's code."""
     known = (*_SPLITTING, ("webdataset.pipeline", "DataPipeline"))
     return any(_instance_of(iterable, module, name) for module, name in known)
 
 
 def shuffles_itself(iterable: Any) -> bool:
-    """Returns whether a user's iterable may have a random order, because its code names a shuffling function."""
     return _uses(iterable, _SHUFFLING)
 
 
 def _uses(iterable: Any, names: frozenset[str]) -> bool:
-    """Returns whether the code of an iterable's class, or of a generator function, contains one of the given names."""
     functions = [iterable] if is_generator_function(iterable) else []
     for cls in type(iterable).__mro__:
         if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in ("torch", "typing", "abc"):
@@ -126,7 +116,6 @@ def _uses(iterable: Any, names: frozenset[str]) -> bool:
 
 
 def splits_among_ranks(iterable: Any) -> bool:
-    """Returns whether an iterable that splits its items among workers also splits its items among ranks."""
     if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
         return any(getattr(stage, "__name__", "") == "split_by_node" for stage in getattr(iterable, "pipeline", ()))
     libraries = ("litdata", "streaming")
@@ -139,7 +128,7 @@ def is_coordinated(iterable: Any) -> bool:
 
 
 def epoch_of(dataset: Any) -> int | None:
-    """Returns the current epoch of a dataset or sampler with `set_epoch`; None if it has no readable epoch."""
+    """Returns None if the epoch of the dataset or sampler cannot be read."""
     if not callable(getattr(type(dataset), "set_epoch", None)):
         return None
     for name in ("epoch", "_epoch"):
@@ -151,8 +140,8 @@ def epoch_of(dataset: Any) -> int | None:
 
 
 def in_fixed_order(iterable: Any) -> Any:
-    """Returns `iterable`, or for a set a sorted list, because the order of a set differs between processes. Raises
-    UnorderedSet if a member of the set cannot be sorted."""
+    """Returns `iterable`, or a sorted list of the members of a set, because the order of a set differs between
+    processes."""
     if not isinstance(iterable, (set, frozenset)):
         return iterable
     kinds = set(map(type, iterable))
@@ -162,7 +151,6 @@ def in_fixed_order(iterable: Any) -> Any:
 
 
 def has_fixed_order(iterable: Any) -> bool:
-    """Returns False for a set that `in_fixed_order` cannot sort, and True for all other iterables."""
     try:
         in_fixed_order(iterable)
     except UnorderedSet:
@@ -171,12 +159,11 @@ def has_fixed_order(iterable: Any) -> bool:
 
 
 class UnorderedSet(TypeError):
-    """Raised for a set with members that cannot be sorted, because its order would differ between processes."""
+    """Raised for a set whose members cannot be sorted."""
 
 
 def _name_of_member(member: Any) -> str:
-    """Returns a name by which a member of a set is sorted: different for different members, and equal in every process.
-    Raises UnorderedSet if there is no such name."""
+    """Returns a name by which a member of a set is sorted: unique in the set, and equal in every process."""
     kind = type(member)
     if kind in _PLAIN:
         return repr(member)
@@ -197,7 +184,6 @@ def _name_of_member(member: Any) -> str:
 
 
 def _mentions(function: Any, names: frozenset[str]) -> bool:
-    """Returns whether the code of a function, or of a function inside it, contains one of the given names."""
     while not isinstance(function, FunctionType):
         inner = getattr(function, "func", None)  # the function of a functools.partial
         function = function.__func__ if isinstance(function, (MethodType, classmethod, staticmethod)) else inner

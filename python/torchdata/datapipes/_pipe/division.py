@@ -20,8 +20,6 @@ __all__ = ["Division"]
 
 @dataclass(frozen=True)
 class Division:
-    """One shard of a sequence. The shards take turns, with `block` items per unit."""
-
     shards: int
     shard: int
     block: int = 1
@@ -41,8 +39,8 @@ class Division:
 
         Args:
             taken: the number of items of the whole sequence that precede the iterator's next item.
-            watch: a function that samples items of the source; None disables sampling.
-            has_ended: a function that returns whether the source is exhausted; used only with `watch`.
+            watch: samples items of the source; None disables sampling.
+            has_ended: returns whether the source is exhausted; used only with `watch`.
         """
         if self.is_whole and watch is None:
             return source
@@ -59,9 +57,12 @@ class Division:
         return chain.from_iterable(_watched(source, own, block, place, taken, watch, has_ended))
 
     def after(self, taken: int, passed_on: int) -> int:
-        """Returns how many items of the sequence were read up to and including the shard's most recent item. `taken` is
-        the number of items of the sequence that were read before the iteration. `passed_on` is the number of items (at
-        least one) that the shard has passed on in the iteration."""
+        """Returns the position in the sequence after the shard's most recent item.
+
+        Args:
+            taken: the number of items of the sequence that were read before the iteration.
+            passed_on: the number of items (at least one) that the shard has yielded in the iteration.
+        """
         rounds, place = divmod(self.own_before(taken) + passed_on - 1, self.block)
         return (self.shard + self.shards * rounds) * self.block + place + 1
 
@@ -72,13 +73,12 @@ class Division:
 
 
 def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, count: int | None = None) -> Iterator[Any]:
-    """Returns the shard's items among the next `count` items of a source, or among all items if `count` is None.
+    """Returns the shard's items among the next `count` items of a source.
 
     Args:
         own: for each item of a round, whether it belongs to the shard.
         block: the number of items of a round that belong to the shard.
         place: the index of the next item within its round.
-        count: the number of items to consume.
     """
     offset = place % len(own)
     if block == 1:
@@ -98,7 +98,6 @@ def _watched(
     watch: SampleWatch,
     has_ended: Callable[[], bool],
 ) -> Iterator[Iterator[Any]]:
-    """Yields consecutive iterators over the shard's items, and samples the source between two iterators."""
     sample = next_sample(taken)
     while not watch.is_full:
         yield _own_of(source, own, block, place, sample - taken)

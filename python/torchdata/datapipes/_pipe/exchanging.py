@@ -1,12 +1,13 @@
 """Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
-Role: each shard owns a `ShardGlobals`, used in the process and thread that run the shard. A process has one global
-generator each of `random`, NumPy and torch, but each shard draws from generators of its own. The generator states (2.5
-KB each) and some module variables are therefore exchanged whenever another shard runs. The public functions of the
-three libraries convert a state to tuples and tensors, which takes up to 300 microseconds. The extension copies the
-memory of the states in 0.3 microseconds. To find the address of this memory, the module experiments with other
-generators of the same classes. If the experiments fail, for example with another version of a library, the module uses
-the libraries' public functions.
+Role: each shard owns a `ShardGlobals`, used in the process and thread that run the shard. Each shard has generators of
+its own, but a process has one global generator each of `random`, NumPy and torch, so their states (2.5 KB each) are
+exchanged whenever another shard runs.
+
+The public functions of the three libraries convert a state to tuples and tensors, which takes up to 300 microseconds;
+copying the memory of the states takes 0.3 microseconds. To find the address of this memory, the module experiments with
+other generators of the same classes. If the experiments fail, for example with another version of a library, the module
+uses the public functions.
 """
 
 from __future__ import annotations
@@ -31,12 +32,11 @@ from torchdata.datapipes._pipe.state.generators import load_generators, save_gen
 
 __all__ = ["LOCKS", "ShardGlobals", "one_at_a_time"]
 
-#: The module of the disk cache's locks. A shard must release its locks of the cache before another shard runs.
+#: A shard must release its locks of the cache before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
-#: Modules that change the contents of the `Exchange` object when they are imported.
+#: The `Exchange` object is rebuilt when one of these modules is imported.
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
-#: Variables of this package that have a separate value for each shard.
 _VARIABLES = (
     (vars(generators), "awaited"),
     (vars(skipping), "worker"),
@@ -44,22 +44,22 @@ _VARIABLES = (
     (vars(witnessing), "current"),
 )
 
-#: The size in bytes of the 624 words of a state, and of the index of the next word.
+#: Sizes in bytes: the 624 32-bit numbers of a Mersenne Twister state, and the index of the next number.
 _WORDS, _PLACE = 624 * 4, 4
-#: Sizes in bytes of the header before the words in PyTorch's generator state, and of the whole state.
+#: Sizes in bytes in PyTorch's generator state: the header before the 624 numbers, and the whole state.
 _BEFORE, _TORCH = 20, 2544
-#: The maximum distance in bytes from the start of PyTorch's object to the words of the generator.
+#: The maximum distance in bytes from the start of PyTorch's object to the 624 numbers.
 _HEAD = 256
-#: The size in bytes of the normally distributed number that NumPy stores, and of the flag for its presence.
+#: The size in bytes of the spare normal number that NumPy stores, and of the flag for its presence.
 _GAUSS = 16
 
 
 class _Way(NamedTuple):
-    """A method to save and load random generators.
+    """How to save and load random generators.
 
     Args:
-        memory: the parts of the generators' memory that are copied.
-        variables: the generator variables outside the copied memory, each as a dict and a key in this dict.
+        memory: the memory of the generators that is copied.
+        variables: the variables outside this memory, each as a dict and a key in this dict.
         others: the functions that save and load each generator that is not copied in memory.
     """
 
@@ -68,7 +68,6 @@ class _Way(NamedTuple):
     others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()
 
 
-#: The lock that a thread holds while it runs a shard.
 _turn = threading.RLock()
 
 
@@ -82,27 +81,24 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Within this context, other threads cannot exchange the random generators and worker info of shards.
-
-    If two threads exchanged globals at the same time, the last thread would restore the globals of the wrong shard.
-    """
+    """If two threads exchanged globals at the same time, the last would restore the globals of the wrong shard."""
     with _turn:
         yield
 
 
 class ShardGlobals(SavedGlobals):
-    """The generators, the worker info and the other globals of a shard while another shard runs in the process."""
+    """The global variables of a shard, such as its random generators, while another shard runs in the process."""
 
     def __init__(self) -> None:
         self._others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()
         self._kept: list[Any] = []
 
     def leave(self, *, is_all: bool = False) -> None:
-        """Saves the globals of the process.
+        """Saves the global variables of the process.
 
         Args:
-            is_all: whether the shard needs nothing else to be stopped or saved. If `is_all` is True, `ShardTurns` may
-                switch to another shard without calling `enter` and `leave`.
+            is_all: whether nothing else of the shard must be stopped or saved. If True, `ShardTurns` may switch to
+                another shard without calling `enter` and `leave`.
         """
         exchange, self._others = _exchange()
         self.save(exchange)
@@ -110,7 +106,7 @@ class ShardGlobals(SavedGlobals):
         self.is_all = is_all and not self._others
 
     def enter(self) -> bool:
-        """Sets the globals of the process to the saved values; returns whether torch's worker info was saved."""
+        """Restores the saved global variables; returns whether torch's worker info was saved."""
         module: Any = sys.modules.get(_WORKER)
         if module is not None:
             module._worker_info = None  # if it was imported while another shard ran, no value was saved
@@ -121,7 +117,6 @@ class ShardGlobals(SavedGlobals):
         return module is not None and module._worker_info is not None
 
     def generators(self) -> dict[str, Any]:
-        """Returns the result of `save_generators` for this shard. This also works while another shard runs."""
         if not self.is_away:
             return _generators()
         others = ShardGlobals()
@@ -136,16 +131,14 @@ class ShardGlobals(SavedGlobals):
 
 _Others = Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]
 
-#: The last result of `_exchange`, and the memory that its `Exchange` object copies.
 _known: tuple[Exchange, _Others] | None = None
 _parts: Sequence[memoryview] = ()
-#: The last result of `save_generators`, and the contents of the generators' memory and variables at that time.
 _saved: tuple[list[Any], dict[str, Any]] | None = None
 
 
 def _generators() -> dict[str, Any]:
-    """Returns the result of `save_generators`. The last result is returned again if the generators have not changed,
-    because comparing their memory takes a small part of the time."""
+    """The last result is returned again while the generators are unchanged, because comparing their memory is much
+    faster."""
     global _saved
     exchange, others = _exchange()
     if others:
@@ -157,8 +150,6 @@ def _generators() -> dict[str, Any]:
 
 
 def _exchange() -> tuple[Exchange, _Others]:
-    """Returns the `Exchange` object for the loaded libraries, and functions that save and load the remaining
-    generators. The result is cached until another module of `_IMPORTED_LATE` is imported."""
     global _known, _parts
     if _known is not None and _known[0].is_current():
         return _known
@@ -233,9 +224,9 @@ def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Calla
     """Returns whether copying the memory of one random generator to another makes their states equal.
 
     Args:
-        of: a function that returns how to save and load a generator.
-        new: a function that creates a generator from a seed.
-        seen: a function that returns a generator's state through the library's public interface.
+        of: returns how to save and load a generator.
+        new: creates a generator from a seed.
+        seen: returns a generator's state through the library's public interface.
     """
     try:
         for first, second in ((1, 2), (2, 1)):
@@ -277,7 +268,7 @@ def _numpy(state: Any) -> _Way:
 
 @functools.cache
 def _gauss_offset(cls: type[Any]) -> int:
-    """Returns the offset of the normal number in an object of NumPy's class. A flag precedes the number."""
+    """A flag of 8 bytes precedes the spare normal number."""
     made = cls(0)
     made.set_state({**made.get_state(legacy=False), "has_gauss": 1, "gauss": 0.123456789})
     raw = ctypes.string_at(id(made), cls.__basicsize__)
@@ -291,7 +282,6 @@ def _torch(generator: Any) -> _Way:
 
 @functools.cache
 def _words_offset() -> int:
-    """Returns the offset of the generator's words in PyTorch's object."""
     torch = sys.modules["torch"]
     made = torch.Generator().manual_seed(1)
     torch.rand(1, generator=made)  # a draw computes the words that `get_state` returns

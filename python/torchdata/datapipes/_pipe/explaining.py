@@ -1,7 +1,7 @@
-"""Adds a note to an exception in a pipeline, with the pipe that raised the exception and the number of the failed item.
+"""Adds a note to an exception in a pipeline: the pipe that raised the exception, and the number of the failed item.
 
-Role: pipe iterators call `explain` for every exception that passes through them. This module's code runs in the process
-and thread that raised the exception. The note is updated with data that the exception itself stores.
+Role: pipe iterators call `explain` for every exception that passes through them. The data for the note are stored in
+the exception.
 """
 
 from __future__ import annotations
@@ -19,22 +19,20 @@ __all__ = ["explain", "no_fault_of_an_item", "not_the_end", "note_index"]
 
 E = TypeVar("E", bound=BaseException)
 
-#: The attribute of an exception with the index at which a dataset raised it; `explain` moves the index to the note.
+#: The attribute of an exception that stores the dataset index whose access failed, until `explain` writes it to the
+#: note.
 _INDEX = "_torchdata_index"
-#: The attribute of an exception with a dict that describes the pipe that raised it.
 _ORIGIN = "_torchdata_origin"
 
 
 def explain(
     error: BaseException, frames: TracebackType | None, datapipe: Any, yielded: int | None, iterator: Any = None
 ) -> Any:
-    """Shortens the traceback of an exception that the iterator of `datapipe` raises, and adds a note with its origin.
+    """Shortens the traceback of an exception from the iterator of `datapipe`, and adds a note with its origin.
 
-    The traceback of a KeyboardInterrupt and of other non-`Exception` types stays, because it shows where a program
-    hangs.
+    The traceback of a KeyboardInterrupt is kept, because it shows where a program hangs.
 
     Args:
-        datapipe: the pipe whose iterator raises the exception, itself or because an earlier pipe has raised it.
         yielded: the number of items that the pipe had yielded before; None if `iter(datapipe)` raised the exception.
         iterator: the iterator that the pipe's `__iter__` returned; None if the exception must not be skipped.
 
@@ -61,12 +59,11 @@ def explain(
 
 
 def note_index(error: BaseException, index: Any) -> None:
-    """Stores the index at which a dataset raised `error`, for the note."""
     attributes_of(error).setdefault(_INDEX, repr(index)[:80])
 
 
 def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict[str, Any]:
-    """Describes the pipe that raised an exception, as a dict that can be pickled with the exception."""
+    """The returned dict is pickled with the exception."""
     sources = [represented(source) for source in sources_of(datapipe)]
     did = "began to iterate"
     if yielded is not None:
@@ -86,9 +83,7 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
 
 
 def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
-    """Adds a note with the position of the origin in the graph that ends in `last`. Replaces the note of an earlier
-    pipe, which counted only the pipes before it.
-    """
+    """Replaces the note of an earlier pipe, because that note counts only the pipes up to the earlier pipe."""
     numbers = list(map(id, walk(last)))
     if origin["pipe"] not in numbers:
         return  # the exception was raised in another graph and then stored as an item
@@ -111,13 +106,13 @@ def _ordinal(number: int) -> str:
 
 
 def no_fault_of_an_item(error: E) -> E:
-    """Marks an error that `on_error` must not skip, because it would be raised again or items would be lost."""
+    """Prevents `on_error` from skipping the error, because it would be raised again or items would be lost."""
     attributes_of(error)["never_skipped"] = True
     return error
 
 
 def not_the_end(name: str, error: BaseException) -> BaseException:
-    """Returns `error`, or a RuntimeError for a StopIteration, which would end the iteration (see PEP 479)."""
+    """A StopIteration becomes a RuntimeError, because it would silently end the iteration (see PEP 479)."""
     if not isinstance(error, StopIteration):
         return error
     raised = RuntimeError(

@@ -1,8 +1,7 @@
-"""Creates data frames of pandas, polars and pyarrow, and dicts of arrays, by one interface: `FrameFormat`.
+"""Creates data frames of pandas, polars and pyarrow, and dicts of NumPy arrays.
 
-Role: creates frames from rows and from Arrow tables, with the library and the dtypes that the user chose. This module's
-code runs in the process that iterates the pipe. A `FrameFormat` can be pickled. The libraries are imported where a
-format is created or used.
+Role: `FrameFormat` creates frames from rows and from Arrow tables, with the library and the dtypes that the user chose.
+A `FrameFormat` can be pickled. The libraries are imported when a format is created or used.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ from torchdata.datapipes._pipe.checks import check_callable
 
 __all__ = ["FrameFormat", "check_column_names", "check_device"]
 
-#: The supported libraries, each with the extra to install. Dicts of NumPy arrays ("numpy") require pyarrow.
+#: The supported libraries, each with the extra to install; "numpy" stands for dicts of arrays, which require pyarrow.
 LIBRARIES = {"pandas": "parquet", "polars": "polars", "pyarrow": "parquet", "numpy": "parquet"}
 
 
 def check_column_names(pipe: str, columns: Any) -> list[str] | None:
-    """Returns the column names as a list. Raises TypeError if `columns` is not a sequence of str, and ValueError if the
-    sequence is empty or has duplicates."""
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Sequence):
@@ -46,19 +43,13 @@ def check_device(pipe: str, device: Any) -> None:
 
 
 class FrameFormat:
-    """The settings for creating frames: the library and the dtypes.
+    """The library and the dtypes of the frames to create.
 
     Args:
         library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
         dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
         dtype_generator: a function that returns the dtype, used if `dtype` is None.
-        writable: whether arrays are writable.
         arrays: whether `"numpy"` is allowed, which creates dicts from column name to array (see `arrays_of`).
-
-    Raises:
-        ValueError: the library is not supported, or it does not recognize a dtype.
-        ModuleNotFoundError: the library is not installed.
-        TypeError: `dtype` belongs to torcharrow, or `dtype_generator` is not callable.
     """
 
     def __init__(
@@ -96,7 +87,6 @@ class FrameFormat:
         return FrameFormat(self.pipe, self.library, self.dtype_generator())
 
     def _check_dtype(self) -> None:
-        """Creates an empty frame to check whether the library supports the dtypes."""
         kind = self.dtype if isinstance(self.dtype, type) else type(self.dtype)
         if kind.__module__.partition(".")[0] == "torcharrow":
             raise TypeError(
@@ -126,7 +116,6 @@ class FrameFormat:
         return list(self.dtype) if isinstance(self.dtype, Mapping) else None
 
     def _by_column(self, columns: Sequence[Any]) -> dict[Any, Any]:
-        """Returns a dict from column to dtype, without the columns that have no dtype."""
         if self.dtype is None:
             return {}
         names = self._names()
@@ -152,8 +141,7 @@ class FrameFormat:
     # -- frames of rows ----------------------------------------------------------------------------
 
     def of_rows(self, rows: list[Any], columns: list[str] | None) -> Any:
-        """Creates a frame from rows, which are tuples or lists, mappings, or single values. Raises ValueError if their
-        numbers of columns differ, and TypeError if they are of several of these kinds."""
+        """Creates a frame from rows that are all tuples or lists, all mappings, or all single values."""
         return self._of_columns(self._columns_of(rows, columns))
 
     def _columns_of(self, rows: list[Any], columns: list[str] | None) -> dict[Any, Sequence[Any]]:
@@ -220,8 +208,6 @@ class FrameFormat:
     # -- frames of Arrow tables --------------------------------------------------------------------
 
     def of_table(self, table: Any) -> Any:
-        """Creates a frame from an Arrow table. Raises ValueError if the dtype contains a column that the table lacks, a
-        value does not fit its dtype, or NumPy cannot represent a null (see `arrays_of`)."""
         types = self._by_column(table.column_names)
         if self.library in ("pyarrow", "numpy") or self._has_schema():
             fields = [field.with_type(self._arrow_type(types.get(field.name)) or field.type) for field in table.schema]

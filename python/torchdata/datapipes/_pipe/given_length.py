@@ -1,4 +1,4 @@
-"""`GivenLength`: the argument `length` of pipes over files, archives and stores."""
+"""Implements the argument `length` of pipes over files, archives and stores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["GivenLength"]
 
 
 class GivenLength:
-    """A pipe with a length that the user may set. This class must precede IterDataPipe."""
+    """This class must precede IterDataPipe."""
 
     def _set_length(self, length: int) -> None:
         #: The number of items; -1 if the user has not set it.

@@ -15,19 +15,17 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SameLength:
-    """A pipe whose length is the length of its first source. This class must precede IterDataPipe or MapDataPipe."""
+    """This class must precede IterDataPipe or MapDataPipe."""
 
     def __len__(self) -> int:
         return length_of(self, sources_of(self)[0])
 
 
 class ItemByItem(SameLength, IterDataPipe[T_co]):
-    """A pipe that yields one result for each item of its first source. Subclasses define `_result`."""
-
     one_to_one = True
 
     def _function(self) -> Callable[[Any], Any]:
-        """Returns the function that computes the result of an item. Called when an iteration begins."""
+        """Called when an iteration begins."""
         return self._result
 
     def _result(self, item: Any) -> Any:

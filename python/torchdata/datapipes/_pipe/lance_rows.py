@@ -1,9 +1,8 @@
-"""Reads rows of a Lance dataset by index: `LanceRows`.
+"""Reads rows of a Lance dataset by index.
 
-Role: `LanceRows` is an `ArrowSource` whose parts are ranges of rows. `LanceRows` stores the location and the version of
-the dataset. Each process opens the dataset itself, because an open dataset of Lance does not work in a forked child. To
-list the parts, only the number of rows is requested from Lance. If there is a filter, Lance reads the columns that the
-filter uses. The source imports lance when it is created or read.
+Role: `LanceRows` is an `ArrowSource` whose parts are ranges of rows. Each process opens the dataset itself by its
+location and version, because an open dataset of Lance does not work in a forked child. Listing the parts reads only the
+number of rows, or with a filter the columns that the filter uses.
 """
 
 from __future__ import annotations
@@ -19,17 +18,13 @@ from torchdata.datapipes._pipe.checks import explaining
 
 __all__ = ["LanceRows", "lance_dataset"]
 
-#: The default number of rows in a part.
 PART_ROWS = 1024
 
-#: Open datasets of a parent process. They are never freed, because freeing needs threads that exist only in the parent
-#: process.
+#: They are never freed, because freeing needs threads that exist only in the parent process.
 _inherited: list[Any] = []
 
 
 def lance_dataset(pipe: str, dataset: Any) -> Any:
-    """Returns `dataset` if it is a Lance dataset, or opens the latest version of the dataset at this path or URI.
-    Raises TypeError for another type, and OSError or ValueError if there is no dataset at the path."""
     if isinstance(dataset, (str, os.PathLike)):
         lance = optional_import("lance", extra="lance", needed_by=pipe)
         with explaining(pipe, "cannot open", dataset):
@@ -43,7 +38,7 @@ def lance_dataset(pipe: str, dataset: Any) -> Any:
 
 
 class _Ranges(Sequence[str]):
-    """A sequence of the names of the parts. Each name is created on demand, because there may be one for each row."""
+    """Each name is created on demand, because there may be one for each row."""
 
     def __init__(self, dataset: str, rows: int, part_rows: int, kind: str) -> None:
         self._dataset, self._rows, self._part_rows, self._kind = dataset, rows, part_rows, kind
@@ -60,18 +55,14 @@ class _Ranges(Sequence[str]):
 
 
 class LanceRows(ArrowSource):
-    """The parts of a Lance dataset: ranges of those rows that pass the filter.
-
-    Args:
-        dataset: the dataset; its current version is read.
-        filter: a SQL expression, a pyarrow expression, or None.
-        part_rows: rows per part; the last part may have fewer.
-    """
+    """Args:
+    filter: a SQL expression, a pyarrow expression, or None.
+    part_rows: rows per part; the last part may have fewer."""
 
     def __init__(self, dataset: Any, filter: Any, part_rows: int | None) -> None:
         self._opening = dataset.__reduce__()
         self._part_rows = PART_ROWS if part_rows is None else part_rows
-        #: An array of the indices of the rows that pass the filter; None without a filter.
+        #: Indices of the rows that pass the filter; None without a filter.
         self._chosen: Any = None
         if filter is not None:
             self._chosen = dataset.to_table(columns=["_rowoffset"], filter=filter)["_rowoffset"].to_numpy()
@@ -99,7 +90,7 @@ class LanceRows(ArrowSource):
         return self.read_all([part], columns, use_threads)
 
     def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
-        """Returns the table of several parts, in the given order, with a single request to Lance."""
+        """A single request to Lance is faster than one request per part."""
         size = self._part_rows
         rows = [row for part in parts for row in range(part * size, min(part * size + size, self._count))]
         return self._dataset().take(rows if self._chosen is None else self._chosen[rows].tolist(), columns)

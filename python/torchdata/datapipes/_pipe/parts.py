@@ -2,7 +2,6 @@
 
 Role: a resumed run does not call the function again if the result is in memory, because a second call may return other
 members, for example if the function draws random numbers. If the result is a generator, the function is called again.
-This module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_members"]
 
-#: Types of results that support slices, and whose iterators have `__length_hint__`.
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
-#: Types of results in memory that are converted to a list, because they do not support slices.
+#: Results in memory that are converted to a list, because they do not support slices.
 _LISTED: tuple[type, ...] = (
     list,
     tuple,
@@ -33,19 +31,16 @@ _LISTED: tuple[type, ...] = (
 
 
 def listed(result: Any) -> list[Any] | None:
-    """Returns the members of a result as a list; None if they are not in memory."""
     in_memory = isinstance(result, _LISTED) or hasattr(type(result), "__array__")
     return list(result) if in_memory else None
 
 
 def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None:
-    """Returns a state with those of `members` that the iterator `left` has yet to yield; None if it has ended."""
     count = left.__length_hint__()  # type: ignore[attr-defined]
     return {"members": members[len(members) - count :]} if count else None
 
 
 def detached(members: Any, left: Iterator[Any]) -> Any:
-    """Returns those of `members` that the iterator `left` has yet to yield, without open files."""
     rest = members[len(members) - left.__length_hint__() :]  # type: ignore[attr-defined]
     return list(map(with_detached_streams, rest)) if type(rest) in (list, tuple) else rest
 
@@ -55,8 +50,6 @@ def restored(state: dict[str, Any]) -> Any:
 
 
 class _Counted(Iterator[Any]):
-    """"""
-
     __slots__ = ("_source", "done")
 
     def __init__(self, source: Iterator[Any], done: int) -> None:
@@ -88,17 +81,17 @@ class Parts:
             # The item is copied first, because generating a member may read a stream in the item.
             self._item, self._members = with_detached_streams(item), None
             source = iter(result)
-            next(islice(source, done, done), None)  # the first `done` members are skipped
+            next(islice(source, done, done), None)
             self.left = _Counted(source, done)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining members, or the item from which the members can be recreated."""
+        """Returns the remaining members, or the item from which the function can recompute them."""
         if isinstance(self.left, _Counted):
             return {"item": self._item, "done": self.left.done}
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Called when the iteration is abandoned: keeps only what `state_dict` needs, without open files."""
+        """Called when the iteration is abandoned: keeps only what `state_dict` needs, and closes files."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:
@@ -107,7 +100,6 @@ class Parts:
 
     @classmethod
     def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
-        """Creates an object from a result of `state_dict`."""
         if "members" in state:
             return cls(restored, state)
         return cls(function, state["item"], state["done"])

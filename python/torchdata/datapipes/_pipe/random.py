@@ -1,7 +1,5 @@
-"""Draws seeds for random pipes without an explicit seed, and gives code private states of the global random generators.
-
-This module's code runs in the process that iterates the pipe, at the start of an iteration.
-"""
+"""Draws seeds for random pipes without an explicit seed, and runs code with private states of the global random
+generators."""
 
 from __future__ import annotations
 
@@ -11,17 +9,16 @@ from typing import Any
 
 from torchdata._importing import loaded
 
-#: Whether this process runs one of several replicas of a graph. The runtime of a worker sets this flag.
+#: Whether this process runs one of several replicas of a graph. A worker process sets this flag.
 is_replica = False
 
 
 def draw_seed(last: int | None = None, follows: bool = False) -> int:
     """Returns a new 63-bit seed from the global random generator of torch, or of Python if torch is not loaded.
 
-    Therefore, `torch.manual_seed` (or, without torch, `random.seed`) makes a run reproducible. In loaders, a pipe
-    receives its seed for each epoch from the loader, because replicas with different seeds before a `sharding_filter`
-    would lose or duplicate items. If the pipe is read again in an epoch (`cycle`), its next seed is derived from
-    `last`, so that the order of the items does not depend on the number of workers or ranks.
+    In loaders, a pipe receives its seed for each epoch from the loader, because replicas with different seeds before a
+    `sharding_filter` would lose or duplicate items. If the pipe is read again in an epoch (`cycle`), its next seed is
+    derived from `last`, so that the order of the items does not depend on the number of workers or ranks.
 
     Args:
         last: the seed of the pipe's previous iteration.
@@ -39,12 +36,8 @@ class PrivateRandomness:
     """Context manager in which the global random generators of Python, NumPy and torch produce a private sequence of
     numbers.
 
-    In the first `with` block, the generators start from the seed, and in each later block, where the previous block
-    ended. After a block, they continue as if there had been no block. Generators of libraries that are not imported are
-    not affected.
-
-    Args:
-        seed: the seed of the private sequence, an integer of at most 63 bits.
+    The first `with` block starts the sequence from the seed, and each later block continues it. After a block, the
+    generators have the states that they had before. Generators of libraries that are not imported are not affected.
     """
 
     def __init__(self, seed: int) -> None:
@@ -70,7 +63,6 @@ class PrivateRandomness:
 
 
 def _states() -> list[Any]:
-    """Returns the states of the global random generators; None for libraries that are not imported."""
     numpy_random, torch = loaded("numpy.random"), loaded("torch")
     return [
         random.getstate(),

@@ -1,6 +1,6 @@
-"""Marks the work of each pipe as a named range for PyTorch's profiler.
+"""Names the work of each pipe for PyTorch's profiler.
 
-Role: the ranges begin and end in the main process, in the thread that iterates. The module never imports PyTorch
+Role: the named ranges begin and end in the main process, in the thread that iterates. This module never imports PyTorch
 itself.
 """
 
@@ -20,14 +20,11 @@ _is_main = True
 
 
 def ranges() -> tuple[dict[str, Any], Callable[[Any], Callable[[None, None, None], object]]] | None:
-    """Returns the variables of PyTorch's profiler module, and the function that begins a range; None if PyTorch is not
-    imported."""
     profiler = sys.modules.get("torch.autograd.profiler")
     return (vars(profiler), _begin) if profiler is not None and _is_main else None
 
 
 def _begin(datapipe: Any) -> Callable[[None, None, None], object]:
-    """Begins a profiler range for a call of the pipe, and returns the function that ends this range."""
     recorded: Any = sys.modules["torch.autograd.profiler"].record_function(f"torchdata: {name_of(datapipe)}")
     recorded.__enter__()
     end: Callable[[None, None, None], object] = recorded.__exit__

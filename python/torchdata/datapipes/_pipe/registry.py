@@ -1,7 +1,7 @@
-"""Functional forms: the methods of a pipe, such as `map`, that create another pipe which reads it.
+"""Manages functional forms: the methods of a pipe, such as `map`, that create another pipe on top of it.
 
-Role: IterDataPipe and MapDataPipe each have a registry of forms. `functional_datapipe` adds a pipe when its module is
-imported, and `register_late` adds a pipe before its module is imported.
+Role: IterDataPipe and MapDataPipe each have a registry of forms. `functional_datapipe` adds a form when the module of
+its pipe is imported, and `register_late` adds a form before that.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ C = TypeVar("C")
 
 
 class FunctionalForms:
-    """Gives a pipe base class a registry of functional forms, which are looked up as methods."""
-
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
 
-    #: PyTorch's base class for the same kind of pipe.
     counterpart: ClassVar[Counterpart]
 
     if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelled forms
@@ -75,20 +72,17 @@ class FunctionalForms:
 
     @classmethod
     def register_late(cls, function_name: str, module: str, class_name: str) -> None:
-        """Makes a pipe available as `pipe.function_name(...)`, and imports the pipe's module on first use."""
         if function_name not in cls.functions:
             cls.register_function(function_name, LateForm(cls, function_name, module, class_name))
 
     @classmethod
     def register_all_late(cls, package: str, modules: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Calls `register_late` for each class in `modules` that has a form."""
         for module, forms in modules.items():
             for class_name, form in forms.items():
                 if form is not None:
                     cls.register_late(form, f"{package}.{module}", class_name)
 
 
-#: Names of methods in other libraries for datasets, each with the equivalent code for pipes.
 _ELSEWHERE = {
     "apply": "write .map(function)",
     "concatenate": "write .concat(other)",
@@ -105,21 +99,20 @@ _ELSEWHERE = {
 
 
 def _no_attribute(pipe: Any, name: str) -> AttributeError:
-    """Returns the error for an unknown attribute. Python adds the most similar name to its message."""
+    """Python adds the most similar name to its message."""
     instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     return AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=pipe)
 
 
 class LateForm:
-    """A functional form that imports the module of its pipe when it is first used or inspected."""
+    """A functional form that imports the module of its pipe when the form is first used or inspected."""
 
     def __init__(self, base: type[FunctionalForms], name: str, module: str, class_name: str) -> None:
         self._base, self._name, self.module, self._class_name = base, name, module, class_name
 
     def form(self) -> Callable[..., Any]:
-        """Imports the pipe's module, and returns the form that the import has registered."""
         pipe = getattr(import_whole(self.module), self._class_name)
-        form = self._base.functions.get(self._name, self)  # the import of the module has registered the form
+        form = self._base.functions.get(self._name, self)
         return _constructor(self._base, self._name, pipe) if form is self else form
 
     def __call__(self, source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,8 +123,6 @@ class LateForm:
 
 
 def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable[..., Any]:
-    """Returns a function with the name `base.name` that creates a pipe of a class."""
-
     def construct(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return pipe(source_datapipe, *args, **kwargs)
@@ -153,7 +144,6 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
 
 
 def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any]) -> None:
-    """Adds a note with the accepted arguments if a form was called with an unknown keyword argument."""
     try:
         _, *parameters = signature_of(pipe).parameters.values()
     except ValueError:  # the constructor is written in C
@@ -164,25 +154,22 @@ def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any
 
 
 def _without(parameter: str | None, docstring: str | None) -> str | None:
-    """Returns `docstring` without the description of `parameter`, which is the pipe on which the functional form is
-    called.
-    """
+    """Removes the description of `parameter`, because this parameter is the pipe on which the functional form is
+    called."""
     if parameter is None or docstring is None:
         return docstring
     found = re.search(rf"^( *)Args:\n\1    {parameter}: .*\n(?:\1     +.*\n)*", docstring, re.MULTILINE)
     if found is None:
         return docstring
     head, rest = docstring[: found.start()], docstring[found.end() :]
-    if re.match(rf"{found[1]}    \S", rest):  # continuation lines
+    if re.match(rf"{found[1]}    \S", rest):
         return f"{head}{found[1]}Args:\n{rest}"
     return head + rest.lstrip("\n")
 
 
 def _may_replace(before: Any, now: Any) -> bool:
-    """Returns whether `now` is a newer version of the class that the form `before` creates.
-
-    This is the case when a notebook cell is rerun, or when the module of a `LateForm` is imported.
-    """
+    """Returns whether `now` is a newer version of the class that the form `before` creates, as when a notebook cell is
+    rerun or the module of a `LateForm` is imported."""
     if isinstance(before, LateForm):
         return getattr(getattr(now, "__wrapped__", now), "__module__", None) == before.module
     classes = [getattr(form, "__wrapped__", None) for form in (before, now)]

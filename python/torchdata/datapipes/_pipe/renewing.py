@@ -1,10 +1,8 @@
 """Replaces the iterator of a pipe of this package after `on_error` has skipped an exception that ended the iterator.
 
 Role: a generator cannot continue after it has raised an exception, but a new call of the pipe's `__iter__` can resume
-from the state that its class declares, as from a loaded state. A pass with skipped exceptions therefore consists of
-several iterators of one pipe, one after another. Each new iterator resumes at the position of the exception, and
-continues to read the running iterators of the sources, which the `Renewal` owns. The module `skipping` uses this
-module, in the process that iterates the pipe.
+from the state that its class declares, as from a loaded state. Each new iterator resumes at the position of the
+exception, and continues to read the running iterators of the sources, which the `Renewal` owns.
 """
 
 from __future__ import annotations
@@ -21,16 +19,16 @@ from torchdata.datapipes._pipe.state.record import existing_record, record_of, t
 
 __all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
 
-#: Prefix of the modules of the pipes that can be resumed by a new call of `__iter__`.
 _OURS = "torchdata.datapipes."
 
 
 class Renewal(Iterator[Iterator[Any]]):
-    """An iterator over the iterators of one pass: the first iterator, and its replacements after exceptions.
+    """Iterates over the iterators of one iteration of a pipe: the first iterator, and its replacements after
+    exceptions.
 
     Args:
         sources: the sources of the pipe. If neither the pipe nor a source has yielded an item since the previous
-            exception, a new iterator would only raise it again.
+            exception, a new iterator would only raise the exception again.
     """
 
     __slots__ = (
@@ -49,15 +47,14 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The running iterators of the sources, by id of the source. `_again` contains those that the pipe's new
-        #: iterator has not taken yet.
+        #: The running iterators of the sources, by id of the source. `_again` contains those iterators that the pipe's
+        #: new iterator has not taken yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
-        #: The number of items that the pipe and each source had yielded at the previous exception.
+        #: The numbers of items that the pipe and each source had yielded at the previous exception.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Returns an iterator over the items of `iterator`, which is replaced if an exception ends it."""
         kind = type(self._datapipe)
         if type(iterator) is not GeneratorType and not (type(iterator) is chain and hasattr(kind, "_drop_broken")):
             return iterator
@@ -78,7 +75,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Makes `__next__` return a new iterator. Returns False if a new iterator would raise the exception again."""
+        """Returns False if a new iterator would raise the exception again."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -89,12 +86,12 @@ class Renewal(Iterator[Iterator[Any]]):
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
-        """Returns the running iterator of a source; None if the source must begin a pass."""
+        """Returns None if the source must begin a new iteration."""
         return self._again.pop(id(source), None)
 
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
-    """Returns the `Renewal` for a pass that begins; None if the pipe cannot be resumed after an exception."""
+    """Returns None if the pipe cannot be resumed after an exception."""
     record, kind = record_of(datapipe), type(datapipe)
     record.renewal = None
     if not (kind.__module__.startswith(_OURS) and kind._renews and hasattr(kind, "iteration_state")):
@@ -113,13 +110,12 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
 
 
 def taken_again(datapipe: Any) -> Iterator[Any] | None:
-    """Returns the running iterator of a pipe for a pipe that continues after an exception; None otherwise."""
     renewal = _reader_of(datapipe)
     return None if renewal is None else renewal.take_again(datapipe)
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Records the iterator of a pipe, so that its reader can continue with it after an exception."""
+    """After an exception, the pipe that reads `datapipe` continues with this iterator."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

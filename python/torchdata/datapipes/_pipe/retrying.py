@@ -12,9 +12,9 @@ __all__ = ["retried"]
 
 R = TypeVar("R")
 
-#: The pause in seconds before the first repetition of a call. Each further pause is twice as long.
+#: The pause in seconds before the first repetition of a call; each further pause is twice as long.
 PAUSE = 0.5
-#: Classes of permanent OSErrors, after which a call is not repeated.
+#: These errors are permanent, so the call is not repeated.
 _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
@@ -23,7 +23,7 @@ def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[
 
     Args:
         what: the action, such as "opening 'a.txt'", with which the warning begins.
-        count: a function that is called before each repetition of the call.
+        count: called before each repetition.
     """
     pause = PAUSE
     for _ in range(max_retries):

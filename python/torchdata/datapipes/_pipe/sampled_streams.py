@@ -1,8 +1,7 @@
 """Reads a stream that can neither seek nor save its state. To resume, the items up to the saved position are reread.
 
-Role: while a stream is read, checksums of sampled items are recorded, so that a resumed run detects whether the stream
-yields other items than before. No Python code of this module runs for the items between two samples. This module's code
-runs where the source of a pipeline is read.
+Role: checksums of sampled items are recorded, so that a resumed run detects whether the stream yields other items than
+before. No Python code of this module runs for the items between two samples.
 
 A stream may draw from the global random generators in order to shuffle or to augment. If it draws for its first or
 second item, its state contains the states of the generators before the first draw, and a resumed run rereads the items
@@ -28,27 +27,23 @@ _END: Any = object()
 
 
 class SampledStream:
-    """One pass over a stream.
+    """One iteration over a stream.
 
     Args:
-        saved: the result of `state` of an earlier pass that `read` resumes; None for a new pass.
-
-    Raises:
-        TypeError, ValueError: `saved` is damaged.
+        saved: the result of `state` of an earlier iteration to resume; None for a new iteration.
     """
 
     def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
         self._name = name
         saved = saved or {}
         self._digest = SampleDigest.of(saved["digest"]) if "digest" in saved else SampleDigest()
-        #: The states of the global random generators before the stream first drew from them; None if it has not.
+        #: The states of the global random generators before the stream first drew from them; None if it has not drawn.
         self._generators: dict[str, Any] | None = saved.get("generators")
         #: Whether the stream drew random numbers when it computed its second item.
         self._draws = bool(saved.get("draws", False))
         self._has_saved = "digest" in saved
 
     def state(self) -> dict[str, Any]:
-        """Returns the digest of the samples, and the generator states with which the items must be reread."""
         state: dict[str, Any] = {"digest": self._digest.as_tuple()}
         if self._generators is not None:
             state |= {"generators": self._generators, "draws": self._draws}
@@ -65,10 +60,9 @@ class SampledStream:
         """Returns an iterator over the items of the stream after the first `position` items.
 
         Args:
-            make: a function that returns a new iterator over the stream.
-            position: the number of items to skip.
+            make: returns a new iterator over the stream.
             is_strict: whether to compare the samples of the skipped items with the saved samples.
-            if_empty: a function that is called if the stream is empty.
+            if_empty: called if the stream is empty.
         """
         if position or self._generators is not None:
             return chain.from_iterable(self._resumed(make, position, is_strict))
@@ -94,10 +88,10 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """Warns (if `is_noise` is True) or raises RuntimeError, because reread items differ from the original items.
+        """Warns or raises RuntimeError, because reread items differ from the original items.
 
         Args:
-            is_noise: whether random numbers that the stream draws for each item may explain the difference.
+            is_noise: whether the difference may be due to random numbers that the stream draws for each item.
         """
         if is_noise:
             warn_outside(
@@ -117,7 +111,7 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields iterators whose items together are the items of the stream. Each sampled item is one iterator."""
+        """Each sampled item is yielded as an iterator of its own."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:
@@ -146,7 +140,6 @@ class SampledStream:
             position += 1
 
     def _note_draws(self, before: dict[str, Any], is_second: bool = False) -> None:
-        """Records whether the global random generators have changed since their states `before` were saved."""
         after = save_generators()
         before.pop("awaited", None)
         if any(before[name] != after[name] for name in before.keys() & after.keys()):
@@ -156,7 +149,6 @@ class SampledStream:
 
 @contextmanager
 def _as_at(generators: dict[str, Any] | None) -> Iterator[None]:
-    """Context in which the global random generators have the given states. None leaves the generators unchanged."""
     if generators is None:
         yield
         return

@@ -1,7 +1,4 @@
-"""`Seeded`: the base class of pipes that draw random numbers from a generator that a loader can seed.
-
-This module's code runs in the process that iterates the pipe.
-"""
+"""`Seeded`: the base class of pipes that draw random numbers from a generator that a loader can seed."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ __all__ = ["Seeded"]
 
 
 class Seeded:
-    """The seeds of a random pipe: a seed for the current iteration, and a seed for the next iteration."""
-
     _epoch_seed: int | None = state(lasts=True, copied=True)  # the seed of the current iteration
     _seed: int | None = state(lasts=True, copied=True)  # the seed of the next iteration
 
@@ -26,8 +21,6 @@ class Seeded:
         return self
 
     def _take_seed(self) -> int:
-        """Returns the seed for an iteration that begins: the argument of the last `set_seed`, if it is not used yet, or
-        a new seed."""
         seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed
         self._epoch_seed, self._seed = seed, None
         return seed

@@ -1,5 +1,4 @@
-"""Pure functions that iterate over sequences and other iterables from a given position, in constant time if
-possible."""
+"""Iterates over sequences and other iterables from a given position, in constant time if possible."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ __all__ = [
 
 
 class _BySubscript:
-    """An object without `__iter__` and length, which Python iterates over by indexing 0, 1, …"""
+    """An object without `__iter__` and `__len__`, which Python iterates over by the indices 0, 1, …"""
 
     def __getitem__(self, index: int) -> int:
         raise IndexError(index)
@@ -45,22 +44,19 @@ _SAMPLES: tuple[Any, ...] = (
     array("I"),
 )
 
-#: Types whose iterators yield the items at the indices 0, 1, ….
 _PLAIN = frozenset({array, list, range, tuple})
 
-#: Types of iterators that can seek: after `__setstate__(n)`, the next item is item n.
+#: After `__setstate__(n)`, an iterator of these types yields item n next.
 _SEEKABLE = frozenset(type(iter(sample)) for sample in _SAMPLES)
 
 
 def is_read_by_index(iterable: Any) -> bool:
-    """Returns whether the items of a value are read as `value[0]`, `value[1]`, … up to its length."""
     if isinstance(iterable, Sequence) and type(iterable).__iter__ is Sequence.__iter__:
         return True
     return is_indexed_only(iterable)
 
 
 def can_seek(iterable: Any) -> bool:
-    """Returns whether an iterator over the value can start at any position in constant time."""
     if is_read_by_index(iterable):
         return True
     plain = isinstance(iterable, Sequence) or hasattr(iterable, "__array_interface__")
@@ -68,18 +64,14 @@ def can_seek(iterable: Any) -> bool:
 
 
 def is_stream(iterable: Any) -> bool:
-    """Returns whether a user's iterable may yield different items each time it is read, and cannot seek.
-
-    Pipes do not count as streams, because they have their own states.
-    """
+    """Returns whether a user's iterable may yield different items each time it is read, and cannot seek. Pipes are
+    excluded, because they have their own states."""
     if isinstance(iterable, Iterator) or is_generator_function(iterable):
         return True
     return not (is_built_in(iterable) or is_pipe(iterable) or can_seek(iterable))
 
 
 def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
-    """Returns an iterator over `iterable` without its first `position` items, in constant time if the iterator can
-    seek."""
     if is_read_by_index(iterable):
         return map(iterable.__getitem__, range(position, len(iterable)))
     iterator: Any = iter(iterable)
@@ -91,7 +83,7 @@ def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
 
 
 def seek(iterator: Any, count: int) -> bool:
-    """Skips `count` items of an iterator in constant time; returns False if it cannot seek or has fewer items."""
+    """Returns False if the iterator cannot seek or has fewer than `count` items left."""
     if type(iterator) not in _SEEKABLE or operator.length_hint(iterator, -1) < count:
         return False
     _, _, *index = iterator.__reduce__()
@@ -105,10 +97,8 @@ def can_pass_over(iterable: Any) -> bool:
 
 
 def iterate_by_index(iterable: Any, position: int) -> Iterator[Any]:
-    """Does the same as `iterate_from`, but if possible by an iterator that can skip items without creating them."""
     return SequenceIterator(iterable, position) if can_pass_over(iterable) else iterate_from(iterable, position)
 
 
 def passes_over(iterator: Any) -> bool:
-    """Returns whether the value is the iterator of a pipe, and can skip items without creating them."""
     return type(iterator) is IteratorGuard and type(iterator.iterator) is SequenceIterator

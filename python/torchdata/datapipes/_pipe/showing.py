@@ -13,7 +13,6 @@ __all__ = ["graph_of_pipe", "html_of_pipe"]
 
 
 def graph_of_pipe(datapipe: Any) -> DrawnGraph:
-    """Returns the graph that ends in a pipe, with the parameters of each pipe."""
     whole = PipeGraph(datapipe)
     pipes = whole.pipes
     nodes = [

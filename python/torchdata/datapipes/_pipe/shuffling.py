@@ -1,7 +1,6 @@
-"""Shared code of pipes that shuffle: the switch that turns shuffling off, the seeds, and a private random generator.
+"""Shared code of pipes that shuffle: seeds, a private random generator, and the switch that turns shuffling off.
 
-Role: the base class of Shuffler, InBatchShuffler and ShuffledFlatMapper. This module's code runs in the process that
-iterates the pipe.
+Role: the base class of Shuffler, InBatchShuffler and ShuffledFlatMapper.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ __all__ = ["Shuffling"]
 
 
 class Shuffling(Seeded):
-    """The base class of pipes that shuffle, with their seeds and the switch that turns shuffling off."""
-
-    #: The attribute that the setting `enable` of the adapter `Shuffle` changes.
+    #: The setting `enable` of the adapter `Shuffle` changes this attribute.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
 
     _shuffling: bool = state(True, copied=True)  # whether the current iteration shuffles
@@ -32,7 +29,6 @@ class Shuffling(Seeded):
         return self
 
     def reset(self) -> None:
-        """Seeds the random generator with the seed from `set_seed`, or with a new seed."""
         super().reset()  # type: ignore[misc]
         self._shuffling = self._enabled
         if self._shuffling:

@@ -1,11 +1,9 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
-Role: when a pass begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and itself,
-so that their exceptions are skipped. The iterator of each pipe is wrapped by a guard (`guard_iterator`). If the
-iterator of a claimed pipe raises an exception, the guard calls `explain`, which calls `skip` of this module. If the
-iterator can continue, the exception is counted in the pipe's record, and the guard requests the next item. States
-contain these counts, so a resumed pass continues them, whereas a new pass starts from zero. This module's code runs in
-the process that iterates the pipes.
+Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and
+itself. If the iterator of a claimed pipe raises an exception and can continue, the exception is counted in the pipe's
+record, and the next item is requested. States contain these counts, so a resumed iteration continues them, whereas a
+new iteration starts from zero.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
 an exception. A generator cannot continue, because it ends when it raises an exception.
@@ -66,7 +64,7 @@ epoch = 0
 #: In the main process: the number of the current epoch of each `on_error` pipe.
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-#: A limit that is a fraction is checked after this many items of a pipe, and at the end of the pass.
+#: A limit that is a fraction is checked after this many items of a pipe, and at the end of the iteration.
 FEWEST = 100
 
 
@@ -88,7 +86,8 @@ class TooManySkipped(RuntimeError):
 
 
 def claim(owner: Any) -> None:
-    """Makes `owner`, an `on_error`, skip the exceptions of the pipes before it (up to the previous `on_error`)."""
+    """The pipe `owner`, an `on_error`, will skip the exceptions of the pipes between the previous `on_error` and
+    itself."""
     owner_record = record_of(owner)
     release(owner)
     mine = weakref.ref(owner)
@@ -104,7 +103,7 @@ def claim(owner: Any) -> None:
             continue
         record = record_of(pipe)
         record.claim = mine
-        if not owner_record.goes_on:  # a new pass counts from zero, even for pipes that begin later in the pass
+        if not owner_record.goes_on:  # a new iteration counts from zero, also for pipes that begin later
             record.skipped = {}
             if record.loaded is not None:
                 record.loaded = record.loaded._replace(skipped=None)
@@ -114,7 +113,6 @@ def claim(owner: Any) -> None:
 
 
 def release(owner: Any) -> None:
-    """Ends the skipping of exceptions of the pipes that `owner` has claimed."""
     record = record_of(owner)
     for pipe in _alive(record.claimed):
         held = record_of(pipe).claim
@@ -131,7 +129,7 @@ def _alive(references: list[Any]) -> list[Any]:
 
 
 def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
-    """Returns the number of items that `owner` has skipped in the running pass, by class of exception and name of
+    """Returns the number of items that `owner` has skipped in the running iteration, by class of exception and name of
     pipe."""
     found: dict[tuple[str, str], int] = {}
     for pipe in _alive(record_of(owner).claimed):
@@ -142,7 +140,7 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns a copy of `kinds` with one more for `kind`. A state may contain `kinds`, which stays unchanged."""
+    """Returns a copy, because a saved state may contain `kinds`."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 
@@ -153,15 +151,12 @@ def table_of(skipped: dict[tuple[str, str], int]) -> str:
 
 
 def tell(skipped: dict[tuple[str, str], int], of: str = "items of this epoch") -> None:
-    """Warns about the skipped items, if there are any. `of` follows their number in the message."""
     if skipped:
         text = f"on_error has skipped {sum(skipped.values())} {of}:\n{table_of(skipped)}"
         warn_outside(text, RuntimeWarning)
 
 
 def check_limit(who: str, name: str, limit: int | float | None) -> None:
-    """Raises TypeError if `limit`, the maximum number or fraction of skipped items, is neither a number nor None, and
-    ValueError if it is negative or a fraction above 1."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))):
         raise TypeError(f"{who}: {name} must be a number, a share or None, but got {limit!r}")
     if limit is not None and not (limit >= 0 and (isinstance(limit, int) or limit <= 1)):
@@ -171,8 +166,8 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
 def too_many(
     skipped: dict[tuple[str, str], int], limit: int | float | None, name: str, items: str, where: str, last: str = ""
 ) -> TooManySkipped:
-    """Returns the error that reports too many skipped items. The message contains `items`, the kind of items that
-    the limit counts, and `where`, the process and the epoch of the count."""
+    """The message contains `items`, the kind of items that the limit counts, and `where`, the process and the epoch of
+    the count."""
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
@@ -181,16 +176,15 @@ def too_many(
 
 
 def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_the_end: bool = False) -> bool:
-    """Returns whether more items were skipped than permitted. `counts` contains, for each pipe or dataset, the number
-    of skipped items and the number of items read. If `limit` is a fraction, it applies to each pipe separately, and to
-    a pipe with fewer than `FEWEST` items only if `at_the_end` is True."""
+    """`counts` contains, for each pipe or dataset, the number of skipped items and the number of items read. If `limit`
+    is a fraction, it applies to each pipe separately, and to a pipe with fewer than `FEWEST` items only if `at_the_end`
+    is True."""
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit
     return any(skipped > limit * seen and (at_the_end or seen >= FEWEST) for skipped, seen in counts)
 
 
 def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | None:
-    """Returns the error to raise if `owner`, an `on_error`, has skipped more items than permitted; otherwise None."""
     claimed = _alive(record_of(owner).claimed)
     counts = ((sum(record_of(pipe).skipped.values()), token_of(pipe).yielded) for pipe in claimed)
     if not is_over(((skipped, skipped + given) for skipped, given in counts), owner.limit, at_the_end=at_the_end):
@@ -206,7 +200,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
 
     Returns:
         True if the next item is to be requested; False if the item cannot or must not be skipped; or the error to raise
-        because the limit is exceeded.
+            because the limit is exceeded.
     """
     record = existing_record(datapipe)
     reference = None if record is None else record.claim
@@ -232,7 +226,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (told := limit_error(owner)) is None:
         return True
     told.__cause__ = error
-    # These attributes name the pipe that raised the error. Without these attributes, the note would name a later pipe.
+    # The copied attributes name the pipe that raised the error; otherwise, the note would name a later pipe.
     attributes_of(told).update(attributes_of(error))
     return told
 
@@ -246,7 +240,6 @@ def is_of_an_item(error: BaseException) -> bool:
 
 
 def _goes_on(datapipe: Any, iterator: Any) -> bool:
-    """Returns whether a pipe's iterator can continue after an exception, and if so, drops the failed item."""
     base = iter_base()
     if any(is_iter_pipe(source) and base not in type(source).__mro__ for source in sources_of(datapipe)):
         return False  # a source without a guard may have ended because of the exception
@@ -271,7 +264,7 @@ def line_of(error: BaseException) -> dict[str, Any]:
 
 
 def write_line(path: str, line: dict[str, Any]) -> None:
-    """Appends a line of JSON to a file by a single write, because several processes may write to the file."""
+    """A single write appends the line, because several processes may write to the file."""
     text: str = import_whole("json").dumps(line, ensure_ascii=False, default=repr)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
@@ -281,8 +274,7 @@ def write_line(path: str, line: dict[str, Any]) -> None:
 
 
 def _key_of(error: BaseException) -> str | None:
-    """Returns the key or path of the item that caused `error`: of the file that a reader was reading, or of the first
-    argument of the user's function; None if unknown."""
+    """Returns the key or path of the file that was being read, or of the first argument of the user's function."""
     if (named := key_named(error)) is not None:
         return named
     frames = error.__traceback__
@@ -296,7 +288,7 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """Returns the part and row that an `ArrowReader` last read, if only `map` and `filter` follow it."""
+    """The row is known only if no pipes other than `map` and `filter` follow the `ArrowReader`."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):
@@ -306,12 +298,10 @@ def _row_read_for(datapipe: Any) -> str | None:
 
 
 def skipper_of(graph: Graph) -> Any:
-    """Returns an `on_error` pipe of a graph; None if there is none."""
     return next(_skippers_of(graph), None)
 
 
 def note_epoch(graph: Graph, number: int) -> None:
-    """Records the number of the loader's current epoch for the `on_error` pipes of a graph, in the main process."""
     for pipe in _skippers_of(graph):
         _epochs[pipe] = number
 

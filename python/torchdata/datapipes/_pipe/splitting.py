@@ -1,10 +1,8 @@
 """Stops sources from splitting their items among workers if a `sharding_filter` already splits the items.
 
-Role: this module handles sources that call `torch.utils.data.get_worker_info()`, and then yield only a part of the
-items in each worker. A `sharding_filter` that reads such a source would keep only a part of the worker's items.
-Therefore, while a `sharding_filter` requests an item from its sources, PyTorch reports a single worker to this thread.
-This module's code runs in workers of this package and of PyTorch. In these workers, `get_worker_info()` returns an
-object of this package, which shows the true values to all other code.
+Role: some sources call `torch.utils.data.get_worker_info()`, and then yield only a part of the items in each worker. A
+`sharding_filter` that reads such a source would keep only a part of that part. Therefore, while a `sharding_filter`
+requests an item from its sources, `get_worker_info()` reports a single worker to this thread.
 """
 
 from __future__ import annotations
@@ -21,10 +19,9 @@ __all__ = ["begin_whole", "is_read_whole", "read_whole", "watched_info"]
 
 _WORKER = "torch.utils.data._utils.worker"
 
-#: The module that defines the base classes of pipes.
 _BASES = "torchdata.datapipes.datapipe"
 
-#: Libraries with iterables that never call `get_worker_info`.
+#: Iterables of these libraries never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
 #: The pipes that a `sharding_filter` reads and that may call `get_worker_info`.
@@ -39,7 +36,7 @@ class _Depth(threading.local):
 
 _depth = _Depth()
 
-#: This function is called when torch is imported, and sets torch's worker info for the running shard.
+#: Called when torch is imported, to set torch's worker info for the running shard.
 telling: Callable[[Any], None] | None = None
 
 
@@ -50,8 +47,8 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
         datapipes: all pipes that a `sharding_filter` reads from.
 
     Returns:
-        Whether some of the pipes belong to PyTorch. If the result is True, the reader of `datapipes` must begin their
-            iterations by `begin_whole`.
+        Whether some of the pipes belong to PyTorch. If so, the reader of `datapipes` must begin their iterations by
+            `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:
@@ -62,7 +59,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Returns whether a pipe certainly does not call `get_worker_info`, except in user functions."""
+    """User functions are not examined."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":
@@ -83,13 +80,11 @@ def _is_iterable_dataset(value: Any) -> bool:
 
 
 def is_read_whole(datapipe: Any) -> bool:
-    """Returns whether the pipe's iteration must begin with `begin_whole`."""
     return bool(_whole) and datapipe in _whole
 
 
 def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Returns the iterator that a function creates. PyTorch reports a single worker to the function and to the
-    iterator."""
+    """Calls `begin`. PyTorch reports a single worker to `begin` and to the returned iterator."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
     if info is not None and not hasattr(type(info), "_truth"):  # this process is a worker of PyTorch
@@ -120,8 +115,8 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """Returns the `WorkerInfo` for PyTorch. `get_worker_info` reports a single worker to pipes that a `sharding_filter`
-    reads, and the true values to all other code."""
+    """`get_worker_info` reports a single worker to pipes that a `sharding_filter` reads, and the true values to all
+    other code."""
     base: Any = module.WorkerInfo
 
     class WorkerInfo(base):  # type: ignore[misc]

@@ -1,8 +1,7 @@
 """Closes the streams in items that a pipe drops, or keeps after its iteration.
 
 Role: pipes call `close_dropped` for each item that they drop, and `with_detached_streams` for items that they keep
-after their iteration. `close_dropped` and `with_detached_streams` cost almost nothing for plain items, or if no stream
-was ever wrapped. This module's code runs in the process that iterates the pipe.
+after their iteration. Both functions cost almost nothing for items without streams.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from typing import Any
 
 from torchdata.datapipes.datapipe import DataChunk
 
-#: Types of items that contain no streams. Callers may check for these types to save a call.
+#: Items of these types contain no streams, so callers may skip the call.
 PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(None)})
 
 
 def close_dropped(item: Any) -> None:
-    """Closes every `StreamWrapper` in an item that a pipe drops."""
     if type(item) in PLAIN_TYPES:
         return
     # unless this module is loaded, no `StreamWrapper` exists
@@ -29,9 +27,11 @@ def close_dropped(item: Any) -> None:
 
 
 def with_detached_streams(item: Any) -> Any:
-    """Returns `item`, or a copy in which placeholders, which reopen a file when they are read, replace its streams.
+    """Returns `item`, or a copy in which placeholders replace its streams. A placeholder reopens the file when it is
+    read.
 
-    The file of a replaced stream is closed once nothing refers to the stream. A stream that cannot be reopened stays.
+    The file of a replaced stream is closed once nothing refers to the stream. A stream that cannot be reopened stays in
+    the item.
     """
     return _exchanged(item, _detached)
 
@@ -43,8 +43,7 @@ def _detached(stream: Any) -> Any:
 
 
 def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
-    """Returns `item` with each `StreamWrapper` replaced by the result of `exchange`. Containers without streams are not
-    copied."""
+    """Containers without streams are not copied."""
     kind = type(item)
     if kind in PLAIN_TYPES:
         return item

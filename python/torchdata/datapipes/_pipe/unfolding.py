@@ -1,7 +1,6 @@
 """Shared code of pipes that turn one item into several (flatmap, map_batches, unbatch, mux, …).
 
-Role: yields the parts of one item after another without a Python frame for each part, and tracks which parts remain.
-This module's code runs in the process that iterates the pipe.
+Role: yields the parts of each item without a Python frame for each part, and tracks which parts remain.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from torchdata.datapipes.datapipe import token_of
 
 
 class _Raising:
-    """An iterator that raises an error and then ends."""
-
     def __init__(self, error: BaseException) -> None:
         self._errors = [error]
 
@@ -35,7 +32,6 @@ class _Raising:
 
 
 def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
-    """Returns `iter(parts)`. Adds a note about the pipe and the function's result to a TypeError."""
     try:
         return iter(parts)
     except TypeError as error:
@@ -48,21 +44,17 @@ def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
 
 
 class Unfolding:
-    """The state and iteration of a pipe that yields the parts of its source's items.
-
-    The state contains the remaining parts of the current item. If the parts are generated on demand, the state instead
-    contains the item and the number of parts that were yielded; to resume, the parts are generated again.
-    """
+    """The state contains the remaining parts of the current item. If the parts are generated on demand, the state
+    instead contains the item and the number of parts that were yielded; to resume, the parts are generated again."""
 
     #: The iterator over the parts of the current item; None before the first item.
     _left: Iterator[Any] | None = state(items=True, saved=False)
     _in_memory: Any = state(items=True, saved=False)  # the parts, if they are in memory
-    _item: Any = state(items=True, saved=False)  # the item that is being unfolded, if its parts are not in memory
+    _item: Any = state(items=True, saved=False)  # the item, if its parts are generated on demand
     _yielded_before: int = state(0, saved=False)  # the number of items that were yielded before the parts of `_item`
-    _resume: dict[str, Any] | None = state(items=True, saved=False)  # the state to resume from
+    _resume: dict[str, Any] | None = state(items=True, saved=False)
 
     def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-        """Yields the remaining parts of the item that a loaded state contains, and then the parts of `items`."""
         return chain.from_iterable(self._each_parts(items, parts_of))
 
     def _each_parts(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Iterator[Any]]:
@@ -96,11 +88,11 @@ class Unfolding:
             raise
 
     def _drop_broken(self) -> None:
-        """Drops the current item after one of its parts has raised an exception."""
+        """Drops the rest of the current item after computing one of its parts has raised an exception."""
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:
-        """Called when the iteration is abandoned: keeps only what `state_dict` needs, without open files."""
+        """Called when the iteration is abandoned: keeps only what `state_dict` needs, and closes files."""
         if self._in_memory is None:
             self._left = iter(())
         elif self._left is not None:
@@ -116,11 +108,10 @@ class Unfolding:
         self._item, done = state["item"], state["done"]
         self._yielded_before = token_of(self).yielded - done
         self._left = left = iter(parts_of(self._item))
-        next(islice(left, done, done), None)  # the first `done` parts are skipped
+        next(islice(left, done, done), None)
         return left
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining parts of the current item, or the item and the number of yielded parts."""
         if self._resume is not None or self._left is None:
             return {"unfolding": self._resume}
         if self._in_memory is not None:
@@ -128,7 +119,6 @@ class Unfolding:
         return {"unfolding": {"item": self._item, "done": token_of(self).yielded - self._yielded_before}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration begin with the remaining parts of the saved item."""
         self._load_declared({})  # type: ignore[attr-defined]
         resume = state_dict["unfolding"]
         if resume is not None and "members" not in resume and not ("item" in resume and type(resume["done"]) is int):

@@ -2,10 +2,10 @@
 
 Role: if the source is read by index, the pipes before the filter can yield indices instead of items. A pipe supports
 this if it does not inspect items, or only in a function of one item, as `map` does. For each index of its share, the
-filter loads the item and then calls the functions of these pipes. The indices have the order of the items, so
-positions, seeds and states are those of an iteration over items. This module's code runs in the iterating process.
+filter loads the item and then calls the functions of these pipes.
 
-Each iteration of a filter decides whether the pipes before it yield indices. The graph stays unchanged.
+The indices have the order of the items, so positions, seeds and states are those of an iteration over items. Each
+iteration of a filter decides whether the pipes before it yield indices.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ Load = Callable[[Any], Any]
 
 
 class Unloadable(Protocol):
-    """The methods of a pipe that can yield indices instead of items. A subclass that overrides `__iter__` yields
-    indices only if it overrides these methods, too."""
+    """A subclass that overrides `__iter__` yields indices only if it overrides these methods, too."""
 
     def _can_wait(self) -> bool:
         """Returns whether the next iteration can yield indices."""
@@ -52,7 +51,6 @@ class Unloadable(Protocol):
 
 
 def can_wait(datapipe: Any) -> bool:
-    """Returns whether the next iteration of the pipe can yield indices instead of items."""
     record = existing_record(datapipe)
     if record is not None and record.claim is not None:
         return False  # exceptions are skipped before the items are distributed
@@ -64,8 +62,8 @@ def _supports_indices(kind: type) -> bool:
 
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
-    """Starts a guarded iteration over indices; returns the iterator and the function that loads an item. Raises
-    ValueError if the pipe cannot yield indices, which a loaded state requires."""
+    """Starts an iteration over indices; returns the iterator and the function that loads an item. Raises ValueError if
+    a loaded state requires indices, but the pipe cannot yield indices."""
     if not _supports_indices(type(datapipe)):
         raise ValueError(
             f"the loaded state is damaged, or belongs to another pipeline: it counts indices that "
@@ -79,13 +77,13 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
         return indices
 
     indices = begin_iteration(datapipe, begin)
-    return indices, loads[0] if loads else datapipe._loads()  # a pass that resumes from its end does not begin
+    return indices, loads[0] if loads else datapipe._loads()  # an iteration that resumes from its end does not begin
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
-    """Begins an iteration for a `sharding_filter`, whose iterator skips items without creating them if possible.
+    """Begins an iteration for a `sharding_filter`, which skips items without creating them if possible.
 
-    For this, the pipe's class itself, not a base class, must define `_iter_by_index`, which replaces `__iter__`.
+    For this, the pipe's class itself, not a base class, must define `_iter_by_index`.
     """
     if can_share(datapipe):
         return begin_iteration(datapipe, type(datapipe)._iter_by_index)
@@ -93,14 +91,12 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
 
 
 def can_share(datapipe: Any) -> bool:
-    """Returns whether the pipe supports skipping in its next iteration; see `begin_sharing`."""
     record = existing_record(datapipe)
     is_claimed = record is not None and record.claim is not None
     return "_iter_by_index" in vars(type(datapipe)) and not is_claimed and bool(datapipe._can_pass_over())
 
 
 def getter_of(datapipe: Any) -> Load:
-    """Returns the function that loads an item of a map-style pipe: `__getitem__`, timed if the loader asks for it."""
     token = token_of(datapipe) if hasattr(datapipe, "__dict__") else None
     if token is None or not token.is_timed:
         return datapipe.__getitem__  # type: ignore[no-any-return]
@@ -109,11 +105,10 @@ def getter_of(datapipe: Any) -> Load:
 
 
 class PipeStep:
-    """A call applies the function of one pipe to an index or item. A note in an exception names the pipe.
+    """Calls the function of one pipe. A note in an exception names the pipe.
 
     Args:
-        function: the function of the pipe.
-        before: a function that loads the item of the pipe's source; without it, `function` receives the index.
+        before: loads the item of the pipe's source; without it, `function` receives the index.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")
@@ -139,8 +134,6 @@ class PipeStep:
 
 
 class ReadsByIndex(IterDataPipe[T_co]):
-    """A pipe that reads a map-style pipe by its indices. Subclasses define `_indices`."""
-
     datapipe: Any
 
     def _indices(self) -> Iterator[Any]:

@@ -1,12 +1,13 @@
 """Samples the items that a `sharding_filter` reads, to check that all workers read the items in one order.
 
-`SampleDigest` is also used to check that a resumed run rereads the items of the original run.
-
 Role: each worker reads the whole source and keeps the items at the positions of its share. If two workers read the
-items in different orders, some items belong to both shares or to none. To detect this, the filter records checksums of
-some items with their positions, and the loader compares the checksums of its workers. This module's code runs in
-workers, in the thread that iterates the filter. All workers sample equal positions, with gaps that grow as the square
-root of the position. If two workers read in different orders, about 36 items are sampled by both workers.
+items in different orders, some items belong to both shares or to none. To detect this, each worker records checksums of
+some items with their positions, and the loader compares them.
+
+All workers sample equal positions, with gaps that grow as the square root of the position. If two workers read in
+different orders, about 36 items are sampled by both workers.
+
+`SampleDigest` also checks that a resumed run rereads the items of the original run.
 """
 
 from __future__ import annotations
@@ -23,16 +24,14 @@ from zlib import crc32
 
 __all__ = ["Note", "SampleDigest", "SampleWatch", "Witness", "checksum_of", "current", "next_sample", "sample_behind"]
 
-#: A mask for the lower 32 bits of `SampleDigest.checksum`.
 _LOWER = (1 << 32) - 1
 
-#: Maximum number of samples of one filter in one epoch.
 _MOST_SAMPLES = 1 << 13
 
-#: The `Witness` of the current epoch if this process is one of several workers.
+#: Set for the current epoch if this process is one of several workers.
 current: Witness | None = None
 
-#: Types whose values are included in a checksum unchanged.
+#: Values of these types are included in a checksum unchanged.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 #: A checksum covers about this many elements of a larger array or tensor.
@@ -40,7 +39,7 @@ _ELEMENTS = 1 << 10
 
 
 class Note(NamedTuple):
-    """A message from a worker to the loader: the samples that a filter has taken since its previous note.
+    """A message from a worker to the loader: the samples that a filter has taken since its previous message.
 
     Args:
         number: the number of the filter among the sharding filters of the graph.
@@ -60,12 +59,7 @@ class Note(NamedTuple):
 
 
 class SampleWatch:
-    """The samples of one filter. Sampling stops at the first item that occurs twice.
-
-    Args:
-        start: see `Note`.
-        splits_itself: see `Note`.
-    """
+    """The samples of one filter. Sampling stops at the first item that occurs twice."""
 
     def __init__(self, number: int, source: str, start: int, splits_itself: bool = False) -> None:
         self._number, self._source, self._start, self._splits_itself = number, source, start, splits_itself
@@ -75,7 +69,7 @@ class SampleWatch:
         self.is_full = False
 
     def add(self, position: int, item: Any) -> None:
-        """Records an item, unless its checksum could differ between processes."""
+        """Items whose checksum could differ between processes are not recorded."""
         checksum = checksum_of(item)
         if checksum is None:
             return
@@ -98,14 +92,12 @@ class SampleWatch:
 
 
 class Witness:
-    """The `SampleWatch` of each sharding filter, for one epoch in one worker."""
-
     def __init__(self, filters: Sequence[tuple[Any, str]]) -> None:
         self._filters = filters
         self._watches: dict[int, SampleWatch] = {}
 
     def watch(self, datapipe: Any, start: int) -> SampleWatch | None:
-        """Returns a new `SampleWatch` for a filter; None if the filter already has one in this epoch."""
+        """Returns None if the filter already has a `SampleWatch` in this epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
                 self._watches[number] = SampleWatch(number, source, start, datapipe.source_splits_itself)
@@ -113,16 +105,13 @@ class Witness:
         return None
 
     def notes(self) -> list[Note] | None:
-        """Returns the new notes of all filters; None if there are none."""
         notes = [note for watch in [*self._watches.values()] if (note := watch.note()) is not None]
         return notes or None
 
 
 class SampleDigest:
-    """Two running checksums of the sampled items of one source, combined in one integer.
-
-    The lower 32 bits of `checksum` cover all parts of the items. The upper 32 bits leave out floating-point numbers and
-    arrays, which random augmentation changes.
+    """The lower 32 bits of `checksum` cover all parts of the items. The upper 32 bits leave out floating-point numbers
+    and arrays, which random augmentation changes.
 
     Args:
         next: the position of the next sample.
@@ -136,7 +125,6 @@ class SampleDigest:
 
     @classmethod
     def of(cls, saved: Any) -> SampleDigest:
-        """Returns the digest for a result of `as_tuple`. Raises TypeError or ValueError if `saved` is damaged."""
         position, checksum = saved
         if type(position) is not int or type(checksum) is not int or position < 0 or not 0 <= checksum < 1 << 64:
             raise ValueError(f"the digest of a stream is {saved!r}")
@@ -146,7 +134,7 @@ class SampleDigest:
         return self.next, self.checksum
 
     def add(self, item: Any) -> None:
-        """Adds the item at the next sampled position, unless its checksum could differ between processes."""
+        """Skips an item whose checksum could differ between processes."""
         with contextlib.suppress(Exception):  # an error here must not affect the reader of the source
             plain, before = _plain(item), self.checksum
             discrete = crc32(marshal.dumps(_discrete(plain), 2), before >> 32)
@@ -158,17 +146,17 @@ class SampleDigest:
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
-        """Returns whether the checksums are equal, or cannot be compared because the numbers of samples differ."""
+        """If the numbers of samples differ, the checksums cannot be compared, so the result is True."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether two checksums have equal upper halves, so that only float numbers or arrays differ."""
+        """If only floating-point numbers or arrays differ, the upper halves are equal."""
         return one >> 32 == other >> 32
 
 
 def checksum_of(item: Any) -> int | None:
-    """Returns the checksum of an item; None if it could differ between processes."""
+    """Returns None if the checksum of the item could differ between processes."""
     try:
         return crc32(marshal.dumps(_plain(item), 2))
     except Exception:  # an error here must not affect the reader of the source
@@ -176,7 +164,6 @@ def checksum_of(item: Any) -> int | None:
 
 
 def next_sample(position: int) -> int:
-    """Returns the first sampled position that is not less than `position`."""
     sample = 0
     while sample < position:
         sample = sample_behind(sample)
@@ -184,12 +171,11 @@ def next_sample(position: int) -> int:
 
 
 def sample_behind(sample: int) -> int:
-    """Returns the sampled position that follows the sampled position `sample`."""
     return sample + max(isqrt(sample) // 3, 1)
 
 
 def _plain(item: Any) -> Any:
-    """Converts an item to data that has equal bytes in every process. Raises an error if this is not possible."""
+    """Converts an item to data that has equal bytes in every process."""
     if type(item) in _PLAIN:
         return item
     if type(item) is dict:
@@ -210,7 +196,6 @@ def _plain(item: Any) -> Any:
 
 
 def _discrete(plain: Any) -> Any:
-    """Replaces the floating-point numbers and the arrays of several elements in a result of `_plain` by None."""
     if type(plain) is list:
         return [_discrete(member) for member in plain]
     if type(plain) is tuple:  # an array: its type, shape and elements

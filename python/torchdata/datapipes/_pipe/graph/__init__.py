@@ -1,1 +1,1 @@
-"""The graph of pipes: finds the sources of each pipe without serializing, and recognizes the graph of a saved state."""
+"""Finds the sources of each pipe without serializing the pipes, and checks that a saved state belongs to the graph."""

@@ -1,8 +1,7 @@
-"""Describes a pipeline by text that is equal in every process, so that a state recognizes another pipeline.
+"""Describes a pipeline by text that is equal in every process, so that loading a state of another pipeline is detected.
 
 Role: pure functions over graphs. A fingerprint has an entry for each pipe, sources first, with the pipe's class,
-sources and arguments. Numbers and texts are stored unchanged, functions by qualified name, and data by type and shape.
-The fingerprint does not contain the iteration state. A value that may be a secret is replaced by a few digits of its
+sources and arguments, but without the iteration state. A value that may be a secret is replaced by a few digits of its
 hash, which show whether the value has changed.
 """
 
@@ -24,26 +23,22 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 __all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "require_arguments", "short_name"]
 
-#: For each pipe, a dict with its `class`, the indices of its sources (`reads`), and its `parameters`: a text by name.
+#: For each pipe, its `class`, the indices of its sources (`reads`), and its arguments as text by name (`parameters`).
 Fingerprint = list[dict[str, Any]]
 
-#: Maximum number of characters in the text of a parameter.
 _LONGEST = 200
 
-#: The batch size, which may change between two epochs.
+#: The batch size may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: Names of arguments that the loader overrides, or that do not affect the items.
+#: Arguments that the loader overrides, or that do not affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
-    """Returns the fingerprint of the graph that ends in a pipe.
-
-    Args:
-        begun: whether the graph may have been iterated. If `begun` is True, the fingerprint leaves out attributes that
-            an iteration may change: the declared state, and for user-defined pipes all attributes except functions.
-    """
+    """Args:
+    begun: whether the graph may have been iterated. If True, the fingerprint leaves out attributes that an
+        iteration may change: the declared state, and for user-defined pipes all attributes except functions."""
     graph = graph_of(datapipe)
     return [
         {
@@ -80,13 +75,12 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether a parameter may change between epochs: an adapter's setting (with a dot in its name) or the batch
-    size."""
+    """A name with a dot is a setting of an adapter, which may change between epochs."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
 def require_arguments(datapipe: Any) -> None:
-    """Raises ValueError if a built-in pipe was pickled by a release in which it lacked an argument."""
+    """A pipe that was pickled by an older release may lack an argument of this release."""
     for pipe in graph_of(datapipe) if is_pipe(datapipe) else ():
         kind = type(pipe)
         if kind.__module__.partition(".")[0] != "torchdata":
@@ -97,7 +91,6 @@ def require_arguments(datapipe: Any) -> None:
 
 
 def check_fingerprint(found: Any) -> None:
-    """Raises ValueError if a value from a loaded state does not have the form of a fingerprint."""
     if not isinstance(found, list):
         raise ValueError(f"its fingerprint is of type {type(found).__name__}")
     for number, entry in enumerate(found, 1):
@@ -113,7 +106,7 @@ def short_name(entry: Mapping[str, Any]) -> str:
     return name.rpartition(".")[2]
 
 
-#: For each class, the names of the constructor's arguments, each with the names of attributes that may store it.
+#: For each class, the constructor's arguments, each with the names of the attributes that may store the argument.
 _arguments: WeakKeyDictionary[type, list[tuple[str, tuple[str, str]]]] = WeakKeyDictionary()
 
 
@@ -124,7 +117,8 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # The arguments in `tuning` of a class do not affect the items, so they may differ when a state is loaded.
+        # The arguments that a class lists in `tuning` do not affect the items, so their values may differ from those in
+        # a loaded state.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found
@@ -132,7 +126,6 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
 
 
 def _parameters(pipe: Any, begun: bool) -> dict[str, str]:
-    """Returns, as text, the attributes that store constructor arguments and settings."""
     kind, attributes = type(pipe), vars(pipe)
     own = kind.__module__.partition(".")[0] == "torchdata"
     iterating = {state.key for state in getattr(kind, "_declared", ())} if begun else ()
@@ -152,7 +145,6 @@ def _holds_pipes(value: Any) -> bool:
 
 
 def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
-    """Describes a value by text in which secrets are replaced by a few digits of their hash."""
     words = _words(value, depth)
     if is_private(name, value) and value is not None:
         return f"{HIDDEN}{digest(name, _whole(value, words))}"
@@ -166,13 +158,11 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the text to hash for a value. This text is not shortened, even if `words`, the description of the value,
-    is."""
+    """The text to hash is not shortened, unlike `words`, which describes the value."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 
 def _words(value: Any, depth: int = 0) -> str:
-    """Describes a value by text that does not depend on the process."""
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         text = repr(value)
         return text if len(text) <= _LONGEST else f"{type(value).__name__} of length {len(value)}"  # type: ignore[arg-type]
@@ -194,7 +184,6 @@ def _words(value: Any, depth: int = 0) -> str:
 
 
 def _shape(value: Any) -> str:
-    """Describes the type and the length of data."""
     kind = _name_of(type(value))
     shape = getattr(value, "shape", None)
     if shape is not None and not isinstance(value, Mapping):
@@ -208,7 +197,7 @@ def _shape(value: Any) -> str:
 
 
 def _name_of(value: Any) -> str:
-    """Returns the qualified name of an object. The main module is `__main__`, also in spawned workers."""
+    """The main module is `__main__`, also in spawned workers."""
     module = getattr(value, "__module__", None) or "builtins"
     if module == "__mp_main__":
         module = "__main__"

@@ -1,8 +1,7 @@
-"""`Graph`: a snapshot of the pipes of a graph and their sources.
+"""Defines `Graph`, an immutable list of the pipes of a graph and their sources.
 
-Role: an immutable value. Creating a `Graph` inspects all attributes of each pipe, so code should reuse an existing
-`Graph`, unless pipes were modified or run since it was created, which may have changed their sources. This module's
-code runs in any process that has the pipes.
+Role: creating a `Graph` inspects all attributes of each pipe, so code should reuse an existing `Graph`. After pipes
+were modified or iterated, a new `Graph` is necessary, because the sources of a pipe may have changed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ class Graph:
     """The pipes of the graph that ends in `end`, and their sources, at the time of creation.
 
     Attributes:
-        end: the last pipe.
         pipes: all pipes of the graph without duplicates, with sources before their readers.
     """
 
@@ -56,11 +54,9 @@ class Graph:
         return self._index()[id(pipe)]
 
     def sources(self, pipe: Any) -> list[Any]:
-        """Returns the direct sources of a pipe of the graph, in the order of its attributes, without duplicates."""
         return self._sources[id(pipe)]
 
     def at(self, pipe: Any) -> Graph:
-        """Returns the part of this graph that ends in the given pipe."""
         if pipe is self.end:
             return self
         part = object.__new__(Graph)
@@ -69,11 +65,9 @@ class Graph:
         return part
 
     def below(self, pipes: Iterable[Any]) -> set[int]:
-        """Returns the ids of all direct and indirect sources of the given pipes."""
         return {id(pipe) for root in pipes for pipe in walk(root, self._sources) if pipe is not root}
 
     def depth_first(self) -> list[Any]:
-        """Returns each pipe once, before its sources, in depth-first order from the last pipe."""
         found: dict[int, Any] = {}
         stack = [self.end]
         while stack:
@@ -84,8 +78,7 @@ class Graph:
         return list(found.values())
 
     def breadth_first(self, exclude: Iterable[Any] = ()) -> list[Any]:
-        """Returns all pipes, each once, in breadth-first order from the last pipe. Leaves out the pipes in `exclude`
-        and all their direct and indirect sources."""
+        """Leaves out the pipes in `exclude` and all their direct and indirect sources."""
         seen = {id(pipe) for root in exclude for pipe in walk(root, self._sources)}
         found: list[Any] = []
         waiting = deque([self.end])
@@ -98,7 +91,6 @@ class Graph:
         return found
 
     def first(self, wanted: Callable[[Any], bool]) -> Any:
-        """Returns the first pipe, sources first, for which `wanted` returns True; None if there is none."""
         return next(filter(wanted, self.pipes), None)
 
 

@@ -34,7 +34,6 @@ __all__ = [
     "yielded_so_far",
 ]
 
-#: PyTorch's module that imports all its pipe classes.
 _MODULE = "torch.utils.data"
 
 _MISSING = object()
@@ -49,8 +48,6 @@ class Counterpart:
         self._module: Any = None
 
     def meet(self, ours: Any, module: Any) -> None:
-        """Registers `ours` and PyTorch's base class with each other, and adds the functional forms of `ours` to
-        PyTorch's class."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return
@@ -63,20 +60,17 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Adds a method to PyTorch's base class. An existing method is replaced only if it is the form `before`."""
+        """An existing method is replaced only if it is the form `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
             self.base.functions.setdefault(name, method)
 
     def form(self, name: str) -> Callable[..., Any] | None:
-        """Returns the method that PyTorch's base class has registered as the functional form `name`, or None."""
         found: Callable[..., Any] | None = None if self.base is None else self.base.functions.get(name)
         return found
 
     def attribute(self, datapipe: Any, name: str) -> Any:
-        """Returns an attribute that a user added to PyTorch's base class, bound to `datapipe`. Raises AttributeError if
-        the name does not exist."""
         found = _MISSING if self.base is None or name.startswith("_") else vars(self.base).get(name, _MISSING)
         if found is _MISSING:
             raise AttributeError(name)
@@ -84,9 +78,7 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """Returns PyTorch's class that joins a pipe with the torch dataset `other`, or None if `other` is a pipe or not
-        a dataset.
-        """
+        """PyTorch joins datasets by `ChainDataset` and `ConcatDataset`; None if `other` is a pipe or not a dataset."""
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
             return None
@@ -95,25 +87,17 @@ class Counterpart:
         return torchs.ChainDataset if self.name == "IterDataPipe" else torchs.ConcatDataset
 
     def hook(self, name: str) -> Callable[..., Any] | None:
-        """Returns the pickling hook of PyTorch's base class with the given name; None if there is no hook."""
         return None if self.base is None else getattr(self.base, name, None)
 
 
-#: The functions to call when torch is imported.
 _waiting: list[Callable[[Any], object]] = []
 
-#: Maps each pipe class that exists in this package and in PyTorch to the class of the other package.
 _twins: dict[Any, Any] = {}
 
 
 def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
-    """Registers pipe classes of PyTorch and of this package that have equal names with each other.
-
-    The classes are registered now if torch is imported, and otherwise when torch is imported.
-
-    Args:
-        classes: classes of this package by name. Names that PyTorch does not have are ignored.
-    """
+    """Registers the pipe classes of PyTorch and of this package that have equal names as virtual subclasses of each
+    other."""
 
     def pair(_torchs: Any) -> None:
         if package not in sys.modules:
@@ -128,10 +112,7 @@ def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
 
 
 def pair_streams_with_torch(ours: Any) -> None:
-    """Makes `isinstance` checks of PyTorch's `StreamWrapper` accept this package's `StreamWrapper`, and vice versa.
-
-    PyTorch's wrapper is not an ABC, so it becomes a real base class of this package's wrapper.
-    """
+    """PyTorch's wrapper is not an ABC, so it becomes a real base class of this package's wrapper."""
 
     def pair(_torchs: Any) -> None:
         theirs = getattr(sys.modules.get(f"{_MODULE}.datapipes.utils.common"), "StreamWrapper", None)
@@ -148,21 +129,16 @@ def _pair(theirs: Any, ours: Any) -> None:
 
 
 def twin_of(cls: type) -> Any:
-    """Returns the counterpart of a pipe class in the other package (PyTorch or this package); None if there is none."""
     return _twins.get(cls)
 
 
 def derives_from_twin(ours: type, cls: type) -> Any:
-    """Implements `__subclasshook__` of `ours`: returns whether `cls` is PyTorch's counterpart or derives from it."""
     theirs = _twins.get(ours)
     return True if theirs is not None and theirs in getattr(cls, "__mro__", ()) else NotImplemented
 
 
 def _derive(ours: Any, dataset: Any) -> None:
-    """Makes the class `dataset` a real base class of `ours`, because it is not an ABC.
-
-    Existing instances of `ours` stay valid, because `dataset` does not change their memory layout.
-    """
+    """Existing instances of `ours` stay valid, because `dataset` does not change their memory layout."""
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:
             ours.__bases__ = (*ours.__bases__[:-1], dataset, *ours.__bases__[-1:])  # the last base is Generic
@@ -175,8 +151,6 @@ def _derive(ours: Any, dataset: Any) -> None:
 
 
 def meet_torch(*bases: Any) -> None:
-    """Registers this package's base classes with PyTorch's base classes, now or when torch is imported."""
-
     def meet(module: Any) -> None:
         for ours in bases:
             ours.counterpart.meet(ours, module)
@@ -187,7 +161,6 @@ def meet_torch(*bases: Any) -> None:
 
 
 def _when_imported(call: Callable[[Any], object]) -> None:
-    """Calls `call` with the module `torch.utils.data`: now if it is imported, and otherwise when it is imported."""
     loaded = sys.modules.get(_MODULE)
     if loaded is not None and hasattr(loaded, "DataLoader"):  # if the name is missing, the import is still in progress
         call(loaded)
@@ -202,7 +175,6 @@ def _call_all(module: Any) -> None:
 
 
 def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
-    """Makes PyTorch's decorator accept classes of this package."""
     of_torch = decorator.__call__
 
     @functools.wraps(of_torch)
@@ -217,8 +189,8 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def yielded_so_far(datapipe: Any) -> int | None:
-    """Returns the number of items that the running or the last iteration of a PyTorch pipe has yielded; None before the
-    first iteration. Raises TypeError for a random pipe, because its seed is unknown."""
+    """Returns None if the PyTorch pipe has never been iterated. Raises TypeError for a random pipe, because its seed is
+    unknown."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "
@@ -229,7 +201,7 @@ def yielded_so_far(datapipe: Any) -> int | None:
 
 
 def note_passes_of_torchs(note: Callable[[Any], None]) -> None:
-    """Makes PyTorch call `note` with each of its pipes when a pass of the pipe begins.
+    """Makes PyTorch call `note` with each of its pipes whenever an iteration of the pipe begins.
 
     If the `__iter__` of a pipe is not a generator function, the pipe may read its sources before `note` is called.
     """

@@ -1,7 +1,7 @@
 """Finds the pipes that a pipe reads from, without serializing anything.
 
-Role: the sources of a pipe are the pipes that are the values of its attributes, or members of (nested) containers in
-its attributes. To limit its cost, the search inspects at most `LARGEST_STRUCTURE` members per attribute.
+Role: the sources of a pipe are the pipes in its attributes, either directly or in (nested) containers. To limit its
+cost, the search inspects at most `LARGEST_STRUCTURE` members per attribute.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-#: The maximum number of members of containers that the search inspects per attribute. A container is not searched if
-#: its members would exceed this number.
+#: A container is not searched if its members would exceed this number.
 LARGEST_STRUCTURE = 4096
 
-#: The search counts each nested container as this many members, because a container costs more than a member.
+#: A nested container counts as this many members, because inspecting a container is slower than inspecting a member.
 OPENING = 8
 
-#: `IterDataPipe` and `MapDataPipe`. They register themselves, because this module cannot import their module.
+#: `IterDataPipe` and `MapDataPipe` register themselves here, because importing their module would be circular.
 _pipes: tuple[type, ...] = ()
 
-#: Whether a class was registered as a virtual subclass of a pipe class.
 _has_virtual = False
 
-#: The result of `abc.get_cache_token`, which changes when a virtual subclass is registered.
+#: The last result of `abc.get_cache_token`, which changes when a virtual subclass is registered.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -35,14 +33,12 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
 def know_bases(*bases: type) -> None:
-    """Registers the base classes of all pipes."""
     global _pipes
     _pipes = bases
     _role.cache_clear()
 
 
 def know_virtual() -> None:
-    """Called when a virtual subclass of a pipe class is registered."""
     global _has_virtual
     _has_virtual = True
 
@@ -61,14 +57,13 @@ def is_pipe(obj: Any) -> bool:
 
 @lru_cache(maxsize=1024)  # graphs are searched several times per epoch, and `issubclass` of the pipe bases is slow
 def _role(kind: type) -> Role | None:
-    """Returns whether objects of a type are pipes or containers; None for data, which is not searched."""
     if _is_pipe_class(kind):
         return "pipe"
     return "container" if issubclass(kind, _CONTAINERS) else None
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Returns whether objects of the type are pipes. `issubclass` is slow, because it also asks every subclass."""
+    """`issubclass` is slow, because it also asks every subclass."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True
@@ -76,7 +71,6 @@ def _is_pipe_class(kind: type) -> bool:
 
 
 def _clear_roles() -> None:
-    """Clears the cache of `_role` if a virtual subclass has been registered since the last call."""
     global _registered
     if _registered != (registered := get_cache_token()):
         _registered = registered
@@ -91,7 +85,7 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Branches with few containers are searched first, so that a large structure of data does not use up the allowed
+    Small containers are searched before large ones, so that a large structure of data does not use up the allowed
     number of members before a pipe in a small container is found.
     """
     _clear_roles()
@@ -128,7 +122,6 @@ def pipes_in(value: Any) -> list[Any]:
 
 
 def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
-    """Returns the pipes in `value`, from left to right and depth first. `opened`: the searched containers by id."""
     found = []
     stack = [value]
     while stack:
@@ -141,7 +134,6 @@ def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
 
 
 def sources_of(datapipe: Any) -> list[Any]:
-    """Returns the direct sources of `datapipe`, in the order of its attributes, without duplicates."""
     _clear_roles()
     found: dict[int, Any] = {}
     skipped = getattr(type(datapipe), "item_attributes", ())
@@ -156,8 +148,8 @@ def sources_of(datapipe: Any) -> list[Any]:
 
 
 def walk(datapipe: Any, known: dict[int, list[Any]] | None = None) -> list[Any]:
-    """Returns all pipes of the graph that ends in `datapipe` without duplicates, sources before their readers. `known`
-    is a cache of the sources of pipes, by the pipe's id."""
+    """Returns all pipes of the graph that ends in `datapipe`, sources before their readers. `known` caches the sources
+    of pipes, by the pipe's id."""
     known = {} if known is None else known
     done: dict[int, Any] = {}
     opened: set[int] = set()

@@ -16,11 +16,8 @@ CHUNK_SIZE = 16_384
 
 
 class ChunkedList:
-    """A list that is divided into chunks.
-
-    `pop` returns the item that `list.pop` would return, but moves only the later items of one chunk. By `list.pop`,
-    removing a million items in random order would take minutes.
-    """
+    """`pop` moves only the later items of one chunk, whereas removing a million items in random order by `list.pop`
+    would take minutes."""
 
     def __init__(self, items: list[Any]) -> None:
         self._chunks = [items[begin : begin + CHUNK_SIZE] for begin in range(0, len(items), CHUNK_SIZE)]
@@ -32,7 +29,6 @@ class ChunkedList:
         return chain.from_iterable(self._chunks)
 
     def pop(self, index: int) -> Any:
-        """Removes and returns the item at `index`, which must be at least 0 and below the length."""
         for number, chunk in enumerate(self._chunks):
             if index < len(chunk):
                 item = chunk.pop(index)

@@ -2,8 +2,7 @@
 
 Role: a pipe declares each attribute of its iteration state in its class, `_left: int = state(0)`. `IterDataPipe`
 derives `reset`, the attributes that copies include, `item_attributes`, `state_dict` and `load_state_dict` from the
-declarations. The number of yielded items is not declared, because the pipe's `IterationToken` contains it. A pipe
-without state sets `iteration_state = ()`.
+declarations. A pipe without state sets `iteration_state = ()`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "
 
 _MISSING: Any = object()
 
-#: The limit for numbers of items in a loaded state.
+#: Larger numbers of items in a loaded state are rejected.
 MOST_ITEMS = 1 << 62
 
 
@@ -100,8 +99,6 @@ def random_state(*, lasts: bool = False) -> Any:
 
 @dataclass(slots=True, eq=False)
 class DeclaredState:
-    """The declaration of one attribute of the iteration state; the result of `state`, with the arguments of `state`."""
-
     begins: Any = None
     items: bool = False
     copied: bool = False
@@ -120,7 +117,6 @@ class DeclaredState:
         setattr(datapipe, self.name, self.beginning())
 
     def dump(self, datapipe: Any) -> Any:
-        """Returns the value of the attribute as a saved state contains it."""
         value = datapipe.__dict__.get(self.name, _MISSING)
         if value is _MISSING:
             value = self.beginning()
@@ -132,11 +128,8 @@ class DeclaredState:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Checks the type of a value from a loaded state, and that an integer is a possible number of items.
-
-        Raises TypeError for another type, and LookupError for an integer out of range. If the initial value is None, a
-        tuple, or the result of a function, the value is not checked.
-        """
+        """Raises TypeError for a wrong type, and LookupError for an integer that cannot be a number of items. If the
+        initial value is None, a tuple, or the result of a function, the value is not checked."""
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
         if kind in (bool, int, list, dict) and not isinstance(value, kind):
@@ -146,8 +139,6 @@ class DeclaredState:
 
 
 class RandomState(DeclaredState):
-    """The result of `random_state`."""
-
     __slots__ = ()
 
     def reset(self, datapipe: Any) -> None:
@@ -162,10 +153,8 @@ class RandomState(DeclaredState):
 
 
 def declare(cls: Any) -> tuple[DeclaredState, ...]:
-    """Returns the declarations of a pipe class and its base classes. Declarations of the class take precedence.
-
-    Also replaces each declaration in the class by the initial value of the attribute.
-    """
+    """Returns the declarations of a pipe class and its base classes. Each declaration in the class is replaced by the
+    initial value of the attribute."""
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):
         # The declared names also replace the `iteration_state` of a mixin among the base classes.
@@ -186,18 +175,16 @@ def _of(cls: type) -> tuple[DeclaredState, ...]:
 
 
 def _state_dict(self: Any) -> dict[str, Any]:
-    """Returns the declared iteration state."""
     declared: dict[str, Any] = self._declared_state()
     return declared
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Loads a saved iteration state. The pipe takes ownership of the contents of `state_dict`."""
+    """The pipe takes ownership of the contents of `state_dict`."""
     self._load_declared(state_dict)
 
 
 _state_dict.__name__ = _state_dict.__qualname__ = "state_dict"
 _load_state_dict.__name__ = _load_state_dict.__qualname__ = "load_state_dict"
 
-#: The methods that are added to a class with declared state, unless the class or a base class defines them.
 DERIVED = {"state_dict": _state_dict, "load_state_dict": _load_state_dict}

@@ -1,13 +1,12 @@
 """Saves and loads the global random generators of `random`, NumPy and torch in this process.
 
 Role: a saved state of a graph includes the states of these generators, because user functions may draw numbers from
-them. This module's code runs in the process that owns the generators.
+them.
 
 When an epoch begins, a worker process seeds the generators of the imported libraries. If a user function imports NumPy
 or torch later, the new generator would be seeded from the system's entropy, so the run could not be reproduced. To
 prevent this, a generator is seeded right after the import, before the importing code continues. States contain the
-seeds of libraries that are not imported yet. A process that loads such a state, and has already imported a library,
-seeds its generator when it loads the state.
+seeds of libraries that are not imported yet.
 """
 
 from __future__ import annotations
@@ -114,17 +113,16 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
     "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
 }
 
-#: The seeds of modules that are not imported yet, by the full names of the modules. Each shard of a process has such a
-#: dict.
+#: The seeds of modules that are not imported yet, by full module name. Each shard of a process has such a dict.
 awaited: dict[str, int] = {}
 
 
 def seed_when_imported(seeds: Mapping[str, int]) -> None:
-    """Makes the generators of modules receive seeds once, right after the modules are imported.
+    """Seeds the generators of modules once, right after the modules are imported.
 
     Args:
-        seeds: the seeds of modules that are not loaded, by full module name ("torch", "numpy.random"). The mapping
-            replaces the seeds of the previous epoch, so an empty mapping only removes the previous seeds.
+        seeds: the seeds by full module name ("torch", "numpy.random"). This mapping replaces the seeds of the previous
+            epoch, so an empty mapping only removes them.
     """
     global awaited
     awaited = dict(seeds)
@@ -132,7 +130,6 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
-    """Seeds several modules: imported modules now, and other modules right after their import."""
     seed_when_imported({name: seed for name, seed in seeds.items() if name not in sys.modules})
     for name, seed in seeds.items():
         if name in sys.modules:
@@ -140,8 +137,7 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Sets `awaited` to the dict of the shard that runs next. A module that another shard has imported is seeded
-    now."""
+    """Sets `awaited` to the dict of the shard that runs next, and seeds modules that another shard has imported."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

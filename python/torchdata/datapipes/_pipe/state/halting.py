@@ -1,9 +1,9 @@
-"""Makes threads that read ahead pause in a replayed pass, after as many items as in the original pass.
+"""Pauses threads that read ahead in a replayed iteration, after as many items as in the original iteration.
 
 Role: user functions may draw numbers from the global random generators. If a pipe reads ahead in a thread, the
-functions of earlier pipes have drawn numbers for items that the thread has read and the consumer has not. A replay must
-draw the numbers that the original pass drew, so each thread must read exactly as many items as it had read when the
-state was saved. After the replay, the random generators are set to their saved states.
+functions of earlier pipes have already drawn numbers for the items in the thread's buffer. A replay must draw the
+numbers that the original iteration drew, so each thread must read exactly as many items as it had read when the state
+was saved.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["Halt", "Halts", "Lead", "await_beginning", "beginning_unread"]
 
 
-#: Seconds between two checks of a paused thread whether the consumer is waiting for an item.
+#: A paused thread checks at this interval, in seconds, whether the consumer is waiting for an item.
 _LOOK = 0.02
 
-#: The flag that the thread of a new pass waits for before it reads. The flag is set, except within `beginning_unread`.
+#: The thread of a new iteration waits for this flag before it reads. Only `beginning_unread` clears the flag.
 _may_begin = Latch()
 _may_begin.set()
 
 
 @contextmanager
 def beginning_unread() -> Iterator[None]:
-    """Within this context, a thread of a new pass reads its first item only when the consumer requests an item."""
+    """Within this context, a thread of a new iteration reads its first item only when the consumer requests an item."""
     global _may_begin
     flag = Latch()
     try:
@@ -42,7 +42,6 @@ def beginning_unread() -> Iterator[None]:
 
 
 def await_beginning(queue: ReadAheadQueue) -> None:
-    """Makes the thread of a pass wait until it may read its first item."""
     flag = _may_begin
     while not flag.wait(_LOOK) and not queue.is_awaited and not queue.closed:
         pass
@@ -52,8 +51,8 @@ class Lead(NamedTuple):
     """How far a thread had read ahead when a state was saved.
 
     Args:
-        passes: the number of passes that the pipe had begun since the beginning of the pass to replay.
-        items: the number of items that the thread had read in the last of these passes.
+        passes: the number of iterations that the pipe had begun since the beginning of the iteration to replay.
+        items: the number of items that the thread had read in the last of these iterations.
         is_over: whether the source had ended or failed.
     """
 
@@ -66,28 +65,26 @@ class Halt:
     """A position at which a thread pauses until `release` is called.
 
     Args:
-        number: the number of the pass in which the thread pauses, as the pipe counts passes.
+        number: the number of the pipe's iteration in which the thread pauses.
         ahead: how far the thread reads before it pauses.
     """
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the thread had reached the end of the source, it also makes the request that detects this end.
+        # If the thread had reached the end of the source, it must also repeat the request that detected this end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
-        #: The queue of the pass; None before the pass begins. `_capacity`: its capacity before `begin`.
+        #: The queue of the iteration; None before the iteration begins. `_capacity` is its capacity before `begin`.
         self._queue: ReadAheadQueue | None = None
         self._capacity = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether the thread no longer pauses."""
         return self._may_continue.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Records that the pass begins. Until `release`, the capacity of the queue is at least the number of items that
-        the thread must read, because the queue may have been larger when the state was saved.
-        """
+        """Until `release`, the capacity of the queue is at least the number of items that the thread must read, because
+        the queue may have been larger when the state was saved."""
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
@@ -108,11 +105,10 @@ class Halt:
             self._reached.set()
 
     def end(self) -> None:
-        """Records that the thread has ended, so that `wait` returns."""
         self._reached.set()
 
     def wait(self) -> None:
-        """Waits until the thread has read as many items as `ahead` specifies, if the pass has begun."""
+        """Waits until the thread has read as many items as `ahead` specifies, if the iteration has begun."""
         if self._queue is not None:
             self._reached.wait()
 
@@ -123,8 +119,6 @@ class Halt:
 
 
 class Halts:
-    """A `Halt` for each pipe of a replayed graph whose thread had read ahead."""
-
     def __init__(self, entries: Iterable[tuple[Any, PipeEntry]]) -> None:
         self._halts = [(pipe, pipe._halt_at(Lead(*one.ahead))) for pipe, one in entries if one.ahead is not None]
 
@@ -133,7 +127,7 @@ class Halts:
             halt.wait()
 
     def release(self) -> None:
-        """Lets all paused threads continue, after a successful or a failed replay."""
+        """Called after a successful or a failed replay."""
         for pipe, halt in self._halts:
             pipe._halt = None
             halt.release()

@@ -1,7 +1,7 @@
 """The interface through which the code for graphs, states and loaders queries a pipe, with a default for each query.
 
 Role: each pipe class overrides the attributes and methods whose defaults are wrong for it, so that callers need not
-know the class of a pipe. This module's code runs in the process of the pipe.
+know the class of a pipe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["PipeHooks", "depth_of", "hooks_of"]
 
 
 class PipeHooks:
-    """The queries that a pipe answers. The defaults are correct for a pipe that reads its sources in `__iter__`.
+    """The defaults are correct for a pipe that reads its sources in `__iter__`.
 
     Authors of pipes may override public names.
     """
@@ -30,8 +30,8 @@ class PipeHooks:
     #: Whether `len` must read items.
     _length_reads_items: ClassVar[bool] = False
 
-    #: Whether a pass of the pipe begins passes of its sources. This attribute is False for the children of a split,
-    #: because their main pipe begins the passes of the source.
+    #: Whether an iteration of the pipe begins iterations of its sources. The value is False for the children of a
+    #: split, because their shared pipe begins the iterations of the source.
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:
@@ -44,21 +44,21 @@ class PipeHooks:
     # -- reading relations -------------------------------------------------------------------------
 
     def _sources_in_use(self) -> list[Any] | None:
-        """Returns the sources from which the running pass will read further items; None means all sources."""
+        """Returns the sources from which the running iteration will read further items; None means all sources."""
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether the running pass of this pipe reads the running pass of `source`. None means that the order
-        in which the passes began decides."""
+        """Returns whether the running iteration of this pipe reads the running iteration of `source`. None means that
+        the order in which the iterations began decides."""
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether a running pass of this pipe can continue before all pipes that read it have begun."""
+        """Returns whether a running iteration of this pipe can continue before all pipes that read it have begun."""
         return False
 
     def _entries_of_sources(self) -> dict[int, PipeEntry]:
         """Returns the entries of the pipe's direct and indirect sources, by the ids of the sources, if other pipes are
-        read instead of these sources. The result is empty if the sources themselves are read."""
+        read instead of these sources; otherwise an empty dict."""
         return {}
 
     #: Whether a call of `__iter__` after a skipped exception resumes from the pipe's declared state.
@@ -75,38 +75,34 @@ class PipeHooks:
         return nullcontext()
 
     def _threads_at_work(self) -> Work | None:
-        """Returns an object that ends the threads of this pipe in this process; None if the pipe has no threads."""
         return None
 
     def _may_have_threads(self) -> bool:
-        """Returns whether threads of this pipe may read its sources."""
         return type(self)._threads_at_work is not PipeHooks._threads_at_work
 
     def _passes_begun(self) -> int | None:
-        """Returns the number of passes that have begun; None if the pipe does not read ahead in a thread."""
+        """Returns the number of iterations that have begun; None if the pipe does not read ahead in a thread."""
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read ahead; None without a thread, or if no pass followed the first
-        `passes`."""
+        """Returns how far the pipe's thread has read ahead; None without a thread, or if no iteration followed the
+        first `passes` iterations."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the thread pause in a later pass after it has read as far as `ahead`. Called only for pipes that read
-        ahead in a thread."""
+        """Makes the thread pause in a later iteration after it has read as far as `ahead`. Called only for pipes that
+        read ahead in a thread."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 
-#: Answers the queries for PyTorch's pipes, which do not derive from `PipeHooks`.
 _DEFAULTS = PipeHooks()
 
 
 def hooks_of(pipe: Any) -> PipeHooks:
-    """Returns the object that answers the queries for a pipe: the pipe itself, or `_DEFAULTS` for PyTorch's pipes."""
+    """PyTorch's pipes do not derive from `PipeHooks`, so the defaults answer for them."""
     return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS
 
 
 def depth_of(kind: type, name: str) -> int:
-    """Returns the position, in the method resolution order of a class, of the first class that defines `name`."""
     classes = kind.__mro__
     return next((depth for depth, cls in enumerate(classes) if name in vars(cls)), len(classes))

@@ -1,12 +1,12 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
-Role: a *pass* is one iteration of one pipe. This module maintains the `PassRecord` of each pipe. If a pass of the pipe
-must be replayed in order to resume, its record contains the states of the pipe and of all its sources at the beginning
-of the pass. This module's code runs in the process and thread that iterates the pipe.
+Role: a *pass* is one iteration of one pipe, and this module maintains the `PassRecord` of each pipe. If a pass of the
+pipe must be replayed in order to resume, its record contains the states of the pipe and of all its sources at the
+beginning of the pass.
 
 A counter increases whenever a pass begins, so that the starts of two passes can be compared. If the latest pass of a
 source began after the running pass of the pipe that reads the source, the source's pass belongs to the running pass.
-Otherwise, the source's pass belongs to an earlier pass of a reader.
+Otherwise, it belongs to an earlier pass of the reader.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ _tick = count(1).__next__
 
 
 def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
-    """Returns the state of a graph at the beginning of a pass of its last pipe."""
     pipe = graph.end
     own = None if loaded is None else with_pending(pipe, record_of(pipe), loaded)
     generators = save_generators()
@@ -71,7 +70,8 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the entry of a pipe without a running pass, and the pipe's state if the entry does not contain it yet."""
+    """Returns the entry of a pipe that is not being iterated, and the pipe's state if the entry does not contain it
+    yet."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
@@ -93,9 +93,9 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
 
 
 def _keeps_state_between(pipe: Any) -> bool:
-    """Returns whether the state of a user-defined pipe between two passes can be loaded into a copy.
+    """Returns whether the state of a user-defined pipe between two iterations can be loaded into a copy.
 
-    A pipe that does not define `reset` would resume a pass from such a state instead.
+    A pipe without `reset` would resume an iteration from such a state instead of starting a new one.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -131,7 +131,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
-    """Yields the items of `iterator`, and records the end of the pass, which PyTorch does not report."""
+    """PyTorch does not report the end of an iteration."""
     yield from iterator
     record_of(datapipe).ended = True
 
@@ -144,10 +144,10 @@ def _note_pass(datapipe: Any) -> None:
 
 
 def _record_pass(datapipe: Any) -> None:
-    """Called by PyTorch at the first item of a pass: records the pass, unless `iterate` has recorded it."""
+    """Called by PyTorch at the first item of an iteration."""
     record = record_of(datapipe)
     if record.asked == datapipe._valid_iterator_id:
-        return  # the pass is already recorded
+        return  # the iteration is already recorded
     if _tells_beginning(datapipe):
         _note_pass(datapipe)
     else:
@@ -155,7 +155,6 @@ def _record_pass(datapipe: Any) -> None:
 
 
 def _tells_beginning(datapipe: Any) -> bool:
-    """Returns whether PyTorch calls `_record_pass` before the pipe begins to read its sources."""
     return inspect.isgeneratorfunction(inspect.unwrap(type(datapipe).__iter__))
 
 
@@ -166,7 +165,7 @@ def awaits_iteration(datapipe: Any) -> bool:
 
 
 def beginning_of(datapipe: Any) -> Beginning | None:
-    """Returns the recorded states of a pipe and its sources at the beginning of the running pass, or None."""
+    """Returns the recorded states of a pipe and its sources at the beginning of the running iteration, or None."""
     beginning = record_of(datapipe).beginning
     if beginning is None or not is_torchs(datapipe):
         return beginning
@@ -195,10 +194,11 @@ def perhaps_over(datapipe: Any) -> TypeError:
 
 
 def may_be_over(datapipe: Any) -> bool:
-    """Returns whether the latest pass of a PyTorch pipe may have ended.
+    """Returns whether the latest iteration of a PyTorch pipe may have ended.
 
-    PyTorch does not report the end of a pass, and reports the next pass only at its first item. Therefore, unless
-    `iterate` began the pass, the result is True once a source has ended, or once `len(pipe)` items were yielded.
+    PyTorch does not report the end of an iteration, and reports the next iteration only at its first item. Therefore,
+    unless `iterate` began the iteration, the result is True once a source has ended, or once `len(pipe)` items were
+    yielded.
     """
     if record_of(datapipe).tells_end:
         return False
@@ -221,8 +221,6 @@ def may_be_over(datapipe: Any) -> bool:
 
 
 def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
-    """Makes the next iteration of a PyTorch pipe start from the beginning and drop `entry.drop` items."""
-
     def begin() -> Iterator[Any]:
         if not _tells_beginning(datapipe):
             raise unnoticed(datapipe)
@@ -237,7 +235,7 @@ def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
 
 
 def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
-    """Makes the next iteration of a PyTorch pipe yield the items of `begin()`. None restores ordinary iterations."""
+    """None restores ordinary iterations."""
 
     def once_asked() -> Iterator[Any]:  # starts with the first request, after the sources were restored
         if begin is not None:
@@ -247,7 +245,6 @@ def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> N
 
 
 def _repeated_pass(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
-    """Repeats the pass of a PyTorch pipe up to the saved position, and returns the iterator of the pass."""
     moved = None if entry.generators is None else save_generators()
     beginning = record_of(datapipe).beginning
     halts = Halts([] if beginning is None else beginning.entries())
@@ -278,7 +275,6 @@ def can_reset(kind: type) -> bool:
 
 
 def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
-    """Returns `entry`, updated by the seeds in the pipe's record."""
     if record.seed is None and not record.seeded:
         return entry
     seed = entry.seed if record.seed is None else record.seed
@@ -286,7 +282,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns the entry `loaded`, updated by the seeds and other settings of the pipe that were set after loading."""
+    """Settings that were made after loading, such as seeds, take precedence over the settings in `loaded`."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -303,11 +299,11 @@ def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
 
 
 def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
-    """Begins a pass of a pipe, and invalidates the iterators of its earlier passes.
+    """Begins an iteration of a pipe, and invalidates the iterators of its earlier iterations.
 
     Returns:
         A tuple: the number of the new iterator, whether the iterator resumes from a loaded state, the number of items
-            that the iterator must drop, and whether the pass ends after these items.
+            that the iterator must drop, and whether the iteration ends after these items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
@@ -329,21 +325,21 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # The states that were loaded into the sources belong to the pass that the loaded state would have resumed.
+        # The states that were loaded into the sources belong to the iteration that the loaded state would have resumed.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
 
 
 def pending_seed(datapipe: Any) -> Any:
-    """Returns the seed that was set for a pipe's next pass; for a user-defined pipe, the last seed."""
+    """Returns the seed that was set for a pipe's next iteration; for a user-defined pipe, the last seed."""
     if any(state.name == "_seed" for state in type(datapipe)._declared):
         return datapipe._seed
     return record_of(datapipe).seed
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """After a replay, sets the seeds that loaded states contain for the next passes of pipes."""
+    """After a replay, sets the seeds that loaded states contain for the next iterations of pipes."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
@@ -370,12 +366,12 @@ def _note_growth(record: PassRecord, beginning: Beginning) -> None:
 
 
 def _find_replayed(graph: Graph) -> None:
-    """Sets `watches` for each pipe of a graph: whether the pipe or one of its sources must be replayed."""
+    """Sets `watches` of each pipe to whether the pipe or one of its sources must be replayed."""
     found: dict[int, bool | None] = {}
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means unknown. This happens if the graph has a cycle, so that a source follows this pipe in the graph.
+        # None means unknown, because in a graph with a cycle, a source may follow this pipe.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -383,7 +379,6 @@ def _find_replayed(graph: Graph) -> None:
         record_of(graph.end).watches = any(is_iter_pipe(pipe) and not is_restorable(pipe) for pipe in graph)
 
 
-#: The results of `is_restorable`, by class.
 _restorable: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
@@ -423,7 +418,7 @@ def _covers(kind: type) -> bool:
 
 
 def is_torchs(datapipe: Any) -> bool:
-    """Returns whether a pipe is an iterable-style PyTorch pipe, which does not have an `IterationToken`."""
+    """Only iterable-style pipes of PyTorch lack an `IterationToken`."""
     return iter_base() not in type(datapipe).__mro__ and is_iter_pipe(datapipe)
 
 
@@ -451,7 +446,7 @@ def forget_state(*datapipes: Any) -> None:
 
 
 def forget_below(datapipe: Any) -> None:
-    """Drops the states that were loaded into the sources of a pipe, if the pipe begins the passes of these sources.
+    """Drops the states that were loaded into the sources of a pipe, if the pipe begins the iterations of these sources.
 
     The source that the children of a `fork` share keeps its loaded state, because another child may resume from it.
     """
@@ -475,7 +470,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # Instead of the replay that the loaded state requires, the next iteration begins with the entry `left`.
+        # The loaded state requires a replay, which the next iteration, started from the entry `left`, replaces.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -492,7 +487,6 @@ def _forget(pipe: Any) -> None:
 
 
 def load_entry(pipe: Any, entry: PipeEntry) -> None:
-    """Loads an entry into a pipe."""
     if is_torchs(pipe):
         _replay_torchs(pipe, entry)
         return
@@ -520,12 +514,11 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
 
 
 def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
-    """Loads `state` into `pipe` by its method `take`. For a pipe of this package, first checks the state."""
     if not type(pipe).__module__.startswith("torchdata."):
         take(state)
         return
     with explaining_damage(name_of(pipe)):
-        # Invalid values raise an error here, when the state is loaded, rather than in the middle of an iteration.
+        # Invalid values raise an error when the state is loaded, rather than in the middle of an iteration.
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])

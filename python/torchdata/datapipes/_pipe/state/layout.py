@@ -1,7 +1,7 @@
 """Defines the layout of graph states, and validates states.
 
-Role: this module has only pure functions. Because a state may be damaged or malicious, the numbers in it are checked
-before they are used. The value under `state` in the entry of a pipe is checked by the pipe itself.
+Role: because a state may be damaged or malicious, the numbers in it are checked before they are used. The value under
+`state` in the entry of a pipe is checked by the pipe itself.
 """
 
 from __future__ import annotations
@@ -26,16 +26,13 @@ __all__ = [
     "parse_graph",
 ]
 
-#: The version of the layout of graph states.
 STATE_VERSION = 3
 
-#: The maximum number of values in a state. `checksum` raises an error for a state with more values.
 _PARTS = 1 << 20
 
 #: A list or tuple that contains only values of these types counts as one value in a checksum.
 _FLAT = frozenset({NoneType, bool, int, float, str})
 
-#: The number of 32-bit words in the state of Python's random generator.
 _WORDS = 625
 
 
@@ -44,27 +41,26 @@ class PipeEntry(NamedTuple):
 
     Args:
         type: the name of the pipe's class.
-        restores: whether the next iteration of the pipe resumes a pass, which may already have yielded all its items.
-            If `restores` is False, the next iteration starts from the beginning.
-        yielded: the number of items that the pass to resume has yielded.
-        finished: whether the pass has yielded its last item.
-        state: the pipe's declared state. If `restores` is False, it contains only the values that are kept from one
-            pass to the next, including the seed for the next pass.
-        seed: the argument for `set_seed` of a pipe of a user-defined class.
+        restores: whether the next iteration of the pipe resumes, instead of starting from the beginning.
+        yielded: the number of items that the iteration to resume has yielded.
+        finished: whether the iteration has yielded its last item.
+        state: the pipe's declared state. If `restores` is False, it contains only the values that are kept between
+            iterations, including the seed for the next iteration.
+        seed: the argument for `set_seed` of a user-defined pipe.
         follows: whether the pipe derives each seed from its previous seed, as in a graph that `set_graph_random_seed`
-            has seeded. If `follows` is False, the pipe draws its seeds from the global random generators.
+            has seeded; otherwise, it draws its seeds from the global random generators.
         skipped: the number of items that `on_error` has skipped after exceptions of this pipe, by class of exception.
-        later: the seed for the next pass, which is set when the replay is complete.
-        drop: the number of items to drop at the beginning of the pass, if the pipe is *replayed* because it has no
+        later: the seed for the next iteration, which is set when the replay is complete.
+        drop: the number of items to drop at the beginning of the iteration, if the pipe is *replayed* because it has no
             declared state. In a replay, the pipe and its sources begin with the states that they had at the beginning
-            of the saved pass, and drop items up to the saved position, or to the end if `finished` is True.
-        seconds: the seconds from the beginning of the saved pass until the state was saved.
+            of the saved iteration, and drop items up to the saved position, or to the end if `finished` is True.
+        seconds: the seconds from the beginning of the saved iteration until the state was saved.
         generators: the states that the global random generators receive for the replay. After the replay, the
             generators are set back to the states that they had before.
         ahead: how far the pipe's thread must read ahead in the replay (see `Lead`).
-        left: the entry for the pass that follows if the resumed pass is abandoned.
-        given: a 1-tuple with the seed for the next pass at the time of loading. If the pipe has another seed later,
-            this seed was set after loading.
+        left: the entry for the next iteration if the resumed iteration is abandoned.
+        given: a 1-tuple with the seed for the next iteration at the time of loading. If the pipe has another seed
+            later, this seed was set after loading.
     """
 
     type: str
@@ -84,14 +80,11 @@ class PipeEntry(NamedTuple):
     given: tuple[Any] | None = None
 
 
-#: The fields of `PipeEntry` that `dump_entry` leaves out if they are None.
 _OPTIONAL = PipeEntry._fields[3:-2]
-#: The fields in `_OPTIONAL` that are None in most entries.
 _RARE = _OPTIONAL[2:]
 
 
 def dump_entry(entry: PipeEntry) -> dict[str, Any]:
-    """Converts an entry to a dict of plain data."""
     of_class, restores, yielded, finished, state, *rare = entry
     plain: dict[str, Any] = {"type": of_class, "how": "restore" if restores else "begin"}
     if restores:
@@ -115,8 +108,8 @@ def dump_graph(entries: Iterable[PipeEntry]) -> dict[str, Any]:
 
 
 def parse_graph(state: Any, allow_pickle: bool = True) -> list[PipeEntry]:
-    """Returns the entries in the state of a graph. Raises a ValueError that names the pipe and the field if a field is
-    invalid, or if `allow_pickle` is False and the state of a pipe contains a pickled value."""
+    """Raises a ValueError that names the pipe and the field if a field is invalid, or if `allow_pickle` is False and
+    the state of a pipe contains a pickled value."""
     version = state.get("version") if isinstance(state, dict) else state
     if version != STATE_VERSION or type(version) is not int:
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
@@ -177,7 +170,6 @@ def checksums_of(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_checksums(state: dict[str, Any]) -> None:
-    """Raises a ValueError that names the pipe if a part of a graph's state has changed since the state was saved."""
     expected = state["checksums"]
     sums = expected.get("pipes") if isinstance(expected, dict) else None
     if not isinstance(sums, list) or len(sums) != len(state["pipes"]):
@@ -196,8 +188,8 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """Returns the CRC-32 of plain data. Raises ValueError if the data consists of more than `_PARTS` values, for
-    example because a list contains another list many times."""
+    """Returns the CRC-32 of plain data. Raises ValueError for more than `_PARTS` values, for example because a list
+    contains another list many times."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()
@@ -222,7 +214,7 @@ def checksum(value: Any) -> int:
 
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
-    """Context in which an error in loading a pipe's state becomes a ValueError that reports a damaged state."""
+    """An error within this context becomes a ValueError that reports a damaged state."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:

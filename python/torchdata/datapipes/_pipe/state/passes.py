@@ -1,6 +1,6 @@
-"""Reads a pipe in one pass after another, and restores a position in a pass, for loaders that read any iterable.
+"""Iterates over a pipe repeatedly, and restores a position in an iteration, for loaders that read any iterable.
 
-Role: adapts a pipe to the interface of `torchdata.nodes.Stateful`. This module's code runs where the pipe is read.
+Role: adapts a pipe to the interface of `torchdata.nodes.Stateful`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ __all__ = ["PipePasses"]
 
 
 class PipePasses:
-    """Each iteration of this object is a new pass over the pipe, except for the first iteration after a state was
-    loaded, which resumes a pass."""
+    """Each iteration of this object starts the pipe from the beginning, except for the first iteration after a state
+    was loaded, which resumes."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
@@ -30,4 +30,4 @@ class PipePasses:
         return iterate(self.pipe)
 
     def _prepare(self) -> None:
-        """Prepares the pipe for a new pass, for example by setting its seeds."""
+        """Prepares the pipe for a new iteration, for example by setting its seeds."""

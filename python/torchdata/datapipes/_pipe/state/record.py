@@ -1,7 +1,7 @@
-"""Stores two objects in the `__dict__` of each pipe: a token, which distinguishes iterations, and a *record*.
+"""Stores two objects in the `__dict__` of each pipe: a token, which distinguishes iterations, and a `PassRecord`, which
+describes the current iteration.
 
-Role: the modules `iteration` and `state` store data about the current pass of each pipe in these objects. This module's
-code runs in the process and thread that iterates the pipe. A *pass* is one iteration of one pipe.
+Role: the modules `iteration` and `state` use these objects. They call one iteration of one pipe a *pass*.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ __all__ = ["NEVER", "Beginning", "PassRecord", "existing_record", "passed", "rec
 
 _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 
-#: A placeholder for the number of an iteration, if no number has been recorded.
 NEVER = object()
 
 
 @dataclass(slots=True, eq=False)
 class Beginning:
-    """The state of a graph when the pass of its last pipe began. A replay of the pass starts from this state."""
+    """The state of a graph when the iteration of its last pipe began. A replay starts from this state."""
 
-    #: The states of the global random generators when the pass began.
+    #: The states of the global random generators when the iteration began.
     moved: dict[str, Any]
-    #: The states of the global random generators for a replay. They differ from `moved` if the pass began with a
+    #: The states of the global random generators for a replay. They differ from `moved` if the iteration began with a
     #: replay.
     generators: dict[str, Any]
-    #: The number of items that the pass drops at its beginning, because it resumes from a loaded state.
+    #: The number of items that the iteration drops at its beginning, because it resumes from a loaded state.
     dropped: int = 0
     #: The number of yielded items according to the loaded state, without the dropped items.
     yielded: int = 0
-    #: Whether the pass itself began with a replay of the whole graph.
+    #: Whether the iteration itself began with a replay of the whole graph.
     whole: bool = False
     since: float = field(default_factory=time.monotonic)
     #: The `_valid_iterator_id` of each PyTorch pipe of the graph, by the pipe's id.
     torchs: dict[int, Any] = field(default_factory=dict)
     #: For each pipe of the graph: the pipe, its entry, and the state to load into the pipe or None.
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: The number of passes that each pipe with a read-ahead thread had begun, by the pipe's id.
+    #: The number of iterations that each pipe with a read-ahead thread had begun, by the pipe's id.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
@@ -53,50 +52,49 @@ class Beginning:
 
 @dataclass(slots=True, eq=False)
 class PassRecord:
-    """Data about the passes of a pipe. A copy of the pipe, or an unpickled pipe, starts without a record."""
+    """A copy of a pipe, or an unpickled pipe, starts without a record."""
 
-    #: The `_valid_iterator_id` of a PyTorch pipe when the beginning of its last pass was recorded.
+    #: The `_valid_iterator_id` of a PyTorch pipe when the beginning of its last iteration was recorded.
     asked: Any = NEVER
     #: The `_valid_iterator_id` of a PyTorch pipe when a state was last loaded into the pipe.
     before: Any = NEVER
-    #: The value of the pass counter when the running pass began; 0 if no pass is running.
+    #: The value of the counter of begun iterations when the running iteration began; 0 if no iteration is running.
     stamp: int = 0
-    #: Whether `iterate` began the running pass of a PyTorch pipe, so that the end of the pass is recorded.
+    #: Whether `iterate` began the running iteration of a PyTorch pipe, so that the end is recorded.
     tells_end: bool = False
-    #: The `PipeEntry` of a loaded state; None once a pass has resumed from it.
+    #: The `PipeEntry` of a loaded state; None once an iteration has resumed from it.
     loaded: PipeEntry | None = None
-    #: Whether the running pass yields no items, because the loaded state was saved after the last item.
+    #: Whether the running iteration yields no items, because the loaded state was saved after the last item.
     ended: bool = False
-    #: Whether a state was loaded into the graph of this pipe since the last pass that started from the beginning.
+    #: Whether a state was loaded into the graph of this pipe since the last iteration that started from the beginning.
     fed: bool = False
     #: The last seed that was set for a pipe of a user-defined class.
     seed: Any = None
-    #: Whether a loader sets the pipe's seed in each epoch. If `seeded` is True, further passes of the epoch derive
-    #: their seeds from this seed.
+    #: Whether a loader sets the pipe's seed in each epoch. If so, further iterations in the epoch derive their seeds
+    #: from this seed.
     seeded: bool = False
-    #: The seed for the next pass from a loaded state.
+    #: The seed for the next iteration from a loaded state.
     given: Any = None
-    #: The seed for the pass after the replayed pass. This seed is set when the replay is complete.
+    #: The seed for the iteration after the replayed iteration, set when the replay is complete.
     later: Any = None
     #: Whether this pipe or one of its sources must be replayed; None if this is not determined yet.
     watches: bool | None = None
-    #: The state of the graph when the running pass began, if `watches` is True or the pipe belongs to PyTorch.
+    #: The state of the graph when the running iteration began, if `watches` is True or the pipe belongs to PyTorch.
     beginning: Beginning | None = None
-    #: The cached fingerprint of the graph that ends in this pipe; None before a state of this graph is saved.
+    #: The cached fingerprint of the graph that ends in this pipe.
     fingerprint: Fingerprint | None = None
-    #: Names of pipes that this pipe has created since its first pass.
+    #: Names of pipes that this pipe has created since its first iteration.
     grown: list[str] = field(default_factory=list)
-    #: Whether the running pass resumes from a loaded state.
+    #: Whether the running iteration resumes from a loaded state.
     goes_on: bool = False
-    #: A weak reference to the `on_error` pipe that skips the exceptions of this pipe, or None.
+    #: A weak reference to the `on_error` pipe that skips the exceptions of this pipe.
     claim: Any = None
     #: Weak references to the pipes whose exceptions this pipe (an `on_error`) skips.
     claimed: list[Any] = field(default_factory=list)
-    #: A weak reference to the `Renewal` of the running pass. `read_by` refers to the `Renewal` of the pass of the
-    #: pipe's reader.
+    #: Weak references to the `Renewal` of the running iteration, and (`read_by`) to that of the pipe's reader.
     renewal: Any = None
     read_by: Any = None
-    #: The number of items that `on_error` has skipped in the running pass, by kind of exception. The dict must be
+    #: The number of items that `on_error` has skipped in the running iteration, by class of exception. The dict must be
     #: replaced, not modified, because a saved state may contain it.
     skipped: dict[str, int] = field(default_factory=dict)
 
@@ -105,7 +103,7 @@ class PassRecord:
 
 
 def token_of(datapipe: Any) -> IterationToken:
-    """Returns the token of a pipe, which is created here because pipes need not call `super().__init__()`."""
+    """The token is created here because pipes need not call `super().__init__()`."""
     token: IterationToken | None = datapipe.__dict__.get(_TOKEN)
     if token is None:
         token = datapipe.__dict__[_TOKEN] = IterationToken()
@@ -120,7 +118,7 @@ def record_of(datapipe: Any) -> PassRecord:
 
 
 def passed(datapipe: Any) -> int:
-    """Returns the number of items that the running pass has yielded or skipped, which is the position in the source."""
+    """The result is the position in the source."""
     record = existing_record(datapipe)
     skipped = 0 if record is None else sum(record.skipped.values())
     return token_of(datapipe).yielded + skipped

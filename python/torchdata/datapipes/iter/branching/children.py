@@ -76,7 +76,6 @@ class Main(IterDataPipe[Any]):
         self.reset()
 
     def children(self) -> list[Any]:
-        """"""
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, child: Child) -> None:

@@ -58,7 +58,6 @@ class _SplitMain(IterDataPipe[Any]):
         self._child_tokens = [IterationToken() for _ in self.keys]
 
     def override_seed(self, seed: Any) -> None:
-        """"""
         _check_seed(seed)
         self._seed = draw_seed() if seed is None else seed
 

@@ -94,7 +94,6 @@ def _shuffled(pipe: Any, group_size: int, buffer_size: int, in_batch: bool) -> A
 
 
 def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> list[Any]:
-    """"""
     result = sort_key(bucket)
     if isinstance(result, list):
         return result

@@ -172,7 +172,6 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
-        """"""
         left = self._restored
         if left is None:
             # Results without remaining members are saved, too, because random indices refer to the whole buffer.
