@@ -1,11 +1,9 @@
-"""The keys of a `StatefulDataLoader` state. `dump` creates a state, and `parse` validates and reads a state.
-
-Role: pure functions in the main process. No other module contains the keys of a state. Programs inspect states, so the
-keys have the same meaning as in torchdata 0.8 to 0.11, and describe what the user has received. The keys are the same
-before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new
-loader has. A new loader does not know the keys in the states of a user's iterators, so these states are stored under
-the key `OURS`, together with all other data that torchdata 0.11 does not save. The value of `OURS` is a tuple, which a
-checkpoint treats as one value, and which contains a single dict with these keys:
+"""Defines the keys of a `StatefulDataLoader` state. Programs inspect states, so the keys have the same meaning as in
+torchdata 0.8 to 0.11, and describe what the user has received. The keys are the same before, during and after an epoch,
+because `torch.distributed.checkpoint` loads only the keys that the state of a new loader has. A new loader does not
+know the keys in the states of a user's iterators, so these states are stored under the key `OURS`, together with all
+other data that torchdata 0.11 does not save. The value of `OURS` is a tuple, which a checkpoint treats as one value,
+and which contains a single dict with these keys:
 
 - "generators": the states of the generators for orders and seeds at the time of the state ("now"). For samplers without
   a position, "iter" contains the generators from before the sampler's iterator was created, and "first" the generators
@@ -45,11 +43,8 @@ from torchdata.stateful_dataloader._position import (
 
 __all__ = ["dump", "parse"]
 
-#: The key of the data that torchdata 0.11 does not save.
 OURS = "_torchdata_rs"
-#: The maximum number of batches or indices in a valid state.
 _MANY = 1 << 53
-#: The maximum number of workers in a valid state.
 _WORKERS = 1 << 16
 #: The maximum number of batches of abandoned epochs that a valid state makes a loader recompute.
 _AGAIN = 1 << 24
@@ -57,7 +52,7 @@ _AGAIN = 1 << 24
 _STEPS = 1 << 31
 #: Keys of torchdata 0.11 that the state of a new loader may lack, because their values are user-defined dicts.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
-#: The keys of 0.11 that identify a state without workers, and a state with workers.
+#: The keys of torchdata 0.11 that identify a state without workers, and a state with workers.
 _KINDS = {"_num_yielded", "_snapshot"}
 _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
 #: The saved keys of a reader's states, and the fields of `ReadingPosition` that contain these states.
@@ -71,7 +66,6 @@ _OWN = "collate_state", "random", "random_then", "random_since", "since", "diges
 
 
 def dump(state: EpochState) -> dict[str, Any]:
-    """Converts an `EpochState` to the saved form of a state."""
     order, workers = state.order, state.workers
     taken = [_dump_position(position, state) for position in state.positions]
     ours = _dump_ours(state)
@@ -103,7 +97,6 @@ def dump(state: EpochState) -> dict[str, Any]:
 
 
 def _known(value: Any) -> Any:
-    """Returns a copy of a part of a state, without values that are `UNKNOWN`."""
     if type(value) is not dict:
         return value
     return {key: _known(one) for key, one in value.items() if one is not UNKNOWN}
@@ -158,7 +151,7 @@ def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple
         if position.base is not None:
             base = {key: getattr(position.base, name) for key, name in _STATES.items()}
             base |= {"ended": position.base.ended, "unbegun": position.base.unbegun}
-            now = own | told  # parts of the base that are equal to the current parts are left out
+            now = own | told  # values that are equal in the base and in the current snapshot are left out
             own["base"] = {key: one for key, one in base.items() if one is not False and not is_same(one, now.get(key))}
     return theirs, own | told
 
@@ -171,10 +164,8 @@ def _mark(*states: Any) -> int:
 
 
 def parse(state: Any) -> EpochState:
-    """Validates a state and returns its values, with a position for each worker.
-
-    Args:
-        state: a state of this loader or of the loader of torchdata 0.8 to 0.11.
+    """Validates a state of this loader or of the loader of torchdata 0.8 to 0.11. The result has a position for each
+    worker.
 
     Raises:
         TypeError: the state is not a dict.
@@ -241,11 +232,10 @@ def _parsed(
     """Adds the sampler's position, the seeds and the loader's properties to an incomplete state.
 
     Args:
-        state: the saved state.
         main: the part of the state that contains the sampler's states and the seeds.
         ours: the dict under the key `OURS`; None if torchdata 0.8 to 0.11 saved the state.
         found: the incomplete state, which contains the number of workers, their positions and the number of batches.
-        own: for each worker, the parts of its position under `OURS`; None if the state does not contain these parts.
+        own: for each worker, the parts of its position under `OURS`.
     """
     seeds = main.get("_base_seed"), main.get("_shared_seed")
     for name, seed in zip(("_base_seed", "_shared_seed"), seeds, strict=True):
@@ -325,7 +315,6 @@ def _parse_skipped(saved: Any) -> Counts | None:
 
 
 def _parse_draws(saved: Any) -> list[list[Any]]:
-    """Returns `saved`, after checking that it consists of pairs (number of indices, generator states) in order."""
     numbers = [whole(number, "draws") for number, _ in saved]
     if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
         raise ValueError("the state is damaged: 'draws' is not a list of moments in ascending order")
@@ -333,7 +322,7 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Reads a position from the keys of torchdata 0.11, and takes missing values from the data under `OURS`."""
+    """Values that are missing under the keys of torchdata 0.11 are taken from the data under `OURS`."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None
@@ -366,7 +355,6 @@ def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> R
     """Adds the data that torchdata 0.11 does not save to a position.
 
     Args:
-        position: the position.
         more: the parts of the position under `OURS`.
         given: the number of batches of the epoch, which is the maximum number of batches after the snapshot.
     """
@@ -403,11 +391,6 @@ def _parse_base(saved: Any, position: ReadingPosition) -> ReadingPosition | None
 
 
 def whole(value: Any, name: str, least: int = 0, most: int = _MANY) -> int:
-    """Returns a whole number from a state.
-
-    Raises:
-        ValueError: the value is not a whole number, or is out of range.
-    """
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"the state is damaged: {name!r} is {value!r}, and not a whole number from {least} to {most}")
     return value

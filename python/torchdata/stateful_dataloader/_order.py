@@ -1,8 +1,8 @@
-"""Determines the order of an epoch. `IndexOrder` draws the next index or batch, and saves and restores the order.
+"""Determines the order of an epoch: draws the next index or batch, and saves and restores the order.
 
-Role: runs in the main process. Indices are drawn from the loader's sampler in the same way as in PyTorch's loader.
-Because workers read ahead, the sampler has returned more indices than the user has received batches, but a state must
-contain the position of the user. The contents of a state depend on the kind of the sampler:
+Role: indices are drawn from the loader's sampler in the same way as in PyTorch's loader. Because workers read ahead,
+the sampler has returned more indices than the user has received batches, but a state must contain the position of the
+user. The contents of a state depend on the kind of the sampler:
 
 - For PyTorch's `RandomSampler`, or batches of its indices, a state contains the generator from before the order was
   drawn, and the number of indices that the user has received.
@@ -43,7 +43,7 @@ from torchdata.stateful_dataloader.sampler import (
 
 __all__ = ["IndexOrder", "generators_drawn_by"]
 
-#: Classes of samplers that draw only from torch's global generator, and only when the first index is requested.
+#: These samplers draw only from torch's global generator, and only when the first index is requested.
 _KNOWN = (
     SequentialSampler,
     _InfiniteConstantSampler,
@@ -70,18 +70,12 @@ def _is_known(index_sampler: Any) -> bool:
 
 
 def generators_drawn_by(index_sampler: Any) -> tuple[str, ...]:
-    """Returns the names of the global generators that may determine the order or the worker seeds."""
     return ("torch",) if _is_known(index_sampler) else GLOBAL
 
 
 class IndexOrder:
-    """The order of successive epochs.
-
-    Args:
-        loader: the loader, which provides the samplers.
-        drawing: the loader's generators.
-        ahead: how many indices may be drawn before the first index is returned.
-    """
+    """Args:
+    ahead: how many indices may be drawn before the first index is returned."""
 
     def __init__(self, loader: Any, drawing: Drawing, ahead: int) -> None:
         self._sampler = loader._index_sampler
@@ -89,7 +83,7 @@ class IndexOrder:
         self._every = max(1, loader.snapshot_every_n_steps or 1)
         innermost = innermost_of(self._sampler)
         self._is_known = _is_known(self._sampler)
-        #: The number of samples per batch; None if the sampler does not form batches, or its batch size is unknown.
+        #: None if the sampler does not form batches, or its batch size is unknown.
         self._size: int | None = getattr(self._sampler, "batch_size", None)
         #: Whether the sampler is known to draw no random numbers.
         self._is_plain = self._is_known and isinstance(
@@ -97,7 +91,7 @@ class IndexOrder:
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
         self.begin(iter(()))
-        #: The generators' states before the sampler's iterator was created (`_at_iter`), and before its first index.
+        #: The generators' states before the sampler's iterator was created, and (`_at_first`) before its first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
         #: Records random draws of a sampler that may draw random numbers after its first index, too.
@@ -106,36 +100,27 @@ class IndexOrder:
         self._is_kept = False
 
     def note_random(self) -> None:
-        """Saves the states of the generators. Call this function before the sampler's iterator is created."""
+        """Call this method before the sampler's iterator is created."""
         self._at_iter = {} if self._is_plain else self._drawing.now()
         self._at_first = None
 
     def begin(self, iterator: Iterator[Any]) -> None:
-        """Begins an epoch.
-
-        Args:
-            iterator: the sampler's iterator, created after `note_random`.
-        """
+        """Args:
+        iterator: the sampler's iterator, created after `note_random`."""
         self._iterator: Iterator[Any] = iterator
         #: Indices that were drawn from the sampler in advance, and that `draw` returns first.
         self._owed: deque[Any] = deque()
-        #: `_early`: indices that the saved sampler had returned, but that the user had not received.
-        #: `_is_used_up`: whether the saved sampler had returned all indices.
+        #: Indices that the saved sampler had returned, but that the user had not received, and (`_is_used_up`) whether
+        #: the saved sampler had returned all indices.
         self._early, self._is_used_up = deque[Any](), False
         #: Saved states of a user's sampler: the number of returned indices, the states of the sampler and its iterator,
         #: and the states of the generators.
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
-        #: Whether batches of earlier indices may be outstanding while the user has received batches of later indices.
+        #: Whether the user may have received batches of later indices before batches of earlier indices.
         self._has_holes = False
-        #: `drawn`: the number of indices that the sampler has returned. `_ended`: whether the sampler has ended.
         self.drawn, self._ended = 0, False
 
     def draw(self) -> Any:
-        """Returns the next index.
-
-        Raises:
-            StopIteration: all indices have been returned.
-        """
         return self._owed.popleft() if self._owed else self._draw()
 
     def _draw(self) -> Any:
@@ -159,7 +144,8 @@ class IndexOrder:
 
     @property
     def _place(self) -> int:
-        """Number of indices that the sampler has returned; if this package forms the batches, the number of samples."""
+        """The number of indices that the sampler has returned; if this package forms the batches, the number of
+        samples."""
         return self._iterator.samples_yielded if isinstance(self._iterator, BatchIndices) else self.drawn
 
     def _next(self) -> Any:
@@ -176,12 +162,10 @@ class IndexOrder:
         return index
 
     def put_back(self, index: Any) -> None:
-        """Makes `draw` return its last index again."""
         self._owed.appendleft(index)
 
     @property
     def _keeps_position(self) -> bool:
-        """Returns whether a user's sampler has a state."""
         if isinstance(self._iterator, BatchIndices):
             return self._iterator.keeps_position
         if type(self._iterator) is RandomIndices:
@@ -237,10 +221,7 @@ class IndexOrder:
 
     def _with_beginning(self, state: OrderState, now: Moment, waiting: list[Any]) -> OrderState:
         """Adds the data for rereading a sampler from its beginning: the initial states of the generators, the number of
-        returned indices, and the recorded draws. Generators that have not changed are included only once.
-
-        When a state is loaded, a checksum shows whether the sampler returns the same indices.
-        """
+        returned indices, and the recorded draws. Generators that have not changed are included only once."""
         has_ended = self._ended or self._is_used_up
         if isinstance(self._iterator, BatchIndices):
             has_ended |= self._iterator.has_ended
@@ -259,7 +240,7 @@ class IndexOrder:
 
     @property
     def _keeps_user_s(self) -> bool:
-        """Returns whether the sampler has a user-defined state, even before its iterator begins."""
+        """The result is correct even before the sampler's iterator begins."""
         return self._keeps_position or is_stateful(innermost_of(self._sampler))
 
     def _draw_ahead(self) -> None:
@@ -290,7 +271,6 @@ class IndexOrder:
     # -- restoring ---------------------------------------------------------------------------------
 
     def restore(self, state: OrderState) -> Iterator[Any]:
-        """Restores the saved position of the sampler, and returns the sampler's iterator."""
         iter_, first, now = self._moments(state)
         self._at_iter, self._at_first = iter_, first
         self.begin(iter(()))
@@ -304,8 +284,8 @@ class IndexOrder:
                 if self._is_kept and self.drawn:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
-                    # Some samplers apply a loaded state only when an index is requested, and the program may abandon
-                    # the epoch before, so an index is requested now.
+                    # Some samplers apply a loaded state only when an index is requested. If the program abandoned the
+                    # epoch before, the state would be applied to a later epoch, so an index is requested now.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -326,7 +306,6 @@ class IndexOrder:
         )
 
     def _load(self, state: OrderState) -> None:
-        """Restores a sampler by its own state, or by its iterator's state."""
         drawn = state.yielded + len(state.indices)
         if is_stateful(self._sampler) and state.sampler is not None:
             give(self._sampler, state.sampler)
@@ -345,7 +324,6 @@ class IndexOrder:
 
         Args:
             first: the states of the generators before the first index.
-            state: the state.
         """
         given = self.drawn = state.yielded + len(state.indices)
         self._owed.extend(state.indices)
@@ -368,7 +346,7 @@ class IndexOrder:
             batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, old: int | None) -> None:
-        """Skips `count` indices of the sampler, or `count` batches of indices, which had the size `old` when saved."""
+        """Skips `count` indices or batches of indices. `old` is the batch size at the time of saving."""
         if count == 0:
             return
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
@@ -380,7 +358,6 @@ class IndexOrder:
         """Moves the sampler and the generators to their states at the end of the saved epoch.
 
         Args:
-            state: the state.
             unstarted: whether no batch had been read when the state was saved.
         """
         _, _, now = self._moments(state)
@@ -395,8 +372,8 @@ class IndexOrder:
             self._drawing.set(now)
 
     def _end_again(self, state: OrderState) -> None:
-        """Requests an index of a user's sampler after its last index, because samplers may then prepare the next
-        epoch."""
+        """Requests an index of a user's sampler after its last index, because samplers may then prepare the
+        next epoch."""
         try:
             next(self._iterator)
         except StopIteration:

@@ -1,7 +1,6 @@
 """Reads a dataset that is a pipe of `torchdata.datapipes`, and saves its position as the state of the pipe's graph.
 
-Role: used by the reader, in the main process or in a worker. `source_of` decides whether a dataset is a pipe whose
-graph can be saved.
+Role: used in the main process or in a worker. `source_of` decides whether a dataset is a pipe whose graph can be saved.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ __all__ = ["PipeSource", "seeded", "source_of"]
 
 
 def seeded(datapipe: Any, shared_seed: int) -> Any:
-    """Returns a pipe, after giving the random pipes of its graph the seeds of an epoch."""
     random_pipes(Graph(datapipe))
     return apply_random_seed(datapipe, torch.Generator().manual_seed(shared_seed))
 
@@ -37,7 +35,7 @@ def seeded(datapipe: Any, shared_seed: int) -> Any:
 class PipeSource(PipePasses):
     """Reads a pipe with seeds that follow from the loader's seed in each epoch.
 
-    The state of the graph is sealed as bytes, because a checkpoint treats bytes as one value, and bytes need not be
+    The state of the graph is serialized to bytes, because a checkpoint treats bytes as one value, and bytes need not be
     copied. If the graph cannot be saved, for example while it holds a stream that cannot be pickled, the state contains
     the number of read items, and a resumed reader rereads and drops these items.
 
@@ -66,7 +64,6 @@ class PipeSource(PipePasses):
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position."""
         record = record_of(self.pipe)
         is_inside = self._loaded or (record.stamp > 0 and record.loaded is None)
         try:
@@ -76,15 +73,9 @@ class PipeSource(PipePasses):
         return {self.PIPE_KEY: sealed, self.INSIDE_KEY: is_inside, self.AGAIN_KEY: again}
 
     def sealed(self) -> bytes:
-        """Returns the state of the graph. Raises Exception if the graph cannot be saved."""
         return seal(save_state(self.pipe, described=False))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the position.
-
-        Raises:
-            ValueError: the state is damaged, or belongs to another graph.
-        """
         if sealed := state_dict[self.PIPE_KEY]:
             load_state(self.pipe, unseal(sealed, "the state of a pipe"))
         self._loaded = bool(sealed and state_dict[self.INSIDE_KEY])
@@ -92,12 +83,11 @@ class PipeSource(PipePasses):
 
 
 def source_of(dataset: Any, shared_seed: Callable[[], int | None] = lambda: None) -> Any:
-    """Returns the object that the reader iterates: a `PipeSource` for a pipe whose graph can be saved and restored,
-    and any other dataset unchanged.
+    """Returns the object to iterate: a `PipeSource` for a pipe whose graph can be saved and restored, and any other
+    dataset unchanged.
 
     Args:
         dataset: the dataset, which PyTorch's wrapper for pipes may contain.
-        shared_seed: see `PipeSource`.
     """
     pipe = dataset._datapipe if isinstance(dataset, _IterDataPipeSerializationWrapper) else dataset
     if not isinstance(pipe, IterDataPipe) or any(is_torchs(one) or not is_restorable(one) for one in Graph(pipe)):

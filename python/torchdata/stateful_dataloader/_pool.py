@@ -1,15 +1,15 @@
 """The worker processes of one iterator. The main process sends orders (indices to read) to the workers, and receives
 batches.
 
-Role: runs in the main process. Orders are sent over the command links of the worker group. A `Collector` takes batches
-from the workers in turn, and monitors the processes and the timeout.
+Role: runs in the main process. A `Collector` takes batches from the workers in turn, and monitors the processes and the
+timeout.
 
 The main process never blocks on a worker that may itself wait for the main process. If a command link is full, an order
 stays in a queue of the main process until the worker has taken an earlier order.
 
-`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While the
-pinning thread runs, no other thread receives messages from the workers. The pinning thread sends no orders, and ends
-with the epoch. The thread also ends when the iterator is deleted, because the thread does not refer to the iterator.
+`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While this thread
+runs, no other thread receives messages from the workers. The thread also ends when the iterator is deleted, because the
+thread does not refer to the iterator.
 """
 
 from __future__ import annotations
@@ -41,9 +41,6 @@ _ORDERS = 64 << 20
 
 
 class _Restarts(Restarts):
-    """Replaces exited workers of an iterator, without a strong reference to the iterator."""
-
-    #: A weak reference to the iterator, which sends the outstanding orders to a replacement process.
     owner: Callable[[], Any]
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
@@ -53,10 +50,7 @@ class _Restarts(Restarts):
 
 
 class WorkerPool(Group):
-    """The workers of one iterator.
-
-    Args:
-        loader: the loader, which has the settings of the workers.
+    """Args:
         job: the program of the workers, and its shards. If there are more shards than workers, the workers exit after
             one epoch.
         owner: a weak reference to the iterator, which sends outstanding orders again if a worker is replaced.
@@ -77,8 +71,8 @@ class WorkerPool(Group):
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: `orders`: for each shard, the outstanding orders, as pairs of number and index. `_taken`: for each shard, how
-        #: many of these orders were sent. The other orders wait for space in the command link.
+        #: For each shard, the outstanding orders, as pairs of number and index, and (`_taken`) how many of these orders
+        #: were sent. The other orders wait for space in the command link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -86,8 +80,7 @@ class WorkerPool(Group):
         try:
             outputs = self.start()
             self._senders, self._processes = self.members.commanders, self.members.processes
-            #: For each worker, a function that checks the worker while the main process waits for space to send an
-            #: order.
+            #: Each function checks a worker while the main process waits for space to send an order.
             self._looks = [self.look_at(worker) for worker in range(workers)]
             self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=self._timeout)
             self._finish_when_shut_down()
@@ -103,16 +96,13 @@ class WorkerPool(Group):
         """Makes `shutdown` end the epoch first, so that workers that wait for space in a link drop their batches."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: `LocalPool` stores the first snapshots of its shards in this attribute, whereas worker processes send their
-    #: snapshots with units.
+    #: Only `LocalPool` stores the first snapshots of its shards here; worker processes send them with their messages.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
-        """Begins an epoch.
-
-        Args:
+        """Args:
             ahead: the maximum number of batches that each worker reads ahead.
             shared_seed: the epoch's seed for pipes of torch.
             positions: for each shard, the snapshot to load; None starts from the beginning.
@@ -145,7 +135,6 @@ class WorkerPool(Group):
         self._stream = iter(self.collector)
 
     def beginning(self, shared_seed: int | None, fresh: bool, starts: list[EpochStart]) -> tuple[Any, ...]:
-        """Returns the command that begins this epoch in a worker."""
         return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, starts)
 
     def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:
@@ -163,7 +152,8 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Sends an order once the link has space. If the worker has exited, drops the order; see `instruct`."""
+        """Waits for space in the link. If the worker has exited, the order is dropped, because `instruct` sends it
+        again."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
@@ -171,7 +161,6 @@ class WorkerPool(Group):
         """Makes a worker read an index, without waiting for the result.
 
         Args:
-            worker: the index of the worker.
             number: the number of the order, which the worker returns with the batch.
             index: the index, or the indices of a batch.
         """
@@ -180,7 +169,7 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def settle(self, worker: int) -> Any:
-        """Removes the oldest order of a worker, after its batch was processed. Returns the index of the order."""
+        """Removes the oldest order of a worker, after its batch was processed."""
         orders = self.orders[worker]
         _, index = orders.popleft()
         self._taken[worker] -= 1
@@ -200,11 +189,10 @@ class WorkerPool(Group):
             self._taken[worker] += 1
 
     def _shown(self, order: tuple[int, Any]) -> tuple[int, Any]:
-        """Returns an order in the form in which it is sent. For an iterable dataset, the index is omitted."""
         return (order[0], None) if self._is_iterable else order
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for a worker's next message (see `_worker`) and appends it to `hand`, if `hand` is empty.
+        """Waits for a worker's next message and appends it to `hand`, if `hand` is empty.
 
         Args:
             hand: an empty list, or a list with one unprocessed message. If a signal handler raises an exception, no
@@ -228,7 +216,6 @@ class WorkerPool(Group):
 
     @property
     def is_ending(self) -> bool:
-        """Whether shutdown of the workers has begun."""
         return self._shutdown.has_begun
 
 
@@ -241,14 +228,11 @@ _LEAVING = 60.0
 
 
 def pinned(batch: Any, device: str | None) -> Any:
-    """Returns the batch with its tensors copied to pinned memory, as PyTorch's loader does."""
     pin: Any = _utils.pin_memory.pin_memory
     return pin(batch, device)
 
 
 class _Epoch(ReadAhead):
-    """The pinning thread of one epoch."""
-
     def __init__(self, pool: WorkerPool, device: str | None) -> None:
         self.pool, self.device = pool, device
         super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
@@ -257,12 +241,10 @@ class _Epoch(ReadAhead):
         self.failure: BaseException | None = None
 
     def close(self) -> None:
-        """Requests the end of the thread, without waiting for it."""
         super().close()
         self.pool.stop()
 
     def run(self) -> None:
-        """Copies batches to pinned memory until the epoch ends or is abandoned."""
         queue, prepared = self.queue, False
         hand: list[Any] = []
         while (slot := queue.reserve()) is not None:
@@ -300,14 +282,12 @@ class PinnedUnits:
         self._epoch: _Epoch | None = None
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
-        """Begins an epoch; see `WorkerPool.begin`."""
         self.leave()
         self._pool.begin(ahead, shared_seed, positions, fresh, first)
         self._epoch = _Epoch(self._pool, self._device)
         self._epoch.start(self._epoch.run)
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for the next message; see `WorkerPool.wait`."""
         assert self._epoch is not None
         if hand:
             return
@@ -319,15 +299,13 @@ class PinnedUnits:
             raise
 
     def leave(self) -> None:
-        """Stops the thread and waits for its end, so that it neither receives batches nor replaces workers during the
-        next epoch.
-        """
+        """Waits for the end of the thread, so that it neither receives batches nor replaces workers during the next
+        epoch."""
         if self._epoch is not None:
             self._epoch.close()
             self._epoch.join(_LEAVING)
 
     def shutdown(self) -> None:
-        """Stops the thread and the workers."""
         if self._epoch is not None:
             self._epoch.queue.close()
         self._pool.shutdown()

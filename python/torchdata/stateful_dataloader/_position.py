@@ -1,9 +1,8 @@
-"""The contents of a loader's state, as typed values. `_layout.parse` creates the values from a state, and
+"""Defines the contents of a loader's state, as typed values. `_layout.parse` creates the values from a state, and
 `_layout.dump` converts the values back.
 
-Role: pure data. Positions and states are created when a state or a snapshot is taken or loaded, and are never modified.
-Each reader has its own `Trails`, in the process that reads the dataset. The main process has a `Progress` for each
-worker.
+Role: pure data. Each reader has its own `Trails`, in the process that reads the dataset. The main process has a
+`Progress` for each worker.
 """
 
 from __future__ import annotations
@@ -21,20 +20,14 @@ __all__ = [
     "UNKNOWN", "Counts", "EpochState", "LoaderFacts", "OrderState", "Progress", "ReadingPosition", "Trails", "freeze"
 ]  # fmt: skip
 
-#: A placeholder for a value that a new loader cannot know.
 UNKNOWN: Any = object()
-#: The maximum number of abandoned epochs that a resumed loader repeats to reach its position.
 _MOST = 256
-#: The number of skipped samples by kind of exception, and the number of all samples including skipped ones.
+#: The number of skipped samples by kind of exception, and the number of all samples including skipped samples.
 Counts = tuple[dict[str, int], int]
 
 
 def freeze(state: Any) -> bytes:
-    """Pickles a state, so that the program cannot modify the result.
-
-    Raises:
-        TypeError: the state contains an object that cannot be pickled.
-    """
+    """Pickles a state, so that the program cannot modify the result."""
     try:
         return pickle.dumps(state, protocol=5)
     except Exception:
@@ -44,7 +37,8 @@ def freeze(state: Any) -> bytes:
 
 
 class ReadingPosition(NamedTuple):
-    """The position of a reader in its dataset: a snapshot, and the batches that were read after the snapshot.
+    """The position of a reader in its dataset: a snapshot, and the batches that were read after the snapshot. Positions
+    are never modified.
 
     Args:
         dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
@@ -84,7 +78,6 @@ class ReadingPosition(NamedTuple):
 
     @property
     def has_state(self) -> bool:
-        """Whether the dataset, its iterator or the collate function has a state."""
         return not (self.dataset is None and self.iterator is None and self.collate is None)
 
     @property
@@ -104,7 +97,7 @@ class ReadingPosition(NamedTuple):
         return ReadingPosition(own, None, self.collate, unbegun=True)
 
     def copied(self) -> ReadingPosition:
-        """Returns the position with copies of the states, because the user may modify the originals."""
+        """The states are copied, because the user may modify the originals."""
         if not self.has_state and self.base is None:
             return self
         dataset, iterator, collate = copied(self.dataset), copied(self.iterator), copied(self.collate)
@@ -112,12 +105,11 @@ class ReadingPosition(NamedTuple):
         return self._replace(dataset=dataset, iterator=iterator, collate=collate, base=base)
 
     def frozen(self) -> bytes:
-        """Returns the pickled position, which cannot be modified, and which the main process need not unpickle."""
+        """The program cannot modify pickled states, and the main process need not unpickle them."""
         return freeze(tuple(self))
 
     @classmethod
     def thawed(cls, frozen: bytes) -> ReadingPosition:
-        """Unpickles a position that `frozen` has pickled."""
         return cls(*pickle.loads(frozen))
 
 
@@ -126,7 +118,6 @@ class OrderState(NamedTuple):
 
     Args:
         yielded: the number of indices, or batches of indices, that the user has received.
-        sampler: the state of the sampler.
         iterator: the state of the sampler's iterator.
         is_users: whether `sampler` and `iterator` are states of a user's sampler.
         is_batched: whether the iterator is of a `BatchSampler`, so that the keys of the iterator's state are known.
@@ -183,12 +174,9 @@ class EpochState(NamedTuple):
     """The state of a loader.
 
     Args:
-        order: the position of the sampler.
         positions: the position of each worker; without workers, only that of the main process. None for no position.
         workers: the number of workers that share the dataset; 0 for a loader without workers.
-        facts: properties that must match those of a loader that loads the state.
         given: the number of batches of the epoch that the user has received.
-        finished: whether the epoch is over.
         unstarted: whether no batch was read yet.
         skipped: the counts of skipped samples; None if samples are not skipped.
         length_called: the length that an iterable dataset has reported.
@@ -227,12 +215,12 @@ class _Trail:
     """A snapshot of an iterable dataset, and the batches and epochs that were read after the snapshot.
 
     Before the first batch of an epoch, the only snapshot is from the previous epoch. This snapshot is not sufficient,
-    because some datasets continue where the previous epoch was left, and other datasets start over. Reading the
-    recorded batches and epochs again leads to the correct position for both kinds of datasets.
+    because some datasets continue from the position that the previous epoch reached, and other datasets start over.
+    Reading the recorded batches and epochs again leads to the correct position for both kinds of datasets.
 
     Args:
-        base: a snapshot, which may be pickled, from within an epoch, from its end, or from before the first epoch;
-            None if no snapshot was taken or loaded.
+        base: a snapshot, which may be pickled, from within an epoch, from its end, or from before the first epoch; None
+            if no snapshot was taken or loaded.
         since: the number of batches that were read in the epoch of the snapshot, after the snapshot.
         later: the number of batches that were read in each later epoch.
         is_whole: True if the dataset has loaded this snapshot in this process, or if the snapshot is from the end of an
@@ -247,24 +235,22 @@ class _Trail:
 
     @property
     def is_walked(self) -> bool:
-        """Whether a batch was read, or an epoch was begun, after the snapshot."""
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position `now`, extended by this snapshot and the batches that a resumed reader must read
-        again."""
+        """Returns the position `now`, extended by this snapshot and the batches that a resumed reader must
+        read again."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
         return now._replace(base=bare, random=random, since=self.since, later=list(self.later))
 
     def thawed(self) -> ReadingPosition | None:
-        """Returns the snapshot, unpickled if necessary."""
         return ReadingPosition.thawed(self.base) if isinstance(self.base, bytes) else self.base
 
 
 class Trails:
-    """The last two snapshots of an iterable dataset, each with the batches that were read afterwards (`_Trail`).
+    """The last two snapshots of an iterable dataset, each with the batches that were read afterwards.
 
     Args:
         position: the position from which the reader resumes; None for a new reader.
@@ -295,7 +281,6 @@ class Trails:
         return not self._trails[-1].later and self._trails[-1].base is not None
 
     def count(self) -> None:
-        """Counts a batch that was read."""
         for trail in self._trails:
             if trail.later:
                 trail.later[-1] += 1
@@ -303,7 +288,6 @@ class Trails:
                 trail.since += 1
 
     def note(self, position: ReadingPosition | bytes, is_end: bool) -> None:
-        """Records a snapshot that was taken within an epoch or at its end."""
         fresh = _Trail(position, is_whole=is_end)
         if self._trails[-1].is_walked:
             self._trails = [self._trails[-1], fresh]
@@ -311,7 +295,6 @@ class Trails:
             self._trails[-1] = fresh
 
     def begin(self) -> None:
-        """Records that an epoch begins."""
         newest = self._trails[-1]
         trail = newest if newest.is_whole or newest.is_walked else self._trails[0]
         if len(trail.later) >= _MOST:
@@ -324,7 +307,7 @@ class Trails:
         return self._trails[0].position(now)
 
     def inside(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position if an epoch has yielded at least one batch. `now` contains the current states."""
+        """Returns the position if an epoch has yielded at least one batch; `now` contains the current states."""
         trail = self._trails[-1]
         if trail.later:
             return trail.position(now)._replace(ended=False)
@@ -341,7 +324,7 @@ class Progress:
     """
 
     def __init__(self, since: Any) -> None:
-        #: The last snapshot of the worker's reader, which may be pickled; None before the first snapshot.
+        #: The last snapshot of the worker's reader, which may be pickled.
         self.position: bytes | ReadingPosition | None = None
         self.since = since
         self.ended = False
@@ -354,7 +337,6 @@ class Progress:
             self.position, self.ended, self.digest = position, position.ended, position.digest
 
     def count(self, index: Any) -> None:
-        """Counts a batch, or records its indices."""
         if isinstance(self.since, list):
             self.since.append(index)
         else:
@@ -393,7 +375,6 @@ class Progress:
             is_stateful: whether the worker's dataset has a state. Without a state, the position of a map-style dataset
                 is needed only if random generators were used.
             base_seed: the seed from which the workers' seeds are derived.
-            worker: the number of the worker.
         """
         position = self.reached()
         has_position = self.position is not None or not self.since

@@ -1,7 +1,6 @@
 """Reads a dataset through PyTorch's fetchers, and saves the states of dataset, iterator and collate function.
 
-Role: runs in the process that reads the dataset, which is the main process or a worker. The reader owns the fetcher
-of an epoch.
+Role: runs in the process that reads the dataset, which is the main process or a worker.
 
 A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
 read after the snapshot (`since`). A resumed reader loads the snapshot, and then reads and drops these batches, so that
@@ -51,7 +50,7 @@ _NEVER = 1 << 62
 
 @dataclass
 class ReadingSettings:
-    """A dataset, and how to read it. All workers of a loader have equal settings."""
+    """All workers of a loader have equal settings."""
 
     kind: int
     dataset: Any
@@ -62,12 +61,10 @@ class ReadingSettings:
     batch_size: int | None
     #: Whether samples are skipped if the dataset raises an exception for them.
     skips: bool = False
-    #: The seed of pipes in this epoch, if the loader draws one.
     shared_seed: int | None = None
 
     @property
     def is_iterable(self) -> bool:
-        """Whether the dataset is an iterable dataset instead of a map-style dataset."""
         return self.kind == _DatasetKind.Iterable
 
     def samples_of(self, index: Any) -> int:
@@ -81,7 +78,6 @@ class EpochReader:
     """Reads successive epochs.
 
     Args:
-        reading: the dataset, and how to read it.
         generators: returns the generator states to include in snapshots; None if the caller saves these states.
     """
 
@@ -90,8 +86,7 @@ class EpochReader:
         self._generators = generators
         self._fetcher: Any = None
         self._trails = Trails()
-        #: `_fetched`: the number of batches requested from this fetcher. `count`: the number of calls of `read` in this
-        #: epoch.
+        #: The number of batches requested from this fetcher, and (`count`) the number of calls of `read` in this epoch.
         self._fetched = self.count = 0
         #: `_is_over`: whether the dataset has ended. `_is_uncounted`: whether `_trails` does not count the most recent
         #: batch, because the program may not have received it. `_is_cut_off`: whether the reading of a batch was
@@ -99,12 +94,11 @@ class EpochReader:
         self._is_over = self._is_uncounted = self._is_cut_off = False
         #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
         self._came_from: ReadingPosition | None = None
-        #: Whether the dataset has loaded a state in this process.
         self._was_given_state = False
         self._trial: _Trial | None = None
-        #: Whether the reader takes snapshots without a request. `_cadence` determines when.
+        #: Whether the reader takes snapshots without a request, at the times that `_cadence` determines.
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
-        #: `_clock`: the clock that measures batches. `_timed_next`: the number of the next batch to measure.
+        #: The clock that measures batches, and (`_timed_next`) the number of the next batch to measure.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
@@ -115,7 +109,7 @@ class EpochReader:
     # -- properties of the dataset -------------------------------------------------------------------
 
     def use(self, reading: ReadingSettings) -> None:
-        """Replaces the dataset and the settings for reading it, which may change from epoch to epoch."""
+        """The dataset and the settings may change from epoch to epoch."""
         self.reading = reading
         #: The object to iterate over: the dataset, or an adapter that saves the dataset's position.
         self._source = reading.dataset
@@ -141,8 +135,8 @@ class EpochReader:
 
     @property
     def skipped(self) -> tuple[list[dict[str, Any]], int]:
-        """The samples that were skipped in the last requested batch (see `Indexed`), and the number of its samples,
-        including skipped samples."""
+        """The samples that were skipped in the last requested batch, and the number of its samples, including skipped
+        samples."""
         return ([], 0) if self._fetcher is None else (self._fetcher.skipped, self._fetcher.seen)
 
     @property
@@ -157,11 +151,10 @@ class EpochReader:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the iterable dataset has ended."""
         return self._is_over or bool(getattr(self._fetcher, "ended", False))
 
     def anew(self) -> EpochReader:
-        """Returns a new reader of the same dataset, which can load a state."""
+        """The returned reader can load a state."""
         reader = EpochReader(self.reading, self._generators)
         reader._was_given_state = self._was_given_state
         return reader
@@ -169,7 +162,6 @@ class EpochReader:
     # -- beginning an epoch --------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begins an epoch."""
         if self.has_ended and self.restores_position and not self._trails.stand_at_an_end:
             with contextlib.suppress(Exception):  # this snapshot is optional, and the dataset may refuse its state now
                 self.took(self._state().copied())
@@ -190,10 +182,7 @@ class EpochReader:
         return ReadingPosition(dataset=states[0], collate=states[1], unbegun=True)
 
     def restore(self, position: ReadingPosition) -> None:
-        """Resumes from a saved position.
-
-        Args:
-            position: the position. Random generators whose states the position contains are set to these states.
+        """Resumes from a saved position, including the random generators whose states the position contains.
 
         Raises:
             ValueError: the dataset ends before this position.
@@ -282,7 +271,6 @@ class EpochReader:
                 self._was_given_state = True
 
     def _load(self, base: ReadingPosition) -> None:
-        """Loads the states of the dataset, its iterator and the collate function."""
         self._was_given_state = True
         reading, dataset = self.reading, self._source
         own, part = self._of_dataset(base), base.iterator
@@ -304,19 +292,18 @@ class EpochReader:
             give(self._iterator, part)
 
     def _of_dataset(self, base: ReadingPosition) -> Any:
-        """Returns the dataset's state in a snapshot. A dataset that is its own iterator has the iterator's state."""
+        """A dataset that is its own iterator has the iterator's state."""
         is_iterator = base.dataset is None and hasattr(self._source, "__next__")
         return base.iterator if is_iterator else base.dataset
 
     def _end_again(self, base: ReadingPosition) -> None:
         """Requests an item after the end of the dataset, so that the dataset applies the loaded state now and not in a
-        later epoch. An iterator that has loaded its own state is already at its end, and is not read.
-        """
+        later epoch. An iterator that has loaded its own state is already at its end, and is not read."""
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL):
                 if self._read_once_more(None) is None:
-                    # The loaded state already belongs to the next epoch, in which `_read_once_more` has read a batch,
-                    # so the state is loaded again.
+                    # `_read_once_more` has read a batch, because the loaded state already belongs to the next epoch, so
+                    # the state is loaded again.
                     if self._of_dataset(base) is not None:
                         give(self._source, self._of_dataset(base))
                     self._trial = None
@@ -348,7 +335,7 @@ class EpochReader:
             )
 
     def _read_once_more(self, index: Any) -> Exception | None:
-        """Rereads a batch that the program has received. Returns the exception that is raised, or None."""
+        """Rereads a batch that the program has received."""
         try:
             self._fetch(index)
         except Exception as error:
@@ -386,7 +373,7 @@ class EpochReader:
             self._trails.count()
 
     def _fetch(self, index: Any) -> Any:
-        """Returns the next batch. The first batch after resuming may be read twice (see `_fetch_first`)."""
+        """The first batch after resuming may be read twice (see `_fetch_first`)."""
         if self._is_over:  # a reader that was restored at the end of the epoch has no fetcher
             raise StopIteration
         self._fetched += 1
@@ -412,7 +399,7 @@ class EpochReader:
         return batch
 
     def _seen(self) -> tuple[bytes, bytes]:
-        """Returns the pickled states of the dataset and its iterator, for comparison."""
+        """The results are compared to detect changes."""
         iterator, dataset = self._iterator, self._source
         inner = None if iterator is dataset else state_of(iterator)
         return freeze(state_of(dataset)), freeze((inner, self.has_ended))
@@ -446,8 +433,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program received the most recent batch. If `is_given` is False, the snapshot is from
-                before this batch.
+            is_given: whether the program received the most recent batch. If not, the snapshot is from before this
+                batch.
         """
         is_inside = self.count - (not is_given and self._is_uncounted) > 0
         if self.reading.is_iterable and self.restores_position and (self._is_cut_off or not is_given):
@@ -468,11 +455,8 @@ class EpochReader:
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:
-        """Records a snapshot of the dataset.
-
-        Args:
-            position: the snapshot, with copied states, or a pickled snapshot.
-        """
+        """Args:
+        position: the snapshot, with copied states, or a pickled snapshot."""
         if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
             self._count_last()
             self._trails.note(position, is_end=self.has_ended)

@@ -1,9 +1,8 @@
 """Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
-Role: the fetcher, in the main process or in a worker, omits and reports samples that raise. The fetcher's report is
-sent with the batch, and the main process counts the omitted samples (`Skipped`) when the batch is returned to the user.
-As a result, the counts match what the user has received, regardless of read-ahead and replaced workers. Limits,
-messages and log format are shared with pipes.
+Role: the fetcher omits and reports samples that raise. Its report is sent with the batch, and the main process counts
+the omitted samples when the batch is returned to the user. As a result, the counts match what the user has received,
+regardless of read-ahead and replaced workers.
 """
 
 from __future__ import annotations
@@ -25,18 +24,6 @@ __all__ = ["Skipped", "check_on_error"]
 
 
 def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, dataset: Any) -> None:
-    """Checks the arguments `on_error`, `error_limit` and `error_log` of a loader.
-
-    Args:
-        how: the value of `on_error`.
-        limit: the value of `error_limit`.
-        log: the value of `error_log`.
-        dataset: the dataset.
-
-    Raises:
-        ValueError: an argument is out of range or does not suit the dataset, or two arguments exclude each other.
-        TypeError: the limit is not a number.
-    """
     if how not in ("raise", "skip"):
         raise ValueError(f"StatefulDataLoader: on_error must be 'raise' or 'skip', but got {how!r}")
     check_limit("StatefulDataLoader", "error_limit", limit)
@@ -59,37 +46,31 @@ def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, dat
 
 
 class Skipped:
-    """Counts the skipped samples of the batches that the user has received in an epoch.
-
-    Args:
-        loader: the loader, whose next epoch begins.
-        counts: the initial counts.
-    """
+    """Counts the skipped samples of the batches that the user has received in an epoch."""
 
     def __init__(self, loader: Any, counts: Counts | None) -> None:
         codes = codes_of_dataset(loader.dataset, ITERATED if loader._dataset_kind else READ)
         self._place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
         self._limit, self._log, self._epoch = loader.error_limit, loader.error_log, loader._epochs_begun
         loader._epochs_begun += 1
-        #: The counts of skipped samples: an immutable tuple, which is replaced when the counts change.
+        #: An immutable tuple, which is replaced when the counts change.
         self.counts: Counts = counts or ({}, 0)
         self._has_ended = False
         self._last = ""
 
     @classmethod
     def of(cls, loader: Any, counts: Counts | None) -> Skipped | None:
-        """Creates the counts for the next epoch of a loader; None if the loader skips no samples."""
+        """Returns None if the loader skips no samples."""
         return cls(loader, counts) if loader.on_error == "skip" else None
 
     def count(self, samples: int, skipped: Sequence[dict[str, Any]]) -> None:
-        """Adds the samples of a batch and its omitted samples to the counts."""
         kinds, seen = self.counts
         for line in skipped:
             kinds = plus_one(kinds, line["error"])
         self.counts = kinds, seen + samples
 
     def tell(self, skipped: Sequence[dict[str, Any]], worker: int | None = None) -> None:
-        """Writes the omitted samples of a batch to the log, and raises an error if the limit is exceeded.
+        """Writes the omitted samples of a batch to the log.
 
         Args:
             skipped: the log lines of the omitted samples.
@@ -109,7 +90,7 @@ class Skipped:
         self._check_limit()
 
     def end(self) -> None:
-        """Reports the skipped samples of the epoch in one warning, at the end of the epoch.
+        """Reports the skipped samples of the epoch in one warning.
 
         Raises:
             TooManySkipped: the skipped fraction exceeds the limit.
