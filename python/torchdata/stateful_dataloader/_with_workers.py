@@ -3,11 +3,10 @@
 Role: runs in the main process. Indices are drawn from the sampler at the same times as in PyTorch's loader: at the
 beginning for all batches that workers may prefetch, and then one index whenever a batch is returned.
 
-`RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores the
-last snapshot, the batches received after the snapshot, and the outstanding orders. A replacement process loads the
-snapshot, and then reads and drops the batches that the main process has received. Finally, the replacement process
-receives the outstanding orders. A worker that exits before its first batch of an epoch has sent no snapshot of this
-epoch, so its replacement first repeats the previous epoch, and then begins the new epoch.
+`RestartingIterator` replaces workers that exit, or that hang and are killed. A replacement process loads the worker's
+last snapshot, then reads and drops the batches that the main process has received since, and finally receives the
+outstanding orders. A worker that exits before its first batch of an epoch has sent no snapshot of this epoch, so its
+replacement first repeats the previous epoch, and then begins the new epoch.
 """
 
 from __future__ import annotations
@@ -44,29 +43,23 @@ __all__ = ["RestartingIterator", "WorkersIterator"]
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first use of `record_function` imports a module of torch. This must not happen during an epoch, because the import
+# The first use of `record_function` imports a module of torch. The import must not happen during an epoch, because it
 # reads files, and `processes/positions.py` could then not detect that workers share open files.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
 
 class WorkersIterator(HandingIterator, StatefulIterator):
-    """Reads in worker processes, which read batches before the program requests them.
-
-    Raises:
-        AssertionError: the loader's `prefetch_factor` is 0.
-    """
-
     def __init__(self, loader: Any, state: EpochState | None) -> None:
         super().__init__(loader, state)
-        #: The number of workers that a dataset sees, which is the number of shards; a process runs one or more shards.
+        #: The number of shards; a process runs one or more shards.
         self._num_workers = max(1, self._num_shards)
-        #: Whether the workers exit after this epoch, because the next epoch has another number of shards.
         self.lasts_one_epoch = self._num_shards != loader.num_workers
         self._has_begun = False
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order
-        #: The ids of threads that were reading an epoch when another thread began the next one; they get an error.
+        #: The ids of threads that were reading an epoch when another thread began the next epoch. These threads get an
+        #: error.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
@@ -94,7 +87,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             raise
 
     def _copies(self, job: Job, workers: int) -> Copies:
-        """Returns an object that copies the dataset and the functions, for processes that run several shards."""
         try:
             return Copies((self._reading, job.init_fn))
         except Exception as error:
@@ -109,17 +101,14 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             ) from error
 
     def _new_pool(self, loader: Any, job: Job) -> Any:
-        """Returns the object that reads the shards."""
         return WorkerPool(loader, job, weakref.ref(self))
 
     def _count_into_pool(self) -> None:
-        """Makes the workers' statistics count the next epoch."""
         self._recorder.begin_in(self, self._pool)
 
     # -- epochs --------------------------------------------------------------------------------------
 
     def _start(self, loader: Any, state: EpochState | None) -> None:
-        """Begins the first epoch of this iterator, or resumes it."""
         if state is None or state.is_over:
             # PyTorch's loader creates the sampler's iterator twice, and draws two seeds for pipes, of which it uses the
             # first. The same draws are made here.
@@ -143,14 +132,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             self._pass_over()
 
     def _begin_again(self, loader: Any, first_iter: bool) -> None:
-        """Creates the sampler's iterator for another epoch."""
         with self._drawing.under_way():
             self._order.note_random()
             super()._reset(loader, first_iter)
         self._order.begin(self._sampler_iter)
 
     def _positions_for_workers(self, state: EpochState) -> list[ReadingPosition | None]:
-        """Returns a position for each worker. If the state has fewer workers, several workers get the same position."""
+        """If the state has fewer workers, several workers get the same position."""
         positions = state.positions
         if not state.is_over and not self._num_shards:
             return [self._position_of_program(positions[0], state)]
@@ -165,11 +153,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return found
 
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
-        """Converts a position that was saved without workers to a position for a worker.
-
-        Batches before the saved state are recomputed with the generators from the beginning of the epoch. Batches after
-        the saved state are computed with the generators from the time of the state.
-        """
+        """Batches before the saved state are recomputed with the generators from the beginning of the epoch. Batches
+        after the saved state are computed with the generators from the time of the state."""
         if position is None:
             return None
         now = {name: decoded(name, one) for name, one in (position.random or {}).items()}
@@ -180,15 +165,11 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return position
 
     def _begin(self, positions: Sequence[ReadingPosition | None], fresh: bool, first: int) -> None:
-        """Begins an epoch in all workers.
-
-        Args:
-            positions: for each worker, the snapshot to load; None starts from the beginning.
-            fresh: whether the snapshots in `positions` are from between two epochs.
-            first: the worker that returns the first batch.
-        """
+        """Args:
+        positions: for each worker, the snapshot to load; None starts from the beginning.
+        fresh: whether the snapshots were taken between two epochs.
+        first: the worker that returns the first batch."""
         self.is_finished = False
-        #: The identifiers of the threads that have read in this epoch.
         self._readers: set[int] = set()
         reading = self._reading
         if reading.is_iterable or not self._has_begun:
@@ -201,15 +182,15 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, position in zip(self._progress, positions, strict=True):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        #: Workers whose recorded positions may be out of date, because they have not sent a message in this epoch.
+        #: These workers have not sent a message in this epoch, so their recorded positions may be out of date.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
         #: Whether Ctrl-C or an error has interrupted the return of a batch.
         self._is_cut_off = False
-        #: A message from a worker (see `_worker`) that was received but not processed yet, or an empty list.
+        #: A message from a worker that was received but not processed yet, or an empty list.
         self._hand: list[Any] = []
-        #: Messages that `state_dict` has received in advance, before a batch was requested.
+        #: Messages that `state_dict` has received before a batch was requested.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -223,7 +204,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._order_next((first + number) % self._num_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begins another epoch with the same workers. Other threads that were reading the last epoch get an error."""
+        """Other threads that were reading the last epoch get an error."""
         if not self.is_finished:
             self._left_behind = self._readers - {threading.get_ident()}
         self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
@@ -233,8 +214,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- batches -------------------------------------------------------------------------------------
 
     def _order_next(self, worker: int) -> None:
-        """Sends the next index, if there is one, to the worker, or to any worker with free capacity if `in_order` is
-        False."""
+        """If `in_order` is False, the index is sent to any worker with free capacity."""
         try:
             index = self._order.draw()
         except StopIteration:
@@ -246,7 +226,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._number += 1
 
     def _wait(self) -> None:
-        """Waits for a message, and stores it in `_hand`. Ctrl-C may interrupt this method at any point."""
+        """Ctrl-C may interrupt this method at any point."""
         if self._left_behind and (reader := threading.get_ident()) in self._left_behind:
             self._left_behind.discard(reader)
             raise RuntimeError(_LEFT)
@@ -276,7 +256,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 raise
 
     def _take(self) -> tuple[int, int, Any, News]:
-        """Returns the received message from `_hand`, and records the snapshot from before its batch."""
         worker, number, batch, told = self._hand.pop()
         news = NO_NEWS if told is None else News(*told)
         self._unheard.discard(worker)
@@ -285,7 +264,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
-        """Returns the batch of the next message, if it contains a batch. Cannot be interrupted; see
+        """Returns the batch of the next message, if it contains a batch. Signals cannot interrupt this method; see
         `HandingIterator`."""
         if self._successor is not None:
             return (self._hand.pop(),)
@@ -335,7 +314,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the iterator. Waits for workers that have not sent a batch in this epoch."""
+        """Waits for workers that have not sent a batch in this epoch."""
         self._hear_all()
         seed = int(self._base_seed)
         positions: Sequence[ReadingPosition | None]
@@ -358,7 +337,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._hold()
 
     def _hold(self) -> None:
-        """Moves the message in `_hand` to the queue `_held`."""
         self._held.append(self._take())
 
     # -- shutdown ------------------------------------------------------------------------------------
@@ -373,11 +351,11 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             self._skipped.end()
 
     def shutdown(self) -> None:
-        """Stops the workers. The state remains available. Threads that wait for a batch are notified."""
+        """The state remains available."""
         self._units.shutdown()
 
     def _shutdown_workers(self) -> None:
-        """Stops the workers, under the name of PyTorch's method, which some trainers call."""
+        """Some trainers call PyTorch's method of this name."""
         self.shutdown()
 
 
@@ -385,10 +363,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
 
 class RestartingIterator(WorkersIterator):
-    """Reads in worker processes, and replaces workers that exit.
+    """Replaces workers that exit.
 
-    The pinning thread may replace a worker while the program's thread sends orders, and then reads attributes of this
-    iterator. Therefore, these attributes are modified only under the lock for sending.
+    The pinning thread may replace a worker, and then reads attributes of this iterator, while the program's thread
+    sends orders. Therefore, these attributes are modified only under the lock for sending.
     """
 
     #: For each worker, the snapshot with which the worker began this epoch (or None), and the commands that make a
@@ -400,7 +378,6 @@ class RestartingIterator(WorkersIterator):
     def _begin(self, positions: Sequence[Any], fresh: bool, first: int) -> None:
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in range(self._num_workers)]
         self._beginnings = list(zip(positions, ways, strict=True))
-        #: `_fresh`: whether `positions` are from between two epochs. `_seed_then`: the epoch's seed for pipes.
         self._fresh, self._seed_then = fresh, self._shared_seed
         #: For each shard, the number of messages of this epoch that were processed.
         self._seen = [0] * self._num_workers
@@ -414,12 +391,9 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns what a new process needs to reach a worker's current position in this epoch.
-
-        Returns:
-            Commands that repeat earlier epochs, the snapshot to load, whether this snapshot is from between two epochs,
-            and the indices to read after the snapshot was loaded.
-        """
+        """Returns what a new process needs to reach a worker's current position in this epoch: the commands that repeat
+        earlier epochs, the snapshot to load, whether this snapshot was taken between two epochs, and the indices to
+        read after loading."""
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
             return [], progress.reached(), False, []
@@ -437,10 +411,9 @@ class RestartingIterator(WorkersIterator):
     # -- replacing a worker ----------------------------------------------------------------------------
 
     def instruct(self, worker: int, accounts: Sequence[Account]) -> None:
-        """Sends a replacement process the commands that move it to the position of the exited worker.
+        """Moves a replacement process to the position of the exited worker.
 
         Args:
-            worker: the number of the worker.
             accounts: for each shard, the number and the checksum of the messages that were received in this epoch.
         """
         shards = self._pool.members.shards_of(worker)
@@ -454,12 +427,9 @@ class RestartingIterator(WorkersIterator):
         self._pool.instruct(worker, [*before, beginning], received)
 
     def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:
-        """Returns what a replacement process needs to continue a shard after the messages that were already received.
-
-        Returns:
-            Commands that repeat earlier epochs, the position in this epoch, and the number of outstanding orders for
-            which batches have already arrived.
-        """
+        """Returns what a replacement process needs to continue a shard after the messages that were already received:
+        the commands that repeat earlier epochs, the position in this epoch, and the number of outstanding orders for
+        which batches have already arrived."""
         progress, orders = self._progress[shard], self._pool.orders[shard]
         unseen = 0 if progress.ended else account[0] - self._seen[shard]
         again = [index for _, index in islice(orders, unseen)] if self._pool.is_ordered else [None] * unseen

@@ -1,9 +1,8 @@
 """The program of a `StatefulDataLoader` worker: reads the batches that the main process requests, and sends them.
 
-Role: runs in the worker process, as the program of a worker group of the engine. Commands of the main process arrive
-over a link, and are executed in sequence: begin an epoch, read the batch of an index (an *order*), stop. The engine
-iterates over `Batches`, which yields one batch for each order, and sends the batches over another link. For an iterable
-dataset, the main process may send no orders, and only limit the number of batches that the worker reads ahead.
+Role: runs in the worker process. Commands of the main process arrive over a link, and are executed in sequence: begin
+an epoch, read the batch of an index (an *order*), stop. For an iterable dataset, the main process may send no orders,
+and only limit the number of batches that the worker reads ahead.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If a loader with
 more workers saved the state, a worker runs several shards in turn, each with a copy of the dataset.
@@ -44,7 +43,6 @@ from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
 
 __all__ = ["NO_NEWS", "Batches", "EpochStart", "Job", "News", "ShardReader"]
 
-#: The order number in the messages of a shard that reads without orders.
 NO_ORDER = -1
 
 
@@ -56,7 +54,6 @@ class EpochStart:
         position: the snapshot to resume from; None starts from the beginning.
         account: the number and the checksum of the messages that the main process has received from a failed worker.
         again: the indices to reread after the snapshot was loaded.
-        ended: whether the iterable dataset had ended.
     """
 
     position: Any
@@ -72,11 +69,9 @@ class News(NamedTuple):
         before: the pickled snapshot from before the batch; None if the worker has not taken a snapshot.
         after: the pickled snapshot from after the batch; None if the worker has not taken a snapshot.
         failure: the error that was raised instead of returning the batch.
-        skipped: the skipped samples of the batch.
         seen: the number of samples of the batch, including skipped samples; None if it is the requested number.
         empty: whether all samples were skipped, so that the batch is missing.
         digest: a checksum of some samples of this epoch, for a dataset without a state; None if unchanged.
-        ended: whether the iterable dataset has ended.
     """
 
     before: bytes | None = None
@@ -90,7 +85,6 @@ class News(NamedTuple):
 
 
 NO_NEWS = News()
-#: A message to the main process: (shard, number of the order, batch, news).
 Unit = tuple[int, int, Any, tuple[Any, ...] | None]
 
 
@@ -99,18 +93,16 @@ class ShardReader:
 
     Args:
         job: the settings of the workers, with the shard's own copy of the dataset.
-        number: the number of the shard.
         counting: the counters of the process; None if batches are not timed.
         worker: the worker that runs the shard; None in the main process, where exceptions are raised unchanged.
     """
 
     reader: EpochReader | None = None
-    #: The error that prevents the shard from reading.
     failure: Any = None
 
     def __init__(self, job: Job, number: int, counting: Counting | None, worker: _Worker | None = None) -> None:
         self.job, self.number, self.counting, self.worker = job, number, counting, worker
-        #: The shard's global generators and worker info, which are stored here while the process runs another shard.
+        #: The shard's global generators and worker info are stored here while the process runs another shard.
         self.globals = ShardGlobals()
         self.watch: GeneratorWatch
         if job.num_shards:
@@ -121,7 +113,6 @@ class ShardReader:
 
     @classmethod
     def failed(cls, number: int, worker: _Worker) -> ShardReader:
-        """Returns a `ShardReader` that sends the worker's error instead of batches."""
         shard = cls.__new__(cls)
         shard.number, shard.worker, shard.failure = number, worker, worker.failure
         return shard
@@ -135,13 +126,11 @@ class ShardReader:
             tell(self.number, job.num_shards, job.reading.dataset)
 
     def described(self, error: BaseException) -> Any:
-        """Returns an exception in the form that is sent to the main process."""
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def work_off(self, indices: list[Any]) -> None:
         """Reads the requested batches of an epoch that the program has abandoned, as PyTorch's workers do, so that the
-        state of the dataset in the next epoch does not depend on the speed of this worker.
-        """
+        state of the dataset in the next epoch does not depend on the speed of this worker."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -151,14 +140,10 @@ class ShardReader:
                 self.reader.read(index)
 
     def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: EpochStart) -> Batches:
-        """Begins an epoch, and returns an iterator over the messages to send.
-
-        Args:
-            iterates: whether the shard reads an iterable dataset without orders.
-            shared_seed: the epoch's seed for pipes of torch.
-            fresh: whether the snapshot is from between two epochs, so that a new epoch begins after it was loaded.
-            start: the position at which the shard begins or continues the epoch.
-        """
+        """Args:
+        iterates: whether the shard reads an iterable dataset without orders.
+        shared_seed: the epoch's seed for pipes of torch.
+        fresh: whether the snapshot was taken between two epochs, so that a new epoch begins after it was loaded."""
         position, again = start.position, start.again
         batches = Batches(self, iterates)
         try:
@@ -220,16 +205,13 @@ class _Worker:
         self.child, self.setup, self.sender = child, child.setup, child.sender
         #: A command that arrived during an epoch and ends this epoch.
         self.pending: tuple[Any, ...] | None = None
-        #: The error that prevents the worker from reading.
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
-        #: Switches the process's global generators and worker info between the shards.
         self._turns = ShardTurns((), self._exchange, 0)
         #: The indices of orders that were unread when the main process ended the last epoch.
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
-        """Prepares the shards; see `Runner`."""
         for number in self.setup.shards:
             if self.shards:
                 self.shards[-1].globals.leave(is_all=True)
@@ -239,7 +221,6 @@ class _Worker:
         self._turns = ShardTurns(of_each, self._exchange, len(of_each) - 1)
 
     def obey(self, command: tuple[Any, ...]) -> bool:
-        """Executes a command; see `Runner`."""
         order: tuple[Any, ...] | None = command
         while order is not None:
             if order[0] == "stop":
@@ -258,7 +239,6 @@ class _Worker:
         return True
 
     def _exchange(self, left: int, entered: int) -> None:
-        """Stores the generators and worker info of the shard `left`, and sets those of the shard `entered`."""
         self.shards[left].globals.leave(is_all=True)
         self.shards[entered].globals.enter()
 
@@ -287,10 +267,9 @@ class _Worker:
 
 @dataclass
 class Job(Program):
-    """The dataset, the functions and the settings of the workers, which are pickled only once for all workers."""
+    """The job is pickled only once for all workers."""
 
     runner: ClassVar[type[Runner]] = _Worker
-    #: PyTorch's name for a worker.
     worker_name: ClassVar[str] = "DataLoader worker process {}"
     stage: ClassVar[str] = "reading batches"
     item: ClassVar[str] = "batch"
@@ -302,8 +281,8 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards; 0 for a worker that resumes an epoch of a loader without workers. Such a worker has copies
-    #: of the main process's global generators, and no worker info.
+    #: 0 for a worker that resumes an epoch of a loader without workers. Such a worker has copies of the main process's
+    #: global generators, and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
@@ -312,13 +291,11 @@ class Job(Program):
     copies: Copies | None = None
 
     def copied(self) -> Job:
-        """Returns the job of another shard in the same process."""
         assert self.copies is not None
         reading, init_fn = self.copies.make()
         return replace(self, reading=reading, init_fn=init_fn, copies=None)
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
-        """Returns an error message that explains how to make the job picklable."""
         return (
             "StatefulDataLoader: the dataset, collate_fn or worker_init_fn cannot be pickled, which start method "
             f"{start_method!r} needs ({type(error).__name__}: {error}); open files, locks and connections in the "
@@ -326,14 +303,13 @@ class Job(Program):
         )
 
     def holds_shared_memory(self) -> bool:
-        """Returns whether the job contains `Copies`, which refer to objects in shared memory."""
         return self.copies is not None
 
     @classmethod
     def exit_error(
         cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
     ) -> WorkerExitedError:
-        """Returns the error for an exited worker. The message contains PyTorch's wording, which programs match."""
+        """The message contains PyTorch's wording, because programs match it."""
         error = super().exit_error(process, worker, text, item)
         text = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}"
         if process.exitcode is not None and process.exitcode < 0:
@@ -342,10 +318,9 @@ class Job(Program):
 
 
 class Batches(Iterator[Unit]):
-    """Yields the units (see the module) of one epoch of a shard, which the engine sends to the main process.
+    """Yields the messages of one epoch of a shard, which the engine sends to the main process.
 
     Args:
-        shard: the shard that reads.
         iterates: whether the shard reads without orders, as far ahead as the main process allows.
     """
 
@@ -355,26 +330,23 @@ class Batches(Iterator[Unit]):
         #: Messages that are sent first: errors in place of messages that could not be sent.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: `news`: the `News` to send with the next unit. `_brought`: the `News` that was sent last.
+        #: The `News` to send with the next message, and (`_brought`) the `News` that was sent last.
         self.news = self._brought = NO_NEWS
-        #: `is_over`: whether all batches were read. `_takes_positions`: whether snapshots contain the state of the
-        #: dataset, in addition to the random generators.
+        #: `_takes_positions`: whether snapshots contain the state of the dataset, in addition to the random generators.
         self.is_over = self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
-        #: The time before which no snapshot is taken, and no random generator is checked.
+        #: Before this time, no snapshot is taken, and no random generator is checked.
         self._due = 0.0
         self._last = b""
         self._digest: int | None = None
 
     def begin(self, reader: EpochReader, went_on: bool, told: bool = False) -> None:
-        """Starts to observe the reader, and takes a snapshot of the reader if the main process may need it.
+        """Takes a snapshot of the reader if the main process may need it.
 
         Args:
-            reader: the reader, after the beginning of its epoch.
             went_on: whether the epoch resumes from a saved position, which the main process already has.
-            told: whether the main process has received messages of this epoch that it has not processed. If
-                `told` is True, no snapshot is taken, because the main process would assign the snapshot to the wrong
-                batch.
+            told: whether the main process has received messages of this epoch that it has not processed. If so, no
+                snapshot is taken, because the main process would assign the snapshot to the wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -423,7 +395,6 @@ class Batches(Iterator[Unit]):
         return bool(self._takes_positions or self._shard.watch.moved)
 
     def _position_after(self, now: float, took: float) -> bytes | None:
-        """Returns the snapshot after the last batch, if one is due."""
         watch, cadence = self._shard.watch, self._cadence
         looks = now >= watch.due
         first = looks and watch.look_in_time(now)
@@ -436,7 +407,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Waits for the next order, and returns its index. A command of another kind ends the epoch."""
+        """Waits for the next order. A command of another kind ends the epoch."""
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()
@@ -459,7 +430,7 @@ class Batches(Iterator[Unit]):
         return self._shard.number, self._order, batch, None if news is NO_NEWS else tuple(news)
 
     def _frozen_position(self) -> bytes:
-        """Returns a pickled snapshot; empty bytes if the snapshot equals the previous one."""
+        """Returns empty bytes if the snapshot equals the previous snapshot."""
         assert self._reader is not None
         frozen = self._reader.position().frozen()
         self._reader.took(frozen)
@@ -469,12 +440,11 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _with_skipped(self, news: News, reader: EpochReader, index: Any) -> News:
-        """Adds the skipped samples of a batch to the `News` that is sent with the batch."""
         reading, (skipped, seen) = self._shard.job.reading, reader.skipped
         if not reading.skips or (not skipped and seen == reading.samples_of(index)):
             return news
         return news._replace(skipped=skipped, seen=seen)
 
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
-        """Queues an error, which is sent in place of a message that could not be sent."""
+        """The error is sent in place of a message that could not be sent."""
         self._owed.append(self._unit(None, self._brought._replace(failure=failure)))

@@ -1,5 +1,5 @@
-"""Exceptions of `StatefulDataLoader`. All exceptions in this module derive from `RuntimeError`, because PyTorch's
-loader raises `RuntimeError`."""
+"""Exceptions of `StatefulDataLoader`, which derive from `RuntimeError` because PyTorch's loader raises
+`RuntimeError`."""
 
 from __future__ import annotations
 

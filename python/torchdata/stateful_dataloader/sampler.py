@@ -1,8 +1,7 @@
 """PyTorch's samplers with iterators that can be saved and restored.
 
-Role: `StatefulDataLoader` uses these samplers instead of PyTorch's own. These samplers produce PyTorch's order, and
-draw the same numbers from the same generators at the same times as PyTorch's samplers. The states have the format of
-torchdata 0.11.
+Role: `StatefulDataLoader` uses these samplers instead of PyTorch's own. They produce PyTorch's order, and draw the same
+numbers from the same generators at the same times as PyTorch's samplers. The states have the format of torchdata 0.11.
 """
 
 from __future__ import annotations
@@ -58,18 +57,14 @@ class RandomSampler(torch.utils.data.RandomSampler):
 
 
 class RandomIndices(Iterator[int]):
-    """One epoch of a `RandomSampler`. The order is drawn when the first index is requested.
-
-    Args:
-        sampler: the sampler of the epoch.
-    """
+    """One epoch of a `RandomSampler`. The order is drawn when the first index is requested."""
 
     def __init__(self, sampler: RandomSampler) -> None:
         self._sampler, self._yielded = sampler, 0
-        #: The state of the generator from before the epoch's order was drawn; None until the order is drawn.
+        #: The state of the generator from before the epoch's order was drawn.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
-        #: `_chunk`: the indices that were drawn last. `_place`: the position of the next index in `_chunk`.
+        #: The indices that were drawn last, and (`_place`) the position of the next index in `_chunk`.
         self._chunk, self._place = list[int](), 0
 
     def __next__(self) -> int:
@@ -79,7 +74,7 @@ class RandomIndices(Iterator[int]):
         return indices[0]
 
     def take(self, count: int) -> list[int]:
-        """Returns the next `count` indices, or fewer at the end of the epoch."""
+        """Returns fewer than `count` indices at the end of the epoch."""
         if self._origin is None:
             self._draw(None)
         taken = self._chunk[self._place : self._place + count]
@@ -95,7 +90,7 @@ class RandomIndices(Iterator[int]):
         return taken
 
     def _draw(self, state: bytes | None) -> None:
-        """Prepares the drawing of the order; if `state` is not None, first sets the generator to this state."""
+        """If `state` is not None, the generator is first set to this state."""
         generator = self._sampler.generator
         if generator is None:
             generator = torch.Generator()
@@ -122,7 +117,6 @@ class RandomIndices(Iterator[int]):
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of yielded indices, and the generator's state from before the order was drawn."""
         return self.state_before(0)
 
     def state_before(self, count: int) -> dict[str, Any]:
@@ -131,11 +125,7 @@ class RandomIndices(Iterator[int]):
         return {"yielded": self._yielded - count, "generator": origin}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resumes from a saved position. If the sampler has its own generator, the order is drawn from it again.
-
-        Args:
-            state_dict: a result of `state_dict`.
-        """
+        """If the sampler has its own generator, the order is drawn from this generator again."""
         if isinstance(state_dict, dict) and state_dict.get("generator") is None:  # the order was not drawn yet
             self._origin, self._yielded = None, 0
             return
@@ -183,23 +173,18 @@ class BatchSampler(torch.utils.data.BatchSampler):
 
 
 class BatchIndices(Iterator[list[int]]):
-    """One epoch of a `BatchSampler`. The sampler is first read when the first batch is requested.
-
-    Args:
-        batches: the sampler of the epoch.
-    """
+    """The sampler is first read when the first batch is requested."""
 
     def __init__(self, batches: BatchSampler) -> None:
         self._batches = batches
         self._iterator: Iterator[int] | None = None
         self.samples_yielded = 0
-        #: `has_ended`: whether the sampler has returned all indices. `_dropped`: the number of indices that were
-        #: dropped because they do not fill a batch.
+        #: Whether the sampler has returned all indices, and (`_dropped`) the number of indices that were dropped
+        #: because they do not fill a batch.
         self.has_ended, self._dropped = False, 0
 
     @property
     def keeps_position(self) -> bool:
-        """Returns whether the wrapped sampler has a user-defined state."""
         if is_stateful(self._batches.sampler):
             return True
         return is_stateful(self._iterator) and type(self._iterator) is not RandomIndices
@@ -225,22 +210,18 @@ class BatchIndices(Iterator[list[int]]):
         """Makes this object form the following batches from an iterator of the sampler.
 
         Args:
-            iterator: the iterator.
             yielded: the number of indices that the iterator has already yielded.
         """
         self._iterator, self.samples_yielded = iterator, yielded
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler. Raises no error if up to `most_missing` of these indices do not
-        exist."""
+        """Skips `count` indices of the sampler. Up to `most_missing` of these indices need not exist."""
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)
         pass_over(self._iterator, count - most_missing)
         self.samples_yielded += count - most_missing + sum(1 for _ in itertools.islice(self._iterator, most_missing))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of yielded indices, and the states of the sampler and its iterator, if these have
-        states."""
         state = self.state_before(0)
         if self.has_ended:
             state["ended"] = True
@@ -251,7 +232,6 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def give_sampler(self, state: Any) -> None:
-        """Restores the wrapped sampler, if `state` contains the sampler's state."""
         sampler = self._batches.sampler
         if is_stateful(sampler) and state is not None and "sampler_state" in state:
             give(sampler, state["sampler_state"])
@@ -266,11 +246,6 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resumes from a saved position.
-
-        Args:
-            state_dict: a result of `state_dict`.
-        """
         sampler = self._batches.sampler
         self.samples_yielded = count_in(state_dict, "samples_yielded")
         self.has_ended, self._dropped = False, 0
@@ -331,7 +306,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
         self.yielded = 0
-        # The number of indices that the next iterator skips because a state was loaded; otherwise None.
+        # The number of indices that the next iterator skips because a state was loaded.
         self.next_yielded: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -365,17 +340,11 @@ def endless_state(batches: int, size: int) -> dict[str, Any]:
 
 
 def samples_in(state: Any) -> int | None:
-    """Returns the number of yielded indices from the state of a `BatchSampler`; None if it is missing."""
     samples = state.get("samples_yielded") if isinstance(state, dict) else None
     return samples if type(samples) is int else None
 
 
 def count_in(state: Any, name: str) -> int:
-    """Returns the field `name` of a state, after checking that the field is a number of indices.
-
-    Raises:
-        ValueError: the value is not a count.
-    """
     count = state.get(name) if isinstance(state, dict) else None
     if isinstance(count, int) and count < 0:
         raise ValueError(f"Cannot load state_dict with negative {name} value: {count}")
@@ -385,11 +354,6 @@ def count_in(state: Any, name: str) -> int:
 
 
 def pass_over(iterator: Iterator[Any], count: int) -> None:
-    """Skips `count` indices of an iterator.
-
-    Raises:
-        ValueError: the iterator has fewer indices.
-    """
     if count > 0 and not seek(iterator, count) and next(itertools.islice(iterator, count - 1, None), _NONE) is _NONE:
         raise ValueError(
             f"the state says that {count} indices were read, but the sampler yields fewer: its data has become "

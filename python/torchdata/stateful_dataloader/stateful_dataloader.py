@@ -1,7 +1,7 @@
-"""`StatefulDataLoader`: PyTorch's `DataLoader` on this package's engine, with a state that can be saved at any batch.
+"""PyTorch's `DataLoader` on this package's engine, with a state that can be saved at any batch.
 
-Role: runs in the main process. PyTorch's class provides the constructor, the attributes and their checks. This package
-provides the iterators (`_in_process`, `_with_workers`). The loader refers to its last iterator, which has the position.
+Role: PyTorch's class provides the constructor, the attributes and their checks. This package provides the iterators
+(`_in_process`, `_with_workers`). The loader refers to its last iterator, which has the position.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class _Indexed(Protocol[T_co]):
-    """A map-style dataset of any class."""
-
     def __getitem__(self, index: Any, /) -> T_co: ...
 
 
@@ -269,7 +267,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         return dump(unstarted(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the attributes of a copy (by `copy` or pickle), which is an independent loader that has not begun."""
+        """A copy (by `copy` or pickle) is an independent loader that has not begun."""
         return {**self.__dict__, "_iterator": None, "_recorder": self._recorder.copied()}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:

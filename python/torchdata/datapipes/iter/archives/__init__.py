@@ -1,6 +1,6 @@
 """Archives and compressed files."""
 
-# These imports are needed to load older pickles, which refer to the classes by this module's name.
+# Older pickles refer to the classes by the name of this module.
 from torchdata.datapipes.iter.archives.tar import TarArchiveLoader
 from torchdata.datapipes.iter.archives.zip import ZipArchiveLoader
 

@@ -1,8 +1,7 @@
 """Shared code of readers of archives and compressed files: open archives, safe names, size limits and clear errors.
 
-Role: the module contains the base class of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader, and checks that the
-decompressing pipes also use. This module's code runs in the iterating process. An archive object owns the stream that
-it reads. A member refers to its archive, which can reopen the member (see `utils/_streams.py`).
+Role: contains the base class of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader. An archive object owns the
+stream that it reads. A member refers to its archive, which can reopen the member (see `utils/_streams.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ MAX_RATIO = 100.0
 #: Files below this number of bytes never count as decompression bombs.
 SMALLEST_BOMB = 1 << 30
 
-#: The errors that decompression modules raise for damaged data.
 DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, OverflowError, zlib.error, struct.error, LZMAError)
 
 _ADVICE = "the archive is truncated, damaged or of another kind"
@@ -49,11 +47,6 @@ class Refused(OSError):
 
 
 def check_max_ratio(pipe: str, value: Any) -> float | None:
-    """Returns the limit `value`, or None for no limit.
-
-    Raises:
-        ValueError: `value` is not a number of at least 1.
-    """
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
@@ -62,7 +55,6 @@ def check_max_ratio(pipe: str, value: Any) -> float | None:
 
 
 def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
-    """Raises Refused if `compressed` bytes decompress to `size` bytes, and this ratio is unusually large."""
     if max_ratio is None or size <= SMALLEST_BOMB or size <= max_ratio * max(compressed, 1):
         return
     raise Refused(
@@ -72,13 +64,13 @@ def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
 
 
 def folder_of(path: str) -> str:
-    """Returns the folder that the paths of all members of the archive `path` begin with."""
+    """All members of the archive get paths in this folder."""
     folder = os.path.normpath(path)
     return "" if folder == os.curdir else os.path.join(folder, "")
 
 
 def path_in(folder: str, name: str) -> str:
-    """Returns the path of the member `name`, which is always inside the archive's `folder`.
+    """Returns the path of the member `name`.
 
     Leading slashes are dropped, as by `tar` and `unzip`.
 
@@ -92,12 +84,10 @@ def path_in(folder: str, name: str) -> str:
 
 
 def seekable(stream: Any) -> bool:
-    """Returns whether the stream reports that it can seek."""
     return bool(hasattr(stream, "seekable") and stream.seekable())
 
 
 def refuse_text(pipe: object, path: str, stream: Any) -> None:
-    """Raises TypeError if the stream is a text stream, because archives are binary."""
     file_obj = stream.__dict__.get("file_obj") if isinstance(stream, StreamWrapper) else stream
     if isinstance(file_obj, io.TextIOBase):
         raise TypeError(
@@ -107,12 +97,12 @@ def refuse_text(pipe: object, path: str, stream: Any) -> None:
 
 
 def seeks_cheaply(file_obj: Any) -> bool:
-    """Returns whether seeking back is cheap. Seeking is not cheap if the file must be decompressed from the start."""
+    """Seeking back is expensive if the file must be decompressed from the start."""
     return bool(getattr(getattr(file_obj, "raw", None), "seeks_cheaply", True))
 
 
 def bare(stream: Any) -> Any:
-    """Returns the file object inside a wrapper. Reading from this object is faster than reading through the wrapper."""
+    """Reading from the returned object is faster than reading through the wrapper."""
     if getattr(stream, "closed", False):
         raise ValueError(f"the stream {stream!r} of the archive is closed")
     return stream.file_obj if isinstance(stream, StreamWrapper) else stream
@@ -127,8 +117,8 @@ def is_damage(error: Exception) -> bool:
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
-    """Returns an error that names the archive, to be raised instead of `error`. If `error` was not caused by damaged
-    data, `error` itself is returned with a note.
+    """Returns an error that names the archive, to be raised instead of `error`; or `error` with a note, if the cause is
+    not damaged data.
 
     The error is returned, not raised, because a frame that raises an error and has a variable for it forms a reference
     cycle with the error, which would keep open files alive until garbage collection.
@@ -154,11 +144,9 @@ class CountedStream:
         self._start = position_of(file_obj) or 0
         #: Bytes that `look` has read from the stream, and `read` has not returned yet.
         self._ahead = b""
-        #: The number of bytes from the start to the current position of the stream.
         self.count = 0
 
     def look(self, size: int) -> bytes:
-        """Returns the next bytes without consuming them."""
         while len(self._ahead) < size and (more := self._file_obj.read(size - len(self._ahead))):
             self._ahead += more
         return self._ahead
@@ -191,7 +179,7 @@ class CountedStream:
 
 
 class Archive:
-    """An open archive, which owns its stream. An unpickled archive reopens the stream."""
+    """An unpickled archive reopens the stream."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         self.path = path
@@ -199,8 +187,8 @@ class Archive:
         #: The offset of the archive's first byte in its stream; None if unknown.
         self.start = position_of(source) if start is None else start
 
-        #: A recipe to reopen the source, used when the archive is pickled, possibly after the source was closed.
-        #: In-memory files do not get a recipe, because the recipe would contain a copy of the file.
+        #: Describes how to reopen the source, for pickling, possibly after the source was closed. For in-memory files,
+        #: the recipe is omitted, because it would contain a copy of the file.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None
@@ -214,23 +202,19 @@ class Archive:
 
     @staticmethod
     def error_of(what: str, error: Exception) -> Exception:
-        """Returns the error to raise for an error that occurred while reading a member or an archive."""
         raise NotImplementedError
 
     def explained(self, name: str, error: Exception) -> Exception:
-        """Returns the error to raise for an error that occurred while reading the member `name`."""
         told = self.error_of(f"{name!r} of {shown(self.path)}", error)
         return name_item(told, path_in(folder_of(self.path), name))
 
     @property
     def parent(self) -> StreamWrapper | None:
-        """The wrapper that counts the open members."""
+        """This wrapper counts the open members."""
         return self.source if isinstance(self.source, StreamWrapper) else None
 
 
 class MemberFile(io.RawIOBase):
-    """The bytes of one member, read from another file object."""
-
     def __init__(self, archive: Any, name: str, file_obj: Any) -> None:
         self._archive: Any = archive
         self._name: str = name
@@ -250,15 +234,13 @@ class MemberFile(io.RawIOBase):
 
 class LibraryMember(MemberFile):
     """The bytes of one member, read through another library's file object. Errors name the member, the archive and the
-    pipe.
-    """
+    pipe."""
 
     def __init__(self, archive: Any, key: Any, name: str, file_obj: Any, cheap: bool) -> None:
         super().__init__(archive, name, file_obj)
         self._key, self.seeks_cheaply = key, cheap
 
     def recipe(self) -> EntryRecipe:
-        """Returns the recipe to reopen the member."""
         return EntryRecipe(self._archive, self._key)
 
     def tell(self) -> int:
@@ -293,15 +275,12 @@ class LibraryMember(MemberFile):
 
 
 class EntryRecipe:
-    """Identifies a member by its index in the archive."""
-
     __slots__ = ("archive", "key")
 
     def __init__(self, archive: Any, key: Any) -> None:
         self.archive, self.key = archive, key
 
     def open(self) -> Any:
-        """Opens the archive if necessary, and the member."""
         return self.archive.open_entry(self.key)
 
     def __repr__(self) -> str:
@@ -309,7 +288,7 @@ class EntryRecipe:
 
 
 class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
-    """The base class of archive loaders. An archive stays open while its pair of path and stream is referenced."""
+    """An archive stays open while a pair of path and stream refers to it."""
 
     datapipe: Any
     max_ratio: float | None
@@ -339,23 +318,21 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        # a stream that is not a StreamWrapper stays open, because nothing counts the members that still read from it
+        # Other streams stay open, because nothing counts the members that still read from them.
         if isinstance(stream, StreamWrapper):
             stream.autoclose()
 
 
 class IndexedArchive(Archive):
-    """An archive that has a directory of its members. The whole directory is read when the archive is opened."""
+    """An archive with a directory of its members, which is read when the archive is opened."""
 
     #: Index of the entry after the last yielded entry.
     next = 0
 
     def entries(self) -> list[Any]:
-        """Returns the directory. Entries of the directory have a `filename`."""
         raise NotImplementedError
 
     def open_entry(self, index: int) -> Any:
-        """Opens the entry `index` of the directory."""
         raise NotImplementedError
 
 
@@ -363,12 +340,10 @@ class IndexedLoader(ArchiveLoader):
     """The base class of loaders for archives with a directory. A saved position is the index of an entry in the
     directory."""
 
-    #: The format's name and class.
     _format: str
     _opens: type[IndexedArchive]
 
     def _is_file(self, entry: Any) -> bool:
-        """Returns whether an entry is a regular file, rather than a folder or link."""
         raise NotImplementedError
 
     def _check(self, entry: Any) -> None:

@@ -1,9 +1,7 @@
 """Pipes that decompress streams: Decompressor, Extractor, Bz2FileLoader, XzFileLoader.
 
-Role: each pipe converts pairs of path and compressed stream to pairs of path and decompressed stream. The pipes of this
-module run in the process that iterates them. Data is decompressed only when a stream is read. The decompressed stream
-owns and closes the compressed stream. An unpickled stream reopens the compressed stream and decompresses it up to its
-position.
+Role: data is decompressed only when a stream is read. The decompressed stream owns and closes the compressed stream. An
+unpickled stream reopens the compressed stream and decompresses it up to its position.
 """
 
 from __future__ import annotations
@@ -68,7 +66,6 @@ _SUFFIXES = {
     ".tzst": CompressionType.TAR,
 }
 
-#: The suffixes of compressed tar archives, each of which consists of two parts.
 _TARS = (".tar.gz", ".tar.xz", ".tar.zst")
 
 _READERS: dict[CompressionType, Callable[[Any], Any]] = {
@@ -80,7 +77,6 @@ _READERS: dict[CompressionType, Callable[[Any], Any]] = {
 
 
 def _kind_of_name(path: str) -> CompressionType | None:
-    """Returns the format that belongs to the suffix of a file name, ignoring case; None if the suffix is unknown."""
     suffixes = PurePath(path.lower()).suffixes
     if "".join(suffixes) in _TARS:
         return CompressionType.TAR
@@ -88,7 +84,7 @@ def _kind_of_name(path: str) -> CompressionType | None:
 
 
 def _kind_by_suffix(path: str) -> CompressionType | None:
-    """Returns the format of a path, or of a URL with a query or fragment after the suffix; None if unknown."""
+    """The suffix of a URL may precede a query or fragment."""
     names = [path, re.split("[?#]", path, maxsplit=1)[0]]
     if path.lower().startswith(("http://", "https://")):  # other names may contain a question mark
         names.reverse()
@@ -96,7 +92,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """Describes how to read a compressed stream. `source` is a placeholder for the compressed stream, or None."""
+    """Describes how to read a compressed stream; `source` is a placeholder for this stream, or None."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -106,11 +102,9 @@ class _Recipe:
         self.kind, self.path, self.pipe, self.max_ratio, self.source = kind, path, pipe, max_ratio, source
 
     def open(self) -> Any:
-        """Reopens the compressed stream, and returns a stream that decompresses it."""
         return self.on(copy.deepcopy(self.source))  # opening twice creates two streams
 
     def on(self, source: Any) -> Any:
-        """Returns a stream that decompresses `source`."""
         try:
             if self.kind in _READERS:
                 return io.BufferedReader(_Decompressed(self, source))
@@ -134,7 +128,6 @@ class _Recipe:
         return _Recipe(self.kind, self.path, self.pipe, self.max_ratio, stand_in)
 
     def explained(self, name: str, error: Exception) -> Exception:
-        """Returns the error to raise instead of `error`, with the pipe and the path in its message or in a note."""
         name_item(error, self.path)
         what = f"{shown(self.path)} in {self.pipe}"
         if isinstance(error, Refused):
@@ -155,8 +148,6 @@ class _Recipe:
 
 
 class _OpenZip(zipfile.ZipFile):
-    """A `ZipFile` that may own the stream that it reads."""
-
     owned: Any = None
 
     def close(self) -> None:
@@ -166,7 +157,7 @@ class _OpenZip(zipfile.ZipFile):
 
 
 class _Decompressed(LibraryMember):
-    """The bytes of a compressed stream, read with the module for its format. Seeking back restarts decompression."""
+    """The decompressed bytes of a stream. Seeking back restarts decompression."""
 
     mode = "rb"
 
@@ -200,8 +191,6 @@ class _Decompressed(LibraryMember):
 
 
 class _Decompressing(ItemByItem[tuple[str, StreamWrapper]]):
-    """The base class of pipes that yield one decompressed stream for each compressed stream."""
-
     max_ratio: float | None
 
     def _kind_of(self, path: str) -> CompressionType:
@@ -319,8 +308,6 @@ class Extractor(Decompressor):
 
 
 class _OfOneKind(GivenLength, _Decompressing):
-    """A pipe for files of one format, which removes the format's suffix from their paths."""
-
     datapipe: Any
     _kind: CompressionType
     _suffix: str

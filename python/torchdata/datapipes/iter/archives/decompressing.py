@@ -1,7 +1,7 @@
 """Decompresses the consecutive streams of a file with modules of Python and of other libraries.
 
-Role: each function returns a file object that decompresses another file object while it is read. The returned file
-object does not close the compressed one.
+Role: each function returns a file object that decompresses another file object while it is read. Closing the returned
+file object does not close the compressed file object.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ _PIECE = 1 << 20
 
 
 def gzip_reader(file_obj: Any) -> Any:
-    """Returns a file object over the decompressed contents of `file_obj`."""
     import gzip
 
     return gzip.GzipFile(fileobj=file_obj, mode="rb")
 
 
 def bzip2_reader(file_obj: Any) -> Any:
-    """Returns a file object over the decompressed contents of `file_obj`."""
     import bz2
 
     return bz2.BZ2File(file_obj)
 
 
 def lzma_reader(file_obj: Any) -> Any:
-    """Returns a file object over the decompressed contents of `file_obj`, in the xz format or the older lzma format.
+    """Reads the xz format or the older lzma format.
 
-    Unlike Python's `lzma` module, this file object also reads streams after padding, and refuses invalid padding.
+    Unlike Python's `lzma` module, the returned file object also reads streams after padding, and refuses invalid
+    padding.
     """
     import lzma
 
@@ -47,12 +46,7 @@ def lzma_reader(file_obj: Any) -> Any:
 
 
 def zstd_reader(file_obj: Any) -> Any:
-    """Returns a file object over the decompressed contents of `file_obj`, using Python's own module (from 3.14 on) or
-    its backport.
-
-    Raises:
-        ModuleNotFoundError: Python lacks the module, and the backport is not installed.
-    """
+    """Uses Python's own module (from 3.14 on) or its backport."""
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     return _Streams(file_obj, optional_import(name, extra="zstd", needed_by="reading zstd").ZstdDecompressor)
 
@@ -62,7 +56,7 @@ class _Streams:
 
     Args:
         file_obj: the compressed file, which is read from its current position.
-        new: a function that creates a decompressor for one stream.
+        new: creates a decompressor for one stream.
         padding: the bytes that may follow a stream.
     """
 
@@ -75,8 +69,8 @@ class _Streams:
         self._position, self._is_over = 0, False
 
     def read(self, size: int = -1) -> bytes:
-        """Returns the next `size` bytes or fewer (-1: all); empty at the end. Raises EOFError if the file ends in the
-        middle of a stream."""
+        """Returns `size` bytes or fewer (-1: all); empty at the end. Raises EOFError if the file ends in the middle of
+        a stream."""
         if size is None or size < 0:
             return b"".join(iter(lambda: self.read(_PIECE), b""))
         while size and not self._is_over:
@@ -109,7 +103,7 @@ class _Streams:
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to an offset of the decompressed contents. To move backward, decompresses the file from its start."""
+        """To move backward, decompresses the file from its start."""
         if whence == os.SEEK_CUR:
             offset += self._position
         elif whence == os.SEEK_END:
@@ -124,5 +118,5 @@ class _Streams:
         return self._position
 
     def close(self) -> None:
-        """Drops unread bytes. The compressed file stays open."""
+        """The compressed file stays open."""
         self._decompressor, self._is_over = None, True

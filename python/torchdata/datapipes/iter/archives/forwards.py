@@ -1,8 +1,7 @@
-"""Lets archive readers, which read at offsets, read a stream that moves only forward: `Forwards`.
+"""Lets archive readers, which read at offsets, read a stream that moves only forward.
 
 Role: `Forwards` is the file object of an archive in a stream that cannot seek or that is compressed. `Forwards` does
-not close the stream. `Forwards` keeps the last bytes that were read from the stream, so that short backward seeks need
-no further reading. This module's code runs in the iterating process.
+not close the stream. It keeps the last bytes that were read, so that short backward seeks need no further reading.
 """
 
 from __future__ import annotations
@@ -13,22 +12,18 @@ from collections.abc import Callable
 
 __all__ = ["Forwards", "Pieces"]
 
-#: A function that returns the next bytes of a stream, as many as are cheap to read at once; empty at the end.
+#: Returns the next bytes of a stream, as many as are cheap to read at once; empty at the end.
 Pieces = Callable[[], bytes]
 
-#: The number of bytes that a reader may always seek back, enough to reread the last header.
+#: A reader may always seek back by this number of bytes, which is enough to reread the last header.
 _BACK = 1 << 10
 
 
 class Forwards:
-    """Reads the bytes of a stream at increasing offsets, beginning at the stream's current position.
-
-    Args:
-        next_piece: a function that returns the stream's next bytes.
-        rewind: a function that moves the stream to its start and returns a new `next_piece`. If `rewind` is None, only
-            the last piece can be reread.
-        start: the current offset of the stream.
-    """
+    """Args:
+    rewind: moves the stream to its start and returns a new `next_piece`. If `rewind` is None, only the last piece
+        can be reread.
+    start: the current offset of the stream."""
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
         self._next_piece, self._rewind = next_piece, rewind
@@ -41,18 +36,16 @@ class Forwards:
         return self._rewind is not None
 
     def tell(self) -> int:
-        """Returns the offset of the next byte that `read` returns."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to an offset; nothing is read before `read` is called."""
+        """Nothing is read before `read` is called."""
         if whence == os.SEEK_END:
             raise tarfile.StreamError("the end of the stream is not known")
         self._position = offset + (self._position if whence == os.SEEK_CUR else 0)
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Returns the next `size` bytes (-1: all), or fewer at the end."""
         begin = self._position - self._piece_start
         end = begin + size
         at_hand = 0 <= begin <= end <= len(self._piece)
@@ -80,7 +73,6 @@ class Forwards:
         return b"".join(parts)
 
     def _advance(self) -> bool:
-        """Reads the next piece of the stream; returns False at the end of the stream."""
         more, kept = self._next_piece(), self._piece[-_BACK:]
         if not more:
             return False

@@ -1,10 +1,8 @@
 """The pipe that reads RAR archives: RarArchiveLoader.
 
-Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, using the optional library
-`rarfile`. The pipe runs in the process that iterates it. Uncompressed members are read from the archive's stream.
-Compressed members are decompressed by a program (`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is
-first read and ends with the member's stream. `rarfile` creates a temporary copy of the member, or of a whole solid
-archive, for the program to read.
+Role: uncompressed members are read from the archive's stream. Compressed members are decompressed by a program
+(`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read and ends with the member's stream. The
+library `rarfile` creates a temporary copy of the member, or of a whole solid archive, for the program to read.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ class _RarArchive(IndexedArchive):
 
     @property
     def rar(self) -> Any:
-        """The `RarFile`, opened and checked on first use."""
         if self._rar is None:
             file_obj = bare(self.source)
             if not seekable(file_obj):
@@ -59,7 +56,6 @@ class _RarArchive(IndexedArchive):
 
     @staticmethod
     def error_of(what: str, error: Exception) -> Exception:
-        """Returns an error that names the archive, to be raised instead of `error`."""
         rarfile, what = _rarfile(), f"{what} in RarArchiveLoader"
         if not isinstance(error, rarfile.Error):
             return explained(rarfile.BadRarFile, what, error)
@@ -80,7 +76,7 @@ class _RarArchive(IndexedArchive):
         return list(self.rar.infolist())
 
     def open_entry(self, index: int) -> Any:
-        """Returns a file object for the entry `index` of the archive, which opens the entry when it is first read."""
+        """The entry is opened when it is first read."""
         rarfile, rar = _rarfile(), self.rar
         info = rar.infolist()[index]
         stored = info.compress_type == rarfile.RAR_M0
@@ -104,7 +100,7 @@ def _mend_bsdtar(rarfile: Any) -> None:
 
 
 def _opened(file_obj: Any) -> Any:
-    """Returns a `RarFile`, after checks that the archive is complete, which `rarfile` does not make."""
+    """Also checks that the archive is complete, because `rarfile` does not check this."""
     rarfile = _rarfile()
     size = file_obj.seek(0, os.SEEK_END)
     last: Any = None
@@ -128,14 +124,14 @@ def _opened(file_obj: Any) -> Any:
         raise rarfile.BadRarFile(f"damaged header: {error or type(error).__name__}") from error
     if rar.needs_password() and not rar.infolist():
         raise rarfile.PasswordRequired("the names in the archive are encrypted")
-    # Only version 5 is checked for an end marker, because archives of version 2 do not have one.
+    # Archives of version 2 do not have an end marker.
     if isinstance(last, rarfile.Rar5Info) and last.type != rarfile.RAR_BLOCK_ENDARC:
         raise rarfile.BadRarFile("unexpected end of the archive")
     return rar
 
 
 class _WhenRead:
-    """A member that is opened when it is first read, because opening a compressed member starts a program."""
+    """Opening a compressed member starts a program, so the member is opened when it is first read."""
 
     def __init__(self, open_member: Callable[[], Any]) -> None:
         self._open = open_member

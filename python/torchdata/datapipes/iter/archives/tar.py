@@ -1,9 +1,8 @@
 """The pipe that reads tar archives: TarArchiveLoader.
 
-Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process.
-Because a member is read on demand, the archive's stream, which the archive object owns, stays open until the last
-member is closed or dropped. A saved member is reopened through its archive object (see `utils/_streams.py`), so members
-of one archive that were saved together open the archive only once.
+Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped. A saved
+member is reopened through its archive object (see `utils/_streams.py`), so members of one archive that were saved
+together open the archive only once.
 """
 
 from __future__ import annotations
@@ -62,10 +61,9 @@ MOST_HEADERS = 100
 #: Maximum number of records in the global headers of an archive, which `tarfile` copies for each member.
 MOST_GLOBAL_RECORDS = 1000
 
-#: The largest offset that a file can have.
 _LAST_OFFSET = (1 << 63) - 1
 
-#: The number of bytes before a header at which a resumed stream starts. `tarfile` reads the last byte of the previous
+#: A resumed stream starts this number of bytes before a header, because `tarfile` reads the last byte of the previous
 #: member to check whether the archive is long enough.
 BEFORE = 1
 
@@ -103,8 +101,8 @@ _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
 
 
 class _HeaderBytes:
-    """The stream of an archive while the headers of one member are read. Reading stops if the headers become too
-    long."""
+    """The stream of an archive while the headers of one member are read. Reading stops if the headers become
+    too long."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -116,18 +114,17 @@ class _HeaderBytes:
         self.failed = False
 
     def count(self) -> None:
-        """Counts a header of the member, and refuses too many headers, because `tarfile` recurses once per header."""
+        """`tarfile` recurses once per header, so too many headers are refused."""
         self._headers += 1
         if self._headers > MOST_HEADERS + 1:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
 
     def check(self, size: int) -> None:
-        """Raises tarfile.ReadError if `size` exceeds the limit, before `tarfile` tries to read this number of bytes."""
+        """The size is checked before `tarfile` tries to read this number of bytes."""
         if not len(self._ahead) <= size <= self._left:
             raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
 
     def look(self, size: int) -> bytes:
-        """Returns the next bytes without consuming them."""
         self.check(size)
         try:
             self._ahead += self._stream.read(size - len(self._ahead))
@@ -145,15 +142,15 @@ class _HeaderBytes:
         return int(self._stream.tell()) - len(self._ahead)
 
 
-#: The errors that `tarfile` raises for invalid headers, in addition to its own.
+#: `tarfile` raises these errors for invalid headers, in addition to its own.
 _HEADER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header. A damaged header raises an error, whereas `tarfile` would treat it as the archive's end.
+    """A damaged header raises an error, whereas `tarfile` would treat it as the archive's end.
 
-    Because a member may have several headers (for a long name, for extended attributes, for the holes of a sparse
-    file), their number and their total size are limited.
+    A member may have several headers (for a long name, for extended attributes, for the holes of a sparse file), so
+    their number and their total size are limited.
     """
 
     @classmethod
@@ -182,9 +179,8 @@ class _Header(tarfile.TarInfo):
             tarfile_.fileobj = stream
 
     def _proc_member(self, tarfile_: Any) -> Any:
-        """Counts each header. The `tarfile` method that parses a header differs between Python versions, but each of
-        these methods calls `_proc_member`.
-        """
+        """The `tarfile` method that parses a header differs between Python versions, but each of these methods calls
+        `_proc_member`."""
         if isinstance(tarfile_.fileobj, _HeaderBytes):
             tarfile_.fileobj.count()
         return super()._proc_member(tarfile_)  # type: ignore[misc]
@@ -203,20 +199,15 @@ class _Header(tarfile.TarInfo):
 
 
 class OpenTar(tarfile.TarFile):
-    """A `TarFile` that limits headers for the whole archive, and may own the stream that it reads."""
+    """Limits headers for the whole archive, and may own the stream that it reads."""
 
-    #: A stream that is closed together with the archive.
     owned: Any = None
     #: Whether the archive is uncompressed, so that offsets in the archive are also offsets in its stream.
     plain = False
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
-        """Counts a global header, which applies to all following members, towards the limits of the archive.
-
-        Raises:
-            tarfile.ReadError: the global headers of the archive exceed a limit.
-        """
+        """Global headers apply to all following members, so they are limited for the whole archive."""
         self._global_records += records
         self._global_bytes += size
         if self._global_records > MOST_GLOBAL_RECORDS or self._global_bytes > LARGEST_HEADERS:
@@ -236,11 +227,10 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     Reading a compressed archive raises Refused once its decompressed size exceeds `max_ratio` times the bytes read.
 
     Args:
-        file_obj: the stream.
         mode: the mode, as for `tarfile.open`.
         max_ratio: the largest allowed ratio of decompressed to compressed size; None for no limit.
-        header: the offset of a header in an uncompressed archive; the stream is positioned `BEFORE` bytes before this
-            header. Bytes before the stream's position are not read. If `header` is 0, the stream is at its start.
+        header: the offset of a header in an uncompressed archive. The stream is positioned `BEFORE` bytes before this
+            header, or at its start if `header` is 0.
     """
     tar: Any
     source: Any
@@ -249,7 +239,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         # Open an empty archive and then replace its stream, because `tarfile` reads a header when it opens an archive.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # if the stream is buffered, reading this byte now avoids a later request for the byte
+            # If the stream is buffered, reading this byte now avoids a later request for the byte.
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
@@ -272,7 +262,6 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
 
 
 def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | None) -> Forwards:
-    """Returns an object from which the decompressed bytes of `source` are read at any offset."""
     pieces_of = partial(_in_proportion, compression, max_ratio) if compression else _pieces_of_plain
 
     def rewind() -> Pieces:
@@ -283,7 +272,7 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 
 def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
-    """Decompresses `source`, and raises an error for a decompression bomb. Skipped members count as decompressed."""
+    """Raises an error for a decompression bomb. Skipped members count as decompressed."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -298,8 +287,6 @@ def _in_proportion(compression: str, max_ratio: float | None, source: CountedStr
 
 
 class _TarArchive(Archive):
-    """A tar archive, plain or compressed, on a seekable or forward-only stream."""
-
     def __init__(
         self,
         path: str,
@@ -323,7 +310,6 @@ class _TarArchive(Archive):
 
     @property
     def tar(self) -> tarfile.TarFile:
-        """The `TarFile`, opened on first use."""
         if self._tar is None:
             file_obj = bare(self.source)
             if not isinstance(file_obj, tarfile.TarFile):
@@ -336,7 +322,6 @@ class _TarArchive(Archive):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the stream contains the archive's bytes unchanged."""
         return self.tar.fileobj is bare(self.source)
 
     @property
@@ -347,13 +332,10 @@ class _TarArchive(Archive):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Returns whether seeking back is cheap, because nothing must be decompressed from the start."""
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes of the archive. A large size is read in pieces, because a damaged archive may
-        claim more bytes than it contains.
-        """
+        """A large size is read in pieces, because a damaged archive may claim more bytes than it contains."""
         fileobj: Any = self.tar.fileobj
         if size <= SMALLEST_BOMB:
             data: bytes = fileobj.read(size)
@@ -365,7 +347,7 @@ class _TarArchive(Archive):
         return b"".join(pieces)
 
     def _read_to_the_end(self) -> None:
-        """Reads a compressed archive from its last member to the end, including the checksum."""
+        """The end of a compressed archive contains its checksum."""
         fileobj: Any = self.tar.fileobj
         while not self.is_plain and fileobj.read(PIECE):
             pass
@@ -375,7 +357,6 @@ class _TarArchive(Archive):
         return explained(tarfile.ReadError, f"{what} in TarArchiveLoader", error)
 
     def open_entry(self, offset: int) -> Any:
-        """Opens the sparse member with its header at `offset`."""
         tar: Any = self.tar
         place = tar.offset, tar.firstmember
         try:
@@ -386,7 +367,6 @@ class _TarArchive(Archive):
             tar.members = []
 
     def next_file(self) -> tuple[str, Any] | None:
-        """Returns the name of the next regular file and its file object, or None at the end."""
         tar: Any = self.tar
         fileobj = tar.fileobj
         at_hand = self.is_plain or isinstance(fileobj, Forwards)
@@ -416,8 +396,6 @@ class _TarArchive(Archive):
 
 
 class _TarMemberRecipe:
-    """The position of a member in its archive."""
-
     __slots__ = ("archive", "name", "offset", "size")
 
     def __init__(self, archive: _TarArchive, name: str, offset: int, size: int) -> None:
@@ -450,7 +428,7 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Returns whether a reader may seek back and forth, for example to read a nested archive."""
+        """A reader may seek back and forth, for example to read a nested archive."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:
@@ -462,7 +440,6 @@ class _TarMember(MemberFile):
         return self._position
 
     def content(self, position: int, size: int) -> bytes:
-        """Returns `size` bytes from `position` on."""
         try:
             self._file_obj.seek(self._offset + position)
             data = self._archive.read(size)
@@ -485,7 +462,7 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(LibraryMember):
-    """A sparse member. The holes of the file are not stored in the archive, so a small member can claim any size."""
+    """The holes of a sparse file are not stored in the archive, so a small member can claim any size."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
         super().__init__(archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply)
@@ -586,7 +563,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Copies an unread member to memory, if code still refers to it, so that it no longer needs its archive."""
+    """If code still refers to an unread member, copies it to memory, so that it no longer needs its archive."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw
