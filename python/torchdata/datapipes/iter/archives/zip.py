@@ -1,8 +1,6 @@
 """The pipe that reads zip archives: ZipArchiveLoader.
 
-Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process.
-Because a member is read on demand, the archive's stream, which the archive object owns, stays open until the last
-member is closed or dropped.
+Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped.
 """
 
 from __future__ import annotations
@@ -25,13 +23,11 @@ from torchdata.datapipes.iter.archives.archive import (
 
 __all__ = ["ZipArchiveLoader", "open_zip"]
 
-#: Size in bytes of a member's header in a zip archive, without the name of the member.
+#: Size in bytes of a member's header, without the name of the member.
 _ZIP_HEADER = 30
 
 
 class _ZipArchive(IndexedArchive):
-    """A zip archive."""
-
     _zip: zipfile.ZipFile | None = None
 
     @property
@@ -49,7 +45,6 @@ class _ZipArchive(IndexedArchive):
         return list(self.zip.infolist())
 
     def open_entry(self, index: int) -> Any:
-        """Opens the entry `index` of the archive's directory."""
         info = self.zip.infolist()[index]
         stored = info.compress_type == zipfile.ZIP_STORED
         try:
@@ -60,11 +55,6 @@ class _ZipArchive(IndexedArchive):
 
 
 def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.ZipFile) -> zipfile.ZipFile:
-    """Opens a zip archive.
-
-    Raises:
-        io.UnsupportedOperation: the stream cannot seek.
-    """
     if not seekable(file_obj):
         raise io.UnsupportedOperation(
             f"the zip archive {shown(path)} is in a stream that cannot seek, but the directory of a zip archive is "
@@ -84,8 +74,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 
 def _check_places(archive: zipfile.ZipFile) -> None:
-    """Raises zipfile.BadZipFile if a member begins before the archive, or overlaps the next member or the directory. If
-    members shared bytes, a small archive could contain many large files."""
+    """If members shared bytes, a small archive could contain many large files."""
     end: int = archive.start_dir
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):
         if info.header_offset < 0:

@@ -1,8 +1,7 @@
 """The parts of a split pipe: a main pipe, which reads the source, and its children, which the user reads.
 
-Role: `fork`, `unzip`, `demux` and `round_robin_demux` share this code. The children of a split share one *main* pipe,
-which reads the source once and owns the items that are buffered for a child. All of them run in one thread of a
-process.
+Role: shared code of `fork`, `unzip`, `demux` and `round_robin_demux`. The main pipe reads the source once and owns the
+items that are buffered for a child.
 
 The children of one main pipe are iterated in *rounds*. When `iter` is called on a child, the child joins the current
 round. If it has already joined, the call begins a new round, which restarts the source and invalidates other iterators.
@@ -26,8 +25,8 @@ from torchdata.datapipes.datapipe import IterDataPipe, share_token
 
 
 class Queues(DeclaredState):
-    """The declaration of a state attribute that contains a queue of items for each child. If several queues contain an
-    item, a loaded state still contains one object for it."""
+    """A state attribute with a queue of items for each child. If several queues contain an item, a loaded state still
+    contains one object for it."""
 
     __slots__ = ()
 
@@ -42,22 +41,17 @@ class Queues(DeclaredState):
 
 
 def queues() -> Any:
-    """Declares an attribute with a queue of items for each child."""
     return Queues(items=True)
 
 
 class Main(IterDataPipe[Any]):
-    """The base class of main pipes. A main pipe owns the iterator over the source, and the current round."""
-
     name = "fork"
-    #: The name of the pipe in graph drawings.
     drawn_as: ClassVar[str] = "Forker"
     item_attributes = frozenset({"_child_tokens"})
     _iterator: Iterator[Any] | None = state(saved=False)
     _exhausted: bool = state(False)
     #: Numbers of the children whose iterators have ended or were dropped in the current round.
     _done: set[int] = state(set)
-    #: Numbers of the children that have joined the current round.
     _joined: set[int] = state(set, lasts=True)
 
     def __init__(self, datapipe: Any, num_instances: int, buffer_size: int) -> None:
@@ -79,7 +73,7 @@ class Main(IterDataPipe[Any]):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, child: Child) -> None:
-        """Adds a child to the current round, or begins a new round if the child has already joined."""
+        """If the child has already joined the current round, a new round begins."""
         if not self._joined or child.instance_id in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -109,14 +103,12 @@ class Main(IterDataPipe[Any]):
         return iter(()) if self._exhausted or self._iterator is None else self._iterator
 
     def read(self, instance: int) -> Iterator[Any]:
-        """Yields the items of the child with the number `instance`."""
         raise NotImplementedError
 
     def abandon(self) -> None:
         """Called before a new round drops the buffered items, whose streams subclasses may close."""
 
     def length(self, instance: int) -> int:
-        """Returns the length of one child."""
         return length_of(self, self.main_datapipe)
 
     def _lasting_state(self) -> dict[str, Any]:
@@ -136,20 +128,19 @@ class Main(IterDataPipe[Any]):
 
 
 class DealMain(Main):
-    """The main pipe of `demux` and `round_robin_demux`. It has a buffer for each child. While one child is read, items
-    of the other children are put into their buffers."""
+    """The main pipe of `demux` and `round_robin_demux`. While one child is read, items of the other children are put
+    into their buffers."""
 
     _buffers: list[deque[Any]] = queues()
     _buffered: int = state(0)
 
     def abandon(self) -> None:
-        """Closes the streams in the buffered items, each of which belongs to only one child."""
+        """Each buffered item belongs to only one child, so its streams are closed."""
         for buffer in self._buffers:
             for item in buffer:
                 close_dropped(item)
 
     def read(self, instance: int) -> Iterator[Any]:
-        """Yields the items of the child with the number `instance`."""
         own, source, done = self._buffers[instance], self._source(), self._done
         try:
             while True:
@@ -168,7 +159,8 @@ class DealMain(Main):
                     self._exhausted = True
                     return
         except BaseException:
-            # After an abandoned or failed iteration, the state still contains the buffered items, without open files.
+            # After an abandoned or failed iteration, the state still contains the buffered items, but their files are
+            # closed.
             if self._buffers[instance] is own:
                 self._park()
             raise
@@ -222,7 +214,7 @@ class Child(IterDataPipe[Any]):
         return self.main_datapipe.read(self.instance_id)
 
     def _drop_broken(self) -> None:
-        """Makes the child continue with the next item after an item for which an exception was raised and skipped."""
+        """The child continues with the next item after an exception was skipped."""
         self.main_datapipe._done.discard(self.instance_id)
 
     def __len__(self) -> int:

@@ -1,9 +1,5 @@
-"""Pipes that join several pipes: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest, SampleMultiplexer.
-
-The pipes of this module run in the process that iterates the pipeline. The state of Concater and MultiplexerLongest
-contains the number of the current input, the state of Multiplexer the current row of items, and the state of
-SampleMultiplexer a random generator.
-"""
+"""Pipes that join several pipes: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest,
+SampleMultiplexer."""
 
 from __future__ import annotations
 
@@ -33,7 +29,6 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: The beginning of torchdata 0.9's error message if an input of Zipper is not a pipe.
 _ZIPPED = "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`."
 
 
@@ -54,7 +49,6 @@ class Concater(IterDataPipe[Any]):
         ['a', 'b', 'c']
     """
 
-    #: The number of the input that is being read.
     _current: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
@@ -189,7 +183,6 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the input from which the next item is requested.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
@@ -244,7 +237,6 @@ class SampleMultiplexer(IterDataPipe[Any]):
         ['b', 'a', 'a', 'a', 'a']
     """
 
-    #: Numbers of the inputs that have not ended.
     _left: list[int] = state(list)
     _rng: random.Random = random_state(lasts=True)
     _epoch_seed: int | None = state(lasts=True, copied=True)

@@ -1,7 +1,6 @@
 """Pipes that join items by key: IterKeyZipper, MapKeyZipper.
 
-The pipes of this module run in the process that iterates the pipeline. IterKeyZipper owns the buffered items of its
-reference pipe, and the streams in these items.
+Role: IterKeyZipper owns the buffered items of its reference pipe, and the streams in these items.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ __all__ = ["IterKeyZipper", "MapKeyZipper"]
 
 _NOTHING: Any = object()
 
-#: torchdata 0.9's error message for an invalid `buffer_size`.
 _BUFFER_SIZE = "'buffer_size' is required to be either None or a positive integer."
 
 

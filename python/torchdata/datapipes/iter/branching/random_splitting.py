@@ -1,9 +1,8 @@
 """The pipe that splits its source at random: RandomSplitter.
 
-`random_split` returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each child
-reads the whole source and keeps its own items. Only one child can be read at a time: a new iteration of one child
-invalidates all earlier iterators of the children. The main pipe and its children run in one thread of the iterating
-process.
+Role: `random_split` returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each
+child reads the whole source and keeps its own items. Only one child can be read at a time, because a new iteration of
+one child invalidates all earlier iterators of the children.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class _SplitMain(IterDataPipe[Any]):
     #: The name in graph drawings.
     drawn_as: ClassVar[str] = "RandomSplitter"
     item_attributes = frozenset({"_child_tokens"})
-    #: The number of the child that is being iterated.
     _reader: int | None = state()
     _rng: random.Random = random_state()
     _weights: list[float] = state(list)
@@ -75,7 +73,7 @@ class _SplitMain(IterDataPipe[Any]):
 
     def read(self, instance: int) -> Iterator[Any]:
         """Returns an iterator over the remaining items of the child `instance`."""
-        if self._reader != instance:  # the pass of a restored child had already ended
+        if self._reader != instance:  # the iteration of a restored child had already ended
             return iter(())
         if token_of(self).armed:
             start_pass(self)

@@ -1,7 +1,7 @@
 """Pipes that split a pipe: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
-The constructor of each of these pipes returns *children*, which are pipes that read one main pipe (see `children`). The
-main pipe and its children run in one thread of a process. The main pipe owns the items that are buffered for a child.
+Role: the constructor of each of these pipes returns *children*, which are pipes that read one main pipe (see
+`children`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class _ForkMain(Main):
         super().__init__(datapipe, num_instances, buffer_size)
 
     def _deliver(self, instance: int) -> Callable[[Any], Any] | None:
-        """Returns a function from an item to what the child `instance` yields; None if it yields the item."""
+        """Returns a function from an item to what the child `instance` yields; None if the child yields the item
+        itself."""
         return self.copy_fn
 
     def read(self, instance: int) -> Iterator[Any]:

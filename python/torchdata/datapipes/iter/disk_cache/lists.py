@@ -1,8 +1,9 @@
-"""The list of files that were created for one item, if their paths differ from the item's path.
+"""Writes, reads and checks the list of files that were created for one item, if their paths differ from the item's
+path.
 
-Role: this module writes, reads and checks these lists. Checks are necessary because archives and servers determine the
-file names, and because other users may be able to write into the folder. A list must be a regular file, is read through
-its descriptor, and may contain only regular files under the section's folder.
+Role: archives and servers determine the file names, and other users may be able to write into the folder. Therefore, a
+list must be a regular file, is read through its descriptor, and may contain only regular files under the section's
+folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.
@@ -19,28 +20,25 @@ from torchdata.datapipes.iter.streams.atomic_files import open_regular
 
 __all__ = ["LIST_SUFFIX", "FolderSearch", "dumped", "is_reserved", "read_list"]
 
-#: The suffix of the list, which is appended to the path of the item.
 LIST_SUFFIX = ".torchdata_list"
 
-#: Maximum size of a list, in bytes. A list of this size contains several million paths.
+#: Maximum size of a list in bytes, which is enough for several million paths.
 _LONGEST = 256 << 20
 
 _RESERVED = re.compile(rf".*{re.escape(LIST_SUFFIX)}|\.torchdata-.*\.(part|lock).*", re.I | re.S)
 
 
 def is_reserved(path: str) -> bool:
-    """Returns whether the name of a file, or of a folder in its path, is reserved for the cache's own files."""
     return ".torchdata" in path.lower() and any(map(_RESERVED.fullmatch, path.split(os.sep)))
 
 
 def dumped(members: Iterable[str]) -> bytes:
-    """Returns the given paths in the format of a list file."""
     escaped = (os.fsencode(member).replace(b"\\", b"\\\\").replace(b"\n", b"\\n") for member in members)
     return b"".join(b"%s\n" % line for line in escaped)
 
 
 def read_list(path: str) -> list[str] | None:
-    """Returns the paths in the list file at `path`; None if there is no valid list file."""
+    """Returns None if there is no valid list file."""
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > _LONGEST:
@@ -62,19 +60,16 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class FolderSearch:
-    """Finds regular files under a folder, and ignores other paths. A link is treated like the file that it refers to.
-
-    Args:
-        folder: the folder.
-    """
+    """Finds regular files under a folder, and ignores other paths. A link is treated like the file that it
+    refers to."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)
-        #: For each folder that was checked, whether it is inside `folder`. Many files share few folders.
+        #: For each folder that was checked, whether it is inside `folder`. The result is cached because many files
+        #: share few folders.
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:
-        """Returns the file's status; None if the path is not a regular file in the folder."""
         parent, slash, name = path.rpartition(os.sep)
         parent += slash
         if (inside := self._known.get(parent)) is None:

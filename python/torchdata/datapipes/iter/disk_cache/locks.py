@@ -1,10 +1,8 @@
-"""Locks for files that are being created. Only one thread of one process on one machine can hold the lock of a file.
+"""Locks files that are being created. Only one thread of one process on one machine can hold the lock of a file.
 
-Role: a process that creates a cached file holds the file's lock while creating the file. A lock is `flock` on an empty
-file in the same folder, with a name derived from the file's name. Because a process removes the lock file before it
-releases the lock, a process that has acquired a lock checks whether the file that it has locked still exists. The
-kernel releases the locks of a process that is killed. This module's code runs in any thread of any process. Each
-process has its own table of held locks, and a forked child begins with an empty table.
+Role: a lock is `flock` on an empty file in the same folder, with a name derived from the file's name. Because a process
+removes the lock file before it releases the lock, a process that has acquired a lock checks whether the file that it
+has locked still exists. The kernel releases the locks of a process that is killed.
 """
 
 from __future__ import annotations
@@ -38,13 +36,9 @@ _watcher: threading.Thread | None = None
 
 
 class Lock:
-    """A held lock, created by `acquire`.
-
-    Attributes:
-        excludes_processes: whether the lock excludes other processes. `excludes_processes` is False if the file system
-            does not support locks.
-        thread: the id of a thread that must release this lock before waiting for another lock, or None.
-    """
+    """Attributes:
+    excludes_processes: False if the file system does not support locks.
+    thread: the id of a thread that must release this lock before waiting for another lock."""
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")
 
@@ -53,13 +47,13 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Returns whether the lock is still held. If the lock is held, no other thread releases it after this call."""
+        """If the lock is still held, no other thread releases it after this call."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self
 
     def release(self) -> None:
-        """Releases the lock. This method may be called twice, and does nothing in a forked child."""
+        """May be called twice, and does nothing in a forked child."""
         with _mutex:
             if _held.get(self._file) is not self:
                 return
@@ -72,18 +66,12 @@ class Lock:
 
 
 def lock_file_of(path: str) -> str:
-    """Returns the path of the lock file of a path."""
     folder, name = os.path.split(path)
     return temporary_name(os.path.join(os.path.realpath(folder or os.curdir), name), ".lock")
 
 
 def acquire(path: str, thread: int | None = None) -> Lock | None:
-    """Acquires and returns the lock of `path`, or returns None at once if another process or thread holds the lock.
-    Creates the folder of `path` if necessary.
-
-    Raises:
-        OSError: no file can be created in the folder.
-    """
+    """Returns None at once if another process or thread holds the lock."""
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
     file = lock_file_of(path)
     with _mutex:
@@ -141,8 +129,8 @@ def _release_of_paused() -> None:
 
 
 def _locked(file: str) -> int | None:
-    """Opens and locks a lock file. Returns None, with a warning, if the file system or the folder does not allow locks.
-    Raises BlockingIOError if another process or thread holds the lock."""
+    """Returns None, with a warning, if the file system or the folder does not allow locks. Raises BlockingIOError if
+    another process or thread holds the lock."""
     while (fd := _opened(file)) is not None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,7 +155,7 @@ def _locked(file: str) -> int | None:
 
 
 def _opened(file: str) -> int | None:
-    """Opens or creates a lock file. Returns None if a link, a folder or another user's file is at this path."""
+    """Returns None if a link, a folder or another user's file is at this path."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.suppress(FileExistsError):
@@ -189,7 +177,7 @@ def _opened(file: str) -> int | None:
 
 
 def _leads_to(file: str, fd: int) -> bool:
-    """Returns whether the open file is still at this path. A lock on a removed file would exclude nobody."""
+    """A lock on a removed file would exclude no other process."""
     try:
         return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:
@@ -197,8 +185,7 @@ def _leads_to(file: str, fd: int) -> bool:
 
 
 def _forget_inherited() -> None:
-    """Closes a forked child's copies of the lock files, because an open copy would keep a lock after the parent was
-    killed."""
+    """An open copy in a forked child would keep a lock after the parent process was killed."""
     global _mutex, _watcher
     _mutex, _watcher = threading.RLock(), None
     _idle.clear()

@@ -1,8 +1,7 @@
 """Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-The pipes of this module run in the process that iterates the pipeline. Any number of processes may share the cached
-files. The module `section` decides which items pass between the two pipes, `locks` decides which process writes a file,
-and `atomic_files` writes the file.
+Role: any number of processes may share the cached files. The module `section` decides which items pass between the two
+pipes, `locks` decides which process writes a file, and `atomic_files` writes the file.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     """
 
     _section: Section | None = state(saved=False, lasts=True)
-    _renews = False  # a pass begins the section only once
+    _renews = False  # an iteration begins the section only once
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # `_section` is None if this pipe is iterated without `end_caching`. In this case, no file is written or locked.
+        # `_section` is None if this pipe is iterated without `end_caching`, so that no file is written or locked.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:
@@ -147,7 +146,6 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return os.path.dirname(path) if self.folder is None else self.folder
 
     def _is_valid(self, path: str, found: os.stat_result | None) -> bool:
-        """Returns whether the file found at a path is a valid cached file."""
         if found is None:
             return False
         if not stat.S_ISREG(found.st_mode) and (not stat.S_ISDIR(found.st_mode) or os.path.lexists(mark_of(path))):
@@ -165,10 +163,7 @@ def _look(path: str) -> os.stat_result | None:
 
 
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
-    """Returns whether the file has the checksum in `hash_dict`; False if the dict lacks its path.
-
-    This function keeps the name and parameters of torchdata 0.9, because user tests replace it.
-    """
+    """This function keeps the name and parameters of torchdata 0.9, because user tests replace it."""
     expected = hash_dict.get(filepath)
     return expected is not None and digest_of_file(filepath, hash_type) == expected.lower()
 
@@ -357,7 +352,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
 
 def _nearest_holder(datapipe: Any) -> OnDiskCacheHolder | None:
-    """Returns the `on_disk_cache` with the fewest pipes between it and `datapipe`; None if there is none."""
+    """Returns the `on_disk_cache` with the fewest pipes between it and `datapipe`."""
     waiting, seen = deque([datapipe]), {id(datapipe)}
     while waiting:
         pipe = waiting.popleft()

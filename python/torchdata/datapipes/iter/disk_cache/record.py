@@ -1,4 +1,4 @@
-"""The record of one item between `on_disk_cache` and `end_caching`: the item, and the paths that are yielded for it.
+"""Stores an item between `on_disk_cache` and `end_caching`, and the paths that are yielded for it.
 
 Role: `section.Section` keeps a record for each item that was read and not yielded. The record owns the item's locks.
 """
@@ -15,25 +15,20 @@ from torchdata.datapipes.iter.streams.atomic_files import create_anew, temporary
 
 __all__ = ["Record", "mark_of"]
 
-#: "ready": all files exist. "missing": this process creates the files. "pending": another process may create the files.
+#: "ready": all files exist; "missing": this process creates the files; "pending": another process may create the files.
 Kind = Literal["ready", "missing", "pending"]
 
 _NONE: frozenset[str] = frozenset()
 
 
 class Record:
-    """An item that the section has read from its source.
-
-    Attributes:
-        item: the item.
-        paths: the paths of the item's files that `filepath_fn` returned.
-        kind: whether the files of the item exist, or which process creates them.
-        targets: the absolute forms of `paths`; set once a file is missing.
-        written: the targets that were written.
-        ready: paths of complete files, to be yielded after the paths of all earlier items.
-        members: paths of files that were written for the item but are not in `paths`, such as members of an archive.
-        locks: the held locks, by target.
-    """
+    """Attributes:
+    paths: the paths of the item's files that `filepath_fn` returned.
+    targets: the absolute forms of `paths`; set once a file is missing.
+    written: the targets that were written.
+    ready: paths of complete files, to be yielded after the paths of all earlier items.
+    members: paths of files that were written for the item but are not in `paths`, such as members of an archive.
+    locks: the held locks, by target."""
 
     __slots__ = ("item", "kind", "locks", "members", "paths", "ready", "targets", "written")
 
@@ -45,39 +40,33 @@ class Record:
         self.locks: dict[str, Lock] = {}
 
     def aim(self) -> frozenset[str]:
-        """Sets `targets`, and returns the value."""
         self.targets = frozenset(map(os.path.abspath, self.paths))
         return self.targets
 
     def release(self) -> None:
-        """Releases the locks."""
         for target in list(self.locks):
             if (lock := self.locks.pop(target, None)) is not None:  # another thread may have released the lock
                 lock.release()
 
     def mark_unfinished(self, member: str) -> None:
-        """Marks an existing folder as incomplete before its file `member` is written.
-
-        The mark is created only if the record represents a folder. The mark remains if the process is killed.
-        """
+        """Marks an existing folder as incomplete before its file `member` is written. The marker file remains if the
+        process is killed."""
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):
             os.makedirs(os.path.dirname(folder), exist_ok=True)
             create_anew(mark_of(self.paths[0])).close()
 
     def unmark(self) -> None:
-        """Records that all members exist and are listed."""
+        """Called when all members exist and are listed."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(mark_of(self.paths[0]))
 
     def dump(self) -> tuple[Any, ...]:
-        """Returns the record without its locks, for pickling."""
         written = [path for path in self.paths if os.path.abspath(path) in self.written] if self.written else []
         return self.item, self.paths, self.kind, written, list(self.ready), list(self.members)
 
     @classmethod
     def restored(cls, dumped: tuple[Any, ...]) -> Record:
-        """Creates a record from a result of `dump`."""
         item, paths, kind, written, ready, members = dumped
         record = cls(item, paths, kind)
         record.aim()

@@ -1,11 +1,10 @@
-"""Determines which items pass through the section between `on_disk_cache` and `end_caching`, which process computes
-them, and in which order.
+"""Determines which items pass through the pipes between `on_disk_cache` and `end_caching`, which process computes them,
+and in which order.
 
-Role: each iteration of an `EndOnDiskCacheHolder` (the pipe `end_caching`) has one `Section`. The section reads the
-source and determines for each item whether its files exist (*ready*), must be created by this process (*missing*, with
-locks on the paths), or are being created by another process (*pending*). The section passes missing items to the pipes
-between `on_disk_cache` and `end_caching`, and determines which path is yielded next. The section runs in the thread
-that iterates `end_caching`. If a pipe of the section reads ahead in a thread, `items` runs in that thread.
+Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source and determines for each item
+whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or are being
+created by another process (*pending*). The section runs in the thread that iterates `end_caching`. If a pipe between
+the two reads ahead in a thread, `items` runs in that thread.
 """
 
 from __future__ import annotations
@@ -30,20 +29,17 @@ __all__ = ["Section"]
 #: Maximum number of items that the section reads ahead while the path to yield next waits for another process.
 _AHEAD = 1000
 
-#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Each lock is an open file. Further items
-#: have no lock.
+#: Maximum number of locked items between `on_disk_cache` and `end_caching`, because each lock is an open file. Further
+#: items have no lock.
 _LOCKED = 100
 
 
 class Section:
-    """The items of one iteration between `on_disk_cache` and `end_caching`.
-
-    Args:
-        name: the name of the pipe, for error messages.
+    """Args:
         paths_of: a function from an item to the paths of its files.
         found: a function from the paths of an item to the paths to yield, or to None if a file is missing.
         folder_for: a function from the path of an item to the folder that must contain its files.
-        timeout: a function that returns the seconds to wait for a file that another process creates.
+        timeout: returns the seconds to wait for a file that another process creates.
 
     Attributes:
         source: the iterator over the items of the pipe before `on_disk_cache`, which must be set before the iteration.
@@ -68,10 +64,10 @@ class Section:
         self._one_to_one = self._one_to_many = False
         self._drops_items = False  # whether an item had no result when a later item had a result
         self._foreign_thread = False  # whether a pipe of the section took items in another thread
-        self._thread = threading.get_ident()  # the thread that iterates the end of the cache
-        self.ended = False  # whether the source has ended
+        self._thread = threading.get_ident()
+        self.ended = False
         self._ended_early = False  # whether the section's pipes ended early, so that missing files stay missing
-        self.chain_ended = False  # whether the section's pipes have ended
+        self.chain_ended = False
         self._input_has_paused = False  # whether the section's pipes have no input until `begin_round`
         self._closed = False
 
@@ -98,12 +94,11 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Returns whether the section may read another item. The result is False if the source has ended, or if
-        `_AHEAD` items are queued while another process creates a file."""
+        """Returns False if the source has ended, or if `_AHEAD` items are queued while another process
+        creates a file."""
         return not self.ended and not (self._created_elsewhere and len(self._queue) >= _AHEAD)
 
     def read_one(self) -> None:
-        """Reads one item from the source, and checks its files."""
         with self._reading:
             if not self._missing and not self.ended:
                 self._read()
@@ -124,7 +119,7 @@ class Section:
         """Determines whether this process or another process creates the files of a pending record.
 
         Returns:
-            The path of a file that another process is creating; None if there is no such file.
+            The path of a file that another process is creating.
         """
         try:
             for path in sorted(record.aim()):
@@ -148,8 +143,8 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files of the record exist. If they exist, makes the record ready, except for a record
-        with a list of files that is not the first in the queue."""
+        """If all files of the record exist, the record becomes ready, unless it has a list of files and is not the
+        first in the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -161,16 +156,14 @@ class Section:
 
     @property
     def in_flight(self) -> bool:
-        """Returns whether items are waiting for or inside the pipes between `on_disk_cache` and `end_caching`."""
         return bool(self._missing or self._in_pipes)
 
     @property
     def finished(self) -> bool:
-        """Returns whether all paths were yielded."""
         return self.ended and self.chain_ended and not self._queue and not self.in_flight
 
     def next_ready(self) -> str | None:
-        """Returns the path to yield next, or None if no path is ready.
+        """Returns None if no path is ready.
 
         Raises:
             TimeoutError: another process took too long to create the path.
@@ -219,11 +212,7 @@ class Section:
         return since
 
     def owner_of(self, path: str) -> Record | None:
-        """Returns the record of the item for which a file was computed; None if the path has no item.
-
-        Raises:
-            RuntimeError: the item cannot be determined.
-        """
+        """Returns the record of the item for which a file was computed; None if the path has no item."""
         here, in_pipes = os.path.abspath(path), self._in_pipes
         record = next((record for record in in_pipes if here in record.targets), None)
         if record is not None:
@@ -249,7 +238,7 @@ class Section:
 
     @contextmanager
     def writing(self, path: str, record: Record | None) -> Iterator[bool]:
-        """Context manager that locks `path` if possible; yields whether the lock excludes other processes."""
+        """Locks `path` if possible; yields whether the lock excludes other processes."""
         here = os.path.abspath(path)
         lock = None if record is None else record.locks.pop(here, None)
         if lock is None or not lock.keep():
@@ -263,7 +252,6 @@ class Section:
                 lock.release()
 
     def written(self, path: str, record: Record | None) -> None:
-        """Records that the file at `path` was written for an item."""
         if record is None:  # the path has no position in the order, and is yielded next
             record = Record(None, (), "ready")
             self._queue.appendleft(record)
@@ -289,7 +277,7 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Writes the list of the files of a record, so that every process finds these files in the cache."""
+        """The list makes the files of the record visible to the caches of all processes."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a file that has vanished is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
@@ -313,7 +301,7 @@ class Section:
         self.chain_ended = self._input_has_paused = False
 
     def end_round(self) -> None:
-        """Records that the pipes between `on_disk_cache` and `end_caching` have ended."""
+        """Called when the pipes between `on_disk_cache` and `end_caching` have ended."""
         with self._reading:
             self.chain_ended = True
             for record in list(self._in_pipes):
@@ -330,7 +318,7 @@ class Section:
             record.release()
 
     def close(self) -> None:
-        """Releases all locks. After closing, the state of the section can still be saved."""
+        """After closing, the state of the section can still be saved."""
         locks.resume(id(self))
         self._closed = True
         for record in (*self._queue, *self._missing):
@@ -339,7 +327,6 @@ class Section:
     # State ------------------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """Returns the state of the section, without the locks."""
         in_pipes, queue = list(self._in_pipes), list(self._queue)  # in this order, because a thread may append
         places = {record: place for place, record in enumerate(queue)}
         return {
@@ -350,7 +337,7 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Loads a result of `dump`. Files of items that no pipe has begun to process are checked again."""
+        """Files of items that no pipe has begun to process are checked again."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]

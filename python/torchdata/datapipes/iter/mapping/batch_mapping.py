@@ -1,7 +1,7 @@
 """Pipes that apply a function to batches, or concurrently to the items of a batch: BatchMapper, BatchAsyncMapper.
 
-The pipes of this module run in the process and thread that iterate the pipeline. A pipe owns the remaining results of
-the current batch. BatchAsyncMapper also owns the event loop of its iteration (see `event_loop`).
+Role: a pipe owns the remaining results of the current batch. BatchAsyncMapper also owns the event loop of its iteration
+(see `event_loop`).
 """
 
 from __future__ import annotations

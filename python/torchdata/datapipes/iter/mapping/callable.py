@@ -1,7 +1,4 @@
-"""Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
-
-The pipes of this module run in the process that iterates the pipeline. FlatMapper owns the current item's results.
-"""
+"""Pipes that call the user's function on every item: Mapper, FlatMapper, Collator."""
 
 from __future__ import annotations
 
@@ -153,7 +150,7 @@ class Collator(Mapper[T_co]):
 
 @cache
 def _say_that_tensors_come() -> None:
-    """Logs once per process that batches are tensors, because any library may have imported PyTorch."""
+    """The message tells users that batches are tensors, because any library may have imported PyTorch."""
     import logging
 
     logging.getLogger("torchdata").info(

@@ -1,8 +1,7 @@
 """Pipes that select or unfold columns of each item: Flattener, Slicer, Dropper.
 
-The pipes of this module run in the process that iterates the pipeline, and own no threads or files. Items are tuples or
-lists with numbered columns, or dicts with the columns as keys. If an item lacks a requested column, the pipe warns and
-yields the item without this column.
+Role: items are tuples or lists with numbered columns, or dicts with the columns as keys. If an item lacks a requested
+column, the pipe warns and yields the item without this column.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _LENGTHS = 256
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
     """Returns whether one of `columns` is missing. A negative index does not count from the end, so it is always
-    missing in a tuple or list. Raises TypeError if the item cannot have such a column."""
+    missing in a tuple or list."""
     for column in columns:
         try:
             item[column]
@@ -60,11 +59,9 @@ def _warn_of_type(pipe: str, item: Any) -> None:
 
 
 def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """Returns a function that keeps the `chosen` columns of an item, and warns if one of `columns` is missing."""
-
     @lru_cache(maxsize=_LENGTHS)
     def selectors(kind: type, length: int) -> tuple[list[bool], bool]:
-        # Which columns of a sequence are kept depends only on its type and length, so it is determined once for each.
+        # Which columns of a sequence are kept depends only on its type and length.
         return list(map(chosen, range(length))), _lacks(pipe, kind((None,) * length), columns)
 
     def selected(item: Any) -> Any:

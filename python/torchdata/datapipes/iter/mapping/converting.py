@@ -1,7 +1,4 @@
-"""Conversions of pipes: MapToIterConverter, and the form `to_node`.
-
-MapToIterConverter runs in the process that iterates the pipeline.
-"""
+"""Conversions of pipes: MapToIterConverter, and the form `to_node`."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
             )
         self.datapipe = datapipe
         if indices is not None and not isinstance(indices, Sequence):
-            # an iterator could be read only once, but every epoch needs the indices
+            # An iterator could be read only once, but every epoch needs the indices.
             indices = list(in_fixed_order(indices))
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
 

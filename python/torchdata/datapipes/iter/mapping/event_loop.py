@@ -1,8 +1,8 @@
 """The event loop of an iteration of `async_map_batches`, which calls a coroutine function for the items of a batch.
 
-The loop is created with the first batch, and closed when the iterator ends or is dropped, or at interpreter exit. The
-loop runs in the thread that requests a batch. If the requesting thread is already running an event loop, the new loop
-runs in a separate thread for each batch.
+Role: the loop is created with the first batch, and closed when the iterator ends or is dropped, or at interpreter exit.
+The loop runs in the thread that requests a batch. If this thread is already running an event loop, the new loop runs in
+a separate thread for each batch.
 """
 
 from __future__ import annotations
@@ -69,12 +69,6 @@ def _close(runner: asyncio.Runner, process: int) -> None:
 
 
 class EventLoop:
-    """An event loop that belongs to one iteration.
-
-    Args:
-        max_concurrency: the maximum number of concurrent calls.
-    """
-
     def __init__(self, max_concurrency: int) -> None:
         self._max_concurrency = max_concurrency
         # Because a factory is given, the runner does not replace the current event loop of the thread.
@@ -129,5 +123,5 @@ class EventLoop:
             self._runner.get_loop().call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """Ends asynchronous generators and closes the loop. This method may be called twice."""
+        """Ends asynchronous generators and closes the loop; may be called twice."""
         self._finalizer()

@@ -1,7 +1,7 @@
 """The pipe that decodes images, optionally a random part of each: ImageDecoder.
 
-Role: the pipe calls `torchdata.images` in the process that iterates it. The random generator is seeded for each image,
-from the seed of the epoch and the number of the image, so a state need not contain the generator.
+Role: the random generator is seeded for each image, from the seed of the epoch and the number of the image, so a state
+need not contain the generator.
 """
 
 from __future__ import annotations
@@ -131,12 +131,10 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """Is never called. The constructor checks the columns against this signature, which `_Decoder` shares."""
+        """This method is never called. The constructor checks the columns against its signature."""
 
 
 class _Decoder:
-    """Decodes consecutive images, and counts them."""
-
     def __init__(self, request: Request, crop: Any, flip: float, seed: int | None) -> None:
         self.request, self.flip, self.seed, self.number = request, flip, seed, 0
         self.crop: Any = {"random": random_resized_crop, "center": center_crop}[crop] if isinstance(crop, str) else crop

@@ -1,7 +1,4 @@
-"""Pipes over rows that are dicts or lists, and batches of them: Rows2Columnar, IndexAdder.
-
-The pipes of this module run in the process that iterates the pipeline, and own no threads or files.
-"""
+"""Pipes over rows that are dicts or lists, and batches of them: Rows2Columnar, IndexAdder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pipes that yield some of their source's items: Filter, Header.
-
-The pipes of this module run in the process that iterates the pipeline, and own no threads or files.
-"""
+"""Pipes that yield some of their source's items: Filter, Header."""
 
 from __future__ import annotations
 
@@ -78,14 +75,13 @@ class Filter(IterDataPipe[T_co]):
         raise no_length(self, "Only .set_length(n) after a Filter says how many items it keeps")
 
 
-#: The beginning of torchdata 0.9's error message if the length of a `header` is unknown.
 _NO_LENGTH = "The length of this HeaderIterDataPipe cannot be determined."
 
 _PLAIN: tuple[type, ...] = tuple(PLAIN_TYPES)
 
 
 def _to_bool(keep: Any) -> bool:
-    """Converts a NumPy bool that a predicate returned, and raises ValueError for other results."""
+    """Only bool and NumPy's bool are valid results of a predicate."""
     if type(keep).__name__ in ("bool_", "bool") and type(keep).__module__ == "numpy":
         return bool(keep)
     raise ValueError(

@@ -1,7 +1,7 @@
 """The pipe that skips items if other pipes raise exceptions for them: OnError.
 
-This pipe runs in the process that iterates the pipeline, and yields its source's items unchanged. The module
-`_pipe/skipping.py` skips the exceptions of earlier pipes.
+Role: the pipe yields its source's items unchanged. The module `_pipe/skipping.py` skips the exceptions of earlier
+pipes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class OnError(IterDataPipe[T_co]):
         return chain(iter(self.datapipe), self._end())
 
     def _end(self) -> Iterator[Any]:
-        """An iterator without items, which at the end of the pass warns about the skipped items."""
+        """Yields no items, but at the end of the iteration warns about the skipped items."""
         skipped = skipping.skipped_of(self)
         if (told := skipping.limit_error(self, at_the_end=True)) is not None:
             raise told

@@ -1,7 +1,6 @@
 """Pipes that begin a pipeline over an iterable, or set the length of a pipeline: IterableWrapper, LengthSetter.
 
-The pipes of this module run in the process that iterates the pipeline. IterableWrapper refers to the user's iterable,
-and owns a copy of it during an iteration.
+Role: IterableWrapper refers to the user's iterable, and owns a copy of it during an iteration.
 """
 
 from __future__ import annotations
@@ -46,12 +45,11 @@ __all__ = ["IterableWrapper", "LengthSetter"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-#: Types of immutable values, which need not be copied.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _private_copy(iterable: Any) -> Any:
-    """Returns a deep copy of `iterable`, or a cheap copy if its members are immutable."""
+    """Members of immutable types need not be copied."""
     kind = type(iterable)
     if kind in (range, str, bytes):
         return iterable
@@ -136,13 +134,12 @@ class IterableWrapper(IterDataPipe[T_co]):
     #: next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: `_was_read`: whether the current epoch reads the user's one-shot iterator itself, not a copy. `_is_used_up`:
-    #: whether an earlier epoch has already read it.
+    #: Whether the current epoch reads the user's one-shot iterator itself, not a copy, and (`_is_used_up`) whether an
+    #: earlier epoch has already read it.
     _was_read = _is_used_up = False
-    _has_warned = False  # whether a warning was issued
+    _has_warned = False
     #: Whether items that are reread after a resume are compared with the original items.
     _is_strict = True
-    #: The epoch of an iterable with `set_epoch` in the current iteration.
     _epoch: int | None = None
 
     def __init__(self, iterable: Iterable[T_co] | Callable[[], Iterator[T_co]], deepcopy: bool = True) -> None:
@@ -197,9 +194,9 @@ class IterableWrapper(IterDataPipe[T_co]):
         return f"{kind} given to IterableWrapper"
 
     def _warn_if_empty(self) -> None:
-        """Warns that the stream is empty, which usually means that it was already read.
+        """An empty stream was usually already read.
 
-        Does not warn in worker processes, because a worker's share of the items may be empty.
+        In worker processes, there is no warning, because a worker's share of the items may be empty.
         """
         is_worker = random.is_replica or multiprocessing.parent_process() is not None
         if self._has_warned or is_worker or isinstance(self.iterable, Sized):
@@ -214,7 +211,6 @@ class IterableWrapper(IterDataPipe[T_co]):
         warn_outside(f"{said}.", UserWarning)
 
     def _source(self) -> Any:
-        """Returns the iterable that this iteration reads."""
         source = self.iterable
         self._epoch = epoch_of(source)
         if random.is_replica or has_fixed_order(source):

@@ -1,7 +1,6 @@
 """Pipes that batch items of similar size, so that little padding is needed: BucketBatcher, MaxTokenBucketizer.
 
-The pipes of this module run in the process that iterates the pipeline. BucketBatcher returns a chain of other pipes.
-MaxTokenBucketizer owns a heap of items and an incomplete batch.
+Role: BucketBatcher returns a chain of other pipes. MaxTokenBucketizer owns a heap of items and an incomplete batch.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ __all__ = ["BucketBatcher", "MaxTokenBucketizer"]
 
 T = TypeVar("T")
 
-#: The end of torchdata 0.9's error message for invalid lengths.
 _MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``max_len``."
 
 
@@ -157,7 +155,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     _heap: list[_Measured] = state(list, items=True)
     _batch: list[Any] = state(list, items=True)
     _tokens: Any = state(lambda: 0)  # the length of the batch, in any numeric type that `len_fn` returns
-    _longest: Any = state(lambda: 0)  # length of the longest item in the batch
+    _longest: Any = state(lambda: 0)
 
     def __init__(
         self,
@@ -222,7 +220,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                 rest, self._batch = self._batch, []
                 yield DataChunk(rest)
         except BaseException:
-            # After an abandoned or failed iteration, the state still contains the buffered items, without open files.
+            # After an abandoned or failed iteration, the state still contains the buffered items, but their files are
+            # closed.
             if self._heap is heap:
                 self._park()
             raise
@@ -233,8 +232,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
-        """Moves the shortest item of the buffer into the batch, or into a new batch if it is full, which is
-        returned."""
+        """Moves the shortest item of the buffer into the batch. If the batch is full, the item begins a new batch, and
+        the full batch is returned."""
         measured = heappop(self._heap)
         (length,) = measured
         if self.include_padding:

@@ -1,7 +1,4 @@
-"""The pipe that stores items in memory: InMemoryCacheHolder.
-
-This pipe runs in the process that iterates the pipeline, and owns the stored items of this process.
-"""
+"""The pipe that stores items in memory: InMemoryCacheHolder."""
 
 from __future__ import annotations
 
@@ -154,6 +151,6 @@ def size_of(item: Any) -> int:
 
 
 def _buffer_size(obj: Any) -> int:
-    """Returns the number of bytes of an array or tensor that `sys.getsizeof` may not include."""
+    """`sys.getsizeof` may not include the memory of an array or tensor."""
     size = getattr(obj, "nbytes", None)
     return size if isinstance(size, int) and sys.getsizeof(obj) < size else 0

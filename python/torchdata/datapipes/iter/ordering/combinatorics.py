@@ -1,7 +1,7 @@
 """Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler.
 
-The pipes of this module run in the process that iterates the pipeline. Shuffler and InBatchShuffler own a random
-generator, Shuffler also owns a buffer of items, and Sampler the order that its sampler returned.
+Role: Shuffler and InBatchShuffler own a random generator, Shuffler also owns a buffer of items, and Sampler the order
+that its sampler returned.
 """
 
 from __future__ import annotations

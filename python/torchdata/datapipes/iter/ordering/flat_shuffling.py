@@ -1,6 +1,6 @@
 """The pipe that applies a function to items and mixes the members of the results: ShuffledFlatMapper.
 
-This pipe runs in the process that iterates the pipeline, and owns a random generator and a buffer of results.
+Role: owns a random generator and a buffer of results.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
                     del buffer[index]
 
     def _drop_broken(self) -> None:
-        """Drops a result after one of its members has raised an exception."""
+        """Drops a result after computing one of its members has raised an exception."""
         if self._shuffling:
             self._buffer[:] = [parts for parts in self._buffer if parts is not self._asked]
         else:
@@ -143,7 +143,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     @contextmanager
     def _parking(self, buffer: list[Parts]) -> Iterator[None]:
-        """Context that closes files and generators in the buffered results if the iteration is abandoned or fails."""
+        """If the iteration is abandoned or fails, files and generators in the buffered results are closed."""
         try:
             yield
         except BaseException:
@@ -154,7 +154,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             raise
 
     def _below(self, limit: int) -> int:
-        """Returns a random index below `limit`. Draws like `random.Random.randint`, but with fewer function calls."""
+        """Draws like `random.Random.randint`, but with fewer function calls."""
         getrandbits, width = self._rng.getrandbits, limit.bit_length()
         index = getrandbits(width)
         while index >= limit:

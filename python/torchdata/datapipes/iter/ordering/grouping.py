@@ -1,7 +1,6 @@
 """Pipes that make batches or unfold them: Batcher, UnBatcher, Grouper.
 
-The pipes of this module run in the process that iterates the pipeline. Grouper owns the items of incomplete groups, and
-UnBatcher the remaining members of the current batch.
+Role: Grouper owns the items of incomplete groups, and UnBatcher the remaining members of the current batch.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Largest batch size for which `zip_longest` collects the batches, because it allocates a tuple of this size even for
-#: fewer items.
+#: Up to this batch size, `zip_longest` collects the batches; it allocates a tuple of this size even for fewer items.
 _ZIPPED = 1024
 
 _NOTHING = object()

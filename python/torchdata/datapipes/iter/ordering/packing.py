@@ -1,7 +1,6 @@
 """The pipe that packs sequences of different lengths into rows of one length: Packer.
 
-This pipe runs in the process that iterates the pipeline. The state contains the incomplete rows, and the parts of a
-long sequence that are not in a row yet.
+Role: the state contains the incomplete rows, and the parts of a long sequence that are not in a row yet.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ Piece = Any
 #: The name of the column of a row if the items are sequences.
 _TOKENS = "input_ids"
 
-#: The columns that the pipe can add to a row.
 _ADDED = ("position_ids", "cu_seqlens")
 
 #: The values that pad known columns by default: a label that loss functions ignore, and a token without attention.
@@ -100,7 +98,6 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     #: The incomplete rows: for each, a list of the number of tokens that still fit, and the pieces.
     _rows: list[Any] = state(list, items=True)
-    #: The pieces of a long sequence that are not in a row yet.
     _waiting: deque[Piece] = state(deque, items=True)
 
     def __init__(
@@ -179,8 +176,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 yield self._row(room, pieces)
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
-        """Divides a piece into pieces of at most `max_tokens` tokens. With `"cut"`, the first piece
-        fills the current row."""
+        """Divides a piece into pieces of at most `max_tokens` tokens. With the method "cut", the first piece fills the
+        current row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most
@@ -197,8 +194,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return _cut(piece, [0, *range(most, size, most), size] if self.long == "split" else [0, most])
 
     def _columns_of(self, item: Any) -> Piece:
-        """Returns `item` if it is a sequence, or a dict of the columns to pack if it is a mapping. Raises ValueError if
-        the columns have different lengths."""
+        """Returns `item` if it is a sequence, or a dict of the columns to pack if it is a mapping."""
         if type(item) in _KINDS or not isinstance(item, Mapping):
             _kind_of(_TOKENS, item)
             return item
@@ -245,7 +241,6 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return room, pieces
 
     def _row(self, room: int, pieces: list[Piece]) -> dict[str, Any]:
-        """Builds a row from pieces of sequences, and pads it if the pipe has a padding value."""
         classes = set(map(type, pieces))
         kind = _KINDS.get(classes.pop()) if len(classes) == 1 else None
         if kind is not None:  # sequences of one kind, as in most items
@@ -267,7 +262,6 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return row
 
     def _padding(self, name: str, columns: int) -> Any:
-        """Returns the value that pads the column `name` of rows with this number of columns."""
         value = self.pad_value
         if isinstance(value, dict):
             if name in value:
@@ -285,8 +279,6 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
 
 class _Lists:
-    """Builds rows of lists."""
-
     @staticmethod
     def cut(values: Any, start: int, end: int) -> Any:
         return values[start:end]
@@ -311,8 +303,6 @@ class _Lists:
 
 
 class _Arrays(_Lists):
-    """Builds rows of NumPy arrays."""
-
     @staticmethod
     def cut(values: Any, start: int, end: int) -> Any:
         return values[start:end].copy()
@@ -337,8 +327,6 @@ class _Arrays(_Lists):
 
 
 class _Tensors(_Arrays):
-    """Builds rows of tensors."""
-
     @staticmethod
     def cut(values: Any, start: int, end: int) -> Any:
         return values[start:end].clone()
@@ -363,8 +351,6 @@ class _Tensors(_Arrays):
 
 
 def _kind_of(name: str, values: Any) -> type[_Lists]:
-    """Returns the class that builds rows from sequences like `values`. Raises TypeError if `values` is not a sequence,
-    and ValueError if `values` has several dimensions."""
     kind = _KINDS.get(type(values)) or _kind_of_class(type(values))
     if kind is _Lists:
         return _Lists
@@ -380,12 +366,10 @@ def _kind_of(name: str, values: Any) -> type[_Lists]:
     )
 
 
-#: Maps each known class of sequences to the class that builds rows from such sequences.
 _KINDS: dict[type, type[_Lists]] = {list: _Lists, tuple: _Lists, range: _Lists}
 
 
 def _kind_of_class(cls: type) -> type[_Lists] | None:
-    """Returns the class that builds rows from sequences of the class `cls`; None if `cls` is not a sequence class."""
     if issubclass(cls, (list, tuple, range)):
         return _Lists
     for module, base, kind in (("numpy", "ndarray", _Arrays), ("torch", "Tensor", _Tensors)):
@@ -406,8 +390,6 @@ def _kind_of_all(name: str, parts: list[Any]) -> type[_Lists]:
 
 
 def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
-    """Returns a dict from column to the sequences of the pieces. Raises ValueError if the columns of two pieces
-    differ."""
     by_name = [piece if type(piece) is dict else {_TOKENS: piece} for piece in pieces]
     columns = by_name[0].keys()
     for piece in by_name:

@@ -1,7 +1,4 @@
-"""Pipes that yield items several times, or numbered: Cycler, Repeater, Enumerator.
-
-The pipes of this module run in the process that iterates the pipeline. Repeater stores the item that it is repeating.
-"""
+"""Pipes that yield items several times, or numbered: Cycler, Repeater, Enumerator."""
 
 from __future__ import annotations
 
@@ -37,7 +34,8 @@ class Cycler(IterDataPipe[T_co]):
         [0, 1, 0, 1]
     """
 
-    #: The number of the current pass over the source, from 0. `_pass_begin`: the number of items of all earlier passes.
+    #: The number of the current iteration of the source, from 0, and (`_pass_begin`) the number of items of all earlier
+    #: iterations.
     _pass: int = state(0)
     _pass_begin: int = state(0)
 

@@ -1,7 +1,6 @@
 """Pipes that divide a pipeline among processes: ShardingFilter, ShardingRoundRobinDispatcher.
 
-These pipes run in the process that iterates the pipeline. The loader calls `apply_sharding` in each worker before the
-first iteration. Each pipe owns only the number of its shard, and no threads or files.
+Role: the loader calls `apply_sharding` in each worker before the first iteration.
 """
 
 from __future__ import annotations
@@ -191,13 +190,12 @@ class ShardingFilter(IterDataPipe[T_co]):
         return can_wait(self.source_datapipe)
 
     def _gives_each_item_to_one_worker(self) -> bool:
-        """Returns whether the filter divides items among workers, unless there is only one worker."""
+        """If there is only one worker, the result is still True."""
         if not self._sharding_enabled or self.source_splits_itself:
             return False
         return self.sharding_group_filter in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
 
     def _skips_others(self) -> bool:
-        """Returns whether the next iteration skips the items of other shards without computing them."""
         return can_wait(self.source_datapipe) or can_share(self.source_datapipe)
 
     def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
@@ -219,7 +217,6 @@ class ShardingFilter(IterDataPipe[T_co]):
         """Returns this process's share of the items of an iterator.
 
         Args:
-            source: the iterator.
             is_unloaded: whether the iterator yields indices. In this case, the source's token does not record the end
                 of the iteration, because the source pipe itself is not iterated.
         """
@@ -269,7 +266,7 @@ class ShardingFilter(IterDataPipe[T_co]):
 
 
 def _group(value: Any, argument: str) -> int:
-    """Returns a level as an integer, or as a member of `SHARDING_PRIORITIES` (also for a member of torch's enum)."""
+    """Members of torch's enum are accepted, too."""
     try:
         return SHARDING_PRIORITIES(value)
     except ValueError:

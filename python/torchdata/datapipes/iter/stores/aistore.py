@@ -1,7 +1,7 @@
 """Pipes that read from AIStore clusters: AISFileLister, AISFileLoader.
 
-Role: the pipes of this module use the library `aistore`, and run in the process that iterates them. Each process
-creates its own clients, so that no connection is shared with a parent process. A stream fetches data when it is read.
+Role: each process creates its own clients, so that no connection is shared with a parent process. A stream fetches data
+when it is read.
 """
 
 from __future__ import annotations
@@ -29,19 +29,15 @@ OLDEST_VERSION = (1, 18)
 #: Default timeout for a cluster that does not answer, in seconds.
 DEFAULT_TIMEOUT_S = 20.0
 
-#: Maximum number of digits of a `Content-Length` that is accepted.
 _LONGEST_NUMBER = 18
 _VERSION = "Ais-Version"
 
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The arguments of a pipe from which its client of the cluster is created.
-
-    Args:
-        endpoint: the URL of the cluster's proxy.
-        timeout: the seconds to wait for a response, and also the total seconds for a request and its retries.
-    """
+    """Args:
+    endpoint: the URL of the cluster's proxy.
+    timeout: the seconds to wait for a response, and also the total seconds for a request and its retries."""
 
     pipe: str
     endpoint: str
@@ -84,12 +80,7 @@ _clients: dict[tuple[int, str, float], Any] = {}
 
 
 def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, str, str]:
-    """Splits a URL such as `ais://bucket/name` into provider, bucket and name (or prefix, which may be empty).
-
-    Raises:
-        TypeError: `url` is not a str.
-        ValueError: `url` lacks the provider, the bucket or, with `needs_name`, the name.
-    """
+    """Splits a URL such as `ais://bucket/name` into provider, bucket and name (or prefix, which may be empty)."""
     provider, separator, rest = check_name(pipe, "every item of the source", url).partition("://")
     bucket, _, name = rest.partition("/")
     if not provider or not separator or not bucket or (needs_name and not name):
@@ -99,8 +90,6 @@ def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, st
 
 
 def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
-    """Checks the version of `aistore` and the arguments that AISFileLister and AISFileLoader share. Raises ImportError
-    if `aistore` is not installed or too old."""
     name = type(pipe).__name__
     require("aistore", extra="aistore", needed_by=name)
     from importlib.metadata import version
@@ -124,8 +113,6 @@ def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
 
 
 class _OfCluster:
-    """The base class of AISFileLister and AISFileLoader, which store the source, the cluster and a length."""
-
     def __init__(
         self,
         source_datapipe: Iterable[str],
@@ -180,22 +167,19 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
 
 @dataclass(frozen=True)
 class _AISRecipe:
-    """The recipe to open or reopen an object.
-
-    Args:
-        version: the version and the size in bytes of the object when it was first opened; None before.
-    """
+    """Args:
+    version: the version and the size in bytes of the object when it was first opened; None before."""
 
     url: str
     cluster: _Cluster
     version: tuple[str, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """Returns a file object at the start of the object. Sends a request only if `version` is None."""
+        """Sends a request only if `version` is None."""
         return buffered(_AISObject(self))
 
     def get(self, start: int) -> Any:
-        """Requests the contents of the object from byte `start` on; returns the response before its body is read."""
+        """Returns the response before its body is read."""
         bucket, name = self.cluster.bucket(self.url)
         options = {"byte_range": f"bytes={start}-"} if start else {}
         where = f" from the cluster at {redacted(self.cluster.endpoint)}"
@@ -207,8 +191,7 @@ class _AISRecipe:
 
 
 class _AISObject(RemoteFile[_AISRecipe]):
-    """A file object that reads an object of the cluster. Sequential reads share one HTTP response, and a seek causes a
-    new request."""
+    """Sequential reads share one HTTP response, and a seek causes a new request."""
 
     #: The offset in the object of the next byte that the response will return.
     _answer_at = 0

@@ -1,7 +1,7 @@
 """Pipes over the file systems of fsspec: FSSpecFileLister, FSSpecFileOpener, FSSpecSaver.
 
-Role: the pipes of this module run in the process that iterates them. For each item, a pipe requests the file system
-from fsspec, which keeps one instance per process and thread. A stream owns its file, and is reopened by its URL.
+Role: for each item, a pipe requests the file system from fsspec, which keeps one instance per process and thread. A
+stream owns its file, and is reopened by its URL.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified
 
 
 class _FSSpecRecipe:
-    """The recipe to open a file with fsspec. `version`: metadata of the file when it was first opened."""
+    """`version`: metadata of the file when it was first opened."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class _FSSpecRecipe:
     ) -> None:
         self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
         self.for_open, self.for_connection = for_open, for_connection
-        #: A function that is called before each retry of opening; None in a pickled copy.
+        #: Called before each retry of opening; None in a pickled copy.
         self.count: Callable[[], object] | None = count
         self.version: dict[str, str] | None = None
 
@@ -120,7 +120,7 @@ class _FSSpecRecipe:
         return {**vars(self), "count": None}
 
     def open(self) -> Any:
-        """Opens the file. Raises RuntimeError if the file has changed since it was first opened."""
+        """Raises RuntimeError if the file has changed since it was first opened."""
         fs, path = _file_system(self.pipe, self.url, self.for_connection)
 
         def opened() -> Any:
@@ -265,7 +265,7 @@ class FSSpecSaver(SavesItems):
 
 
 def _give_up(file: Any) -> None:
-    """Closes a file after a failed write. If the file system supports this, no incomplete file is uploaded."""
+    """If the file system supports this, no incomplete file is uploaded."""
     from fsspec.spec import AbstractBufferedFile
 
     inner = getattr(file, "buffer", None) if not isinstance(file, AbstractBufferedFile) else file

@@ -1,7 +1,7 @@
 """The pipe over datasets of the Hugging Face Hub: HuggingFaceHubReader.
 
-Role: the pipe yields rows that the library `datasets` reads, and runs in the process that iterates it. Every iteration
-creates a new dataset object, which owns its connections and files. `datasets` is imported when a pipe is built.
+Role: every iteration creates a new dataset object, which owns its connections and files. The library `datasets` is
+imported when a pipe is built.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
 
 def _is_streamed(data: Any) -> bool:
-    """Returns whether the rows are streamed. Otherwise, rows are read by index from the downloaded files."""
+    """Returns whether the rows are streamed; otherwise, they are read by index from the downloaded files."""
     return hasattr(data, "load_state_dict")
 
 
