@@ -1,7 +1,6 @@
 """Pipes over the path handlers of iopath: IoPathFileLister, IoPathFileOpener, IoPathSaver.
 
-Role: the pipes run in the process that iterates them, and access files through their `PathManager`, which is pickled
-with them. A stream owns its file, and its recipe consists of the path manager and the path.
+Role: the pipes access files through their `PathManager`, which is pickled with them.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ __all__ = ["IoPathFileLister", "IoPathFileOpener", "IoPathSaver"]
 
 
 def _path_manager(pipe: str, given: Any) -> Any:
-    """Returns the given path manager, or a new one for local paths, HTTP, OneDrive and, with boto3, S3. Raises
-    TypeError if the argument is not a path manager."""
+    """Creates a new path manager for local paths, HTTP, OneDrive and, with boto3, S3 if none is given."""
     file_io = optional_import("iopath.common.file_io", extra="iopath", needed_by=pipe)
     if given is not None:
         if not isinstance(given, file_io.PathManager):
@@ -42,14 +40,11 @@ def _path_manager(pipe: str, given: Any) -> Any:
 
 
 def _is_local(manager: Any, path: str) -> bool:
-    """Returns whether a path is local: it is not a URL, and has no prefix of a handler."""
     prefixes = getattr(manager, "_path_handlers", ())
     return "://" not in path and not any(path.startswith(prefix) for prefix in prefixes)
 
 
 class _HasPathManager:
-    """The base class of the pipes of this module, which own a path manager."""
-
     pathmgr: Any
 
     def _set_path_manager(self, pathmgr: Any, handler: Any) -> None:
@@ -61,12 +56,7 @@ class _HasPathManager:
         """Makes the pipe's path manager use `handler` for the prefixes that this handler supports.
 
         Args:
-            handler: an `iopath.common.file_io.PathHandler`.
             allow_override: whether the handler may replace other handlers that support the same prefixes.
-
-        Raises:
-            KeyError: another handler supports one of the prefixes and must not be replaced.
-            TypeError: `handler` is not a path handler.
         """
         from iopath.common.file_io import PathHandler
 
@@ -115,8 +105,6 @@ class IoPathFileLister(_HasPathManager, ListsFolders):
 
 
 class _IoPathRecipe:
-    """The recipe to open a file with iopath."""
-
     __slots__ = ("manager", "mode", "path")
 
     def __init__(self, manager: Any, path: str, mode: str) -> None:

@@ -1,8 +1,7 @@
 """Shared code of the pipes over file systems and object stores: masks, options, and listings that can be resumed.
 
-Role: the module contains helper functions, and the base class of pipes that list names. This module's code runs in the
-process that iterates the pipe. No pipe has an attribute with a client, connection or file system, so that pipes can be
-pickled and also work after a fork.
+Role: no pipe has an attribute with a client, connection or file system, so that pipes can be pickled and also work
+after a fork.
 """
 
 from __future__ import annotations
@@ -30,11 +29,6 @@ __all__ = [
 
 
 def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
-    """Returns a copy of the dict `value`; if `value` is None, an empty dict.
-
-    Raises:
-        TypeError: `value` is not a mapping with string keys.
-    """
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -46,7 +40,7 @@ class ListsRoots(IterDataPipe[str]):
     """A pipe that yields the names found under each root that its source yields.
 
     The state contains the root that is being listed, and the last entry of this root that was yielded. A resumed
-    iteration lists this root again. Subclasses define `_source` and `_entries`.
+    iteration lists this root again.
     """
 
     #: The root that is being listed. `_last` is the position of the last yielded entry of this root, or None.
@@ -57,7 +51,7 @@ class ListsRoots(IterDataPipe[str]):
         return sources_of(self)[0]
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        """Yields pairs of position and name for the entries of a root, beginning after the position `after`."""
+        """Yields pairs of position and name for the entries of a root that follow the position `after`."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
@@ -79,7 +73,7 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """Yields the entries after `last`, a pair of an index and a name; if `last` is None, all entries.
+    """Yields the entries after `last`, a pair of an index and a name.
 
     If other names were added or removed since, the name in `last` determines the position.
 
@@ -102,12 +96,9 @@ def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, roo
 
 
 class ListsFolders(ListsRoots):
-    """A pipe that lists one or several folders by a library for file systems. Subclasses define `_listed`.
-
-    Args:
-        root: a folder or file, a sequence of them, or a pipe that yields them.
-        masks: shell patterns for the names; empty for all names.
-    """
+    """Args:
+    root: a folder or file, a sequence of them, or a pipe that yields them.
+    masks: shell patterns for the names; empty for all names."""
 
     def __init__(self, root: str | Sequence[str] | IterDataPipe[str], masks: str | list[str]) -> None:
         self.datapipe = source_pipe([root] if isinstance(root, str) else root, self)
@@ -115,8 +106,7 @@ class ListsFolders(ListsRoots):
 
     def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
         """Returns the names in the folder `root` (None if `root` is a file), whether `root` is local, and a function
-        from a name to the path or URL to yield.
-        """
+        from a name to the path or URL to yield."""
         raise NotImplementedError
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
@@ -134,14 +124,12 @@ class ListsFolders(ListsRoots):
 
 
 class OpensFiles(ItemByItem[tuple[str, StreamWrapper]]):
-    """A pipe that opens files by a library: yields pairs of name and stream. Subclasses define `_recipe`."""
-
     def __init__(self, source_datapipe: Iterable[str], mode: str) -> None:
         self.source_datapipe = source_pipe(source_datapipe, self)
         self.mode = check_mode(type(self).__name__, mode)
 
     def _recipe(self, name: str) -> Any:
-        """Returns the recipe that opens the file, and that a pickled stream uses to reopen the file."""
+        """A pickled stream uses the recipe to reopen the file."""
         raise NotImplementedError
 
     def _result(self, name: Any) -> tuple[str, StreamWrapper]:

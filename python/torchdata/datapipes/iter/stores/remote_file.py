@@ -1,9 +1,8 @@
 """Objects of a store as files: shared code of S3 and AIStore, and the base class of the pipes that open objects.
 
-Role: the streams that these pipes yield read from a `RemoteFile`, which sends its requests in the process that reads
-the stream. The response to the request that opens an object is kept for the first read. If the pipe opens its next
-object before the first read, the response is dropped, and the first read sends a new request. Therefore, a shuffle
-buffer full of unread streams does not keep connections open.
+Role: the response to the request that opens an object is kept for the first read. If the pipe opens its next object
+before the first read, the response is dropped, and the first read sends a new request. Therefore, a shuffle buffer full
+of unread streams does not keep connections open.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _SMALL_READS = 64 << 10
 
 
 class ObjectRecipe(Protocol):
-    """The recipe to open an object. `version` contains the object's tag and its size in bytes; it is None before the
-    object is opened for the first time."""
+    """`version` contains the object's tag and its size in bytes; it is None before the object is opened for the first
+    time."""
 
     @property
     def url(self) -> str: ...
@@ -45,8 +44,6 @@ R = TypeVar("R", bound=ObjectRecipe)
 class RemoteFile(io.RawIOBase, Generic[R]):
     """A file object that requests the contents of an object when they are read. `seek` sends no request.
 
-    Subclasses define `_opened`, `drop_answer` and `readinto`.
-
     Args:
         recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
             requested.
@@ -56,7 +53,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         super().__init__()
         self.name = recipe.url
         self._position = 0
-        #: The response that is being read. `_pid` is the id of the process that sent the request.
+        #: The response that is being read, and (`_pid`) the id of the process that sent the request.
         self._answer: Any = None
         self._pid = os.getpid()
         self._recipe: R = recipe if recipe.version is not None else self._opened(recipe)
@@ -67,12 +64,11 @@ class RemoteFile(io.RawIOBase, Generic[R]):
 
     @property
     def size(self) -> int:
-        """The size of the object in bytes."""
         assert self._recipe.version is not None
         return self._recipe.version[1]
 
     def recipe(self) -> R:
-        """Returns a recipe that reopens the object, or raises an error if the object has changed."""
+        """Raises an error if the object has changed since it was opened."""
         return self._recipe
 
     def drop_answer(self) -> None:
@@ -80,7 +76,6 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Releases the connection. A closed file cannot be read."""
         if not self.closed:
             self.drop_answer()
         super().close()
@@ -95,7 +90,6 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to a position relative to the start, the current position, or the end."""
         self._check_open()
         if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
             raise ValueError(f"whence must be 0, 1 or 2, but got {whence}")
@@ -111,24 +105,16 @@ class RemoteFile(io.RawIOBase, Generic[R]):
 
 
 def buffered(file: RemoteFile[Any]) -> io.BufferedReader:
-    """Wraps the file in a small buffer."""
     return io.BufferedReader(file, _SMALL_READS)
 
 
 class LoadsObjects(ItemByItem[tuple[str, StreamWrapper]]):
-    """A pipe that reads URLs from its source, opens the objects, and yields pairs of URL and stream.
-
-    Subclasses define `_recipe`.
-    """
-
-    #: A weak reference to the file that the pipe opened most recently.
     _latest: weakref.ref[RemoteFile[Any]] | None = state(saved=False, lasts=True)
 
     def __init__(self, source_datapipe: Iterable[str]) -> None:
         self.source_datapipe = source_pipe(source_datapipe, self)
 
     def _recipe(self, url: Any) -> ObjectRecipe:
-        """Returns the recipe to open an object, after a check of the URL."""
         raise NotImplementedError
 
     def _result(self, url: Any) -> tuple[str, StreamWrapper]:

@@ -1,8 +1,7 @@
 """Pipes that read from S3, Google Cloud Storage and Azure: S3FileLister, S3FileLoader.
 
-Role: the pipes of this module use obstore, and run in the process that iterates them. A stream fetches data when it is
-read, and keeps no connection open between requests (see `s3_object.py`). Each process has its own stores (see
-`s3_client.py`).
+Role: the pipes use obstore. A stream fetches data when it is read, and keeps no connection open between requests (see
+`s3_object.py`). Each process has its own stores (see `s3_client.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ def _settings(
     config: Mapping[str, Any] | None,
     max_retries: Any,
 ) -> S3Settings:
-    """Checks the arguments that S3FileLister and S3FileLoader share, and returns them."""
     name = type(pipe).__name__
     require("obstore", extra="s3", needed_by=name)
     timeout = check_int(name, "request_timeout_ms", request_timeout_ms, least=-1)
@@ -122,11 +120,8 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """Yields lists of the keys that begin with `prefix` and sort after `after`.
-
-        obstore lists only whole folders, sorted by key. This method lists the folder that contains the prefix, from the
-        first key that can begin with the prefix to the last such key.
-        """
+        """obstore lists only whole folders, sorted by key. This method lists the folder that contains the prefix, from
+        the first key that can begin with the prefix to the last such key."""
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
         pages = obstore.list(store, folder or None, offset=start or None, chunk_size=_KEYS_PER_PAGE)
@@ -153,13 +148,13 @@ def _just_before(text: str) -> str:
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """Returns whether the key of an empty object ends with a slash, which obstore leaves out of listed keys."""
+    """obstore omits the last slash of listed keys. The key of an empty object may be the marker of a folder."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:
         return True
     except Exception as error:
-        # a user who may list objects may lack the permission to read them
+        # A user who may list objects may lack the permission to read them.
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False

@@ -1,9 +1,9 @@
-"""obstore for the S3 pipes: one set of stores per process, picklable settings, and clear errors.
+"""Manages obstore for the S3 pipes: one set of stores per process, picklable settings, and clear errors.
 
-Role: this module creates stores in the iterating process. obstore works in its own threads, which do not survive a
-fork, so that every call of obstore would wait forever in a child that was forked after obstore was loaded. A child that
-inherited obstore therefore loads a second copy of obstore's extension, with its own threads (16 ms, 15 MB). The copy
-that the child inherited from its parent is neither used nor freed.
+Role: obstore works in its own threads, which do not survive a fork, so that every call of obstore would wait forever in
+a child that was forked after obstore was loaded. A child that inherited obstore therefore loads a second copy of
+obstore's extension, with its own threads (16 ms, 15 MB). The copy that the child inherited from its parent is neither
+used nor freed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ __all__ = [
     "split_url",
 ]
 
-#: Default time limit of a request, in milliseconds.
 DEFAULT_TIMEOUT_MS = 3000
 DEFAULT_RETRIES = 3
 #: Maximum duration of one request in seconds, even if data keeps arriving.
@@ -45,7 +44,7 @@ _STORES = {
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: Environment variables that provide credentials. If one of these variables is set, no profile is read.
+#: If one of these environment variables provides credentials, no profile is read.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",
@@ -61,7 +60,7 @@ _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"
 
 
 class S3Error(OSError, ValueError):
-    """An S3 request failed. (torchdata 0.9 raises ValueError.)"""
+    """An S3 request failed. This class derives from ValueError, because torchdata 0.9 raises ValueError."""
 
 
 class S3NotFoundError(FileNotFoundError, S3Error):
@@ -81,12 +80,10 @@ class S3Settings:
     """The arguments of a pipe for creating stores. These settings can be pickled, whereas obstore's stores cannot.
 
     Args:
-        pipe: the pipe's name, for messages.
         request_timeout_ms: milliseconds without a response after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
         region: the region; if empty, the environment determines it.
         endpoint_url: the server; if empty, the environment determines it, and by default Amazon's server is used.
         config: further settings of obstore's `S3Store`.
-        max_retries: maximum number of retries after a temporary error.
     """
 
     pipe: str
@@ -98,11 +95,10 @@ class S3Settings:
 
     @property
     def timeout_ms(self) -> int:
-        """Milliseconds without a response after which a request fails."""
         return DEFAULT_TIMEOUT_MS if self.request_timeout_ms == -1 else self.request_timeout_ms
 
     def endpoint(self, url: str) -> str:
-        """Returns the server for `url`, or an empty str for the provider's own server."""
+        """Returns an empty str for the provider's own server."""
         given = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
         variables = _ENDPOINT_VARIABLES if url.startswith("s3:") else ()
         return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, variables)]), "")
@@ -112,7 +108,6 @@ class S3Settings:
         return _process.connect(self, bucket, url)
 
     def make_store(self, obstore: Any, bucket: str) -> Any:
-        """Creates a new store."""
         scheme, _, name = bucket.partition("://")
         kind, server, _ = _STORES[scheme]
         endpoint, timeout = self.endpoint(bucket), timedelta(milliseconds=self.timeout_ms)
@@ -171,8 +166,6 @@ def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 class _Process:
-    """The module `obstore` and the open stores in one process."""
-
     def __init__(self, *, inherited: bool) -> None:
         self._inherited = inherited  # whether obstore was loaded before this process was forked
         self._obstore: Any = None
@@ -180,7 +173,6 @@ class _Process:
         self._lock = threading.Lock()
 
     def connect(self, settings: S3Settings, bucket: str, url: str) -> tuple[Any, Any]:
-        """Does the same as `S3Settings.connect`. Stores are kept for later calls."""
         environment = tuple(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
         key = (
             bucket,
@@ -206,13 +198,11 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects that were created by a parent process. They are never freed, because freeing needs threads that this process
-#: does not have.
+#: Objects that a parent process created are never freed, because freeing needs threads that this process does not have.
 _kept: list[Any] = []
 
 
 def keep_inherited(thing: Any) -> None:
-    """Keeps an obstore object of a parent process until this process exits."""
     _kept.append(thing)
 
 
@@ -229,7 +219,7 @@ def _own_copy() -> Any:
     """Returns a second copy of obstore's extension, with its own globals.
 
     The extension is copied to an anonymous file, because the dynamic loader loads no file twice. The path of this file
-    contains the process id, because the loader also compares paths. Raises RuntimeError if the copy cannot be loaded.
+    contains the process id, because the loader also compares paths.
     """
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
@@ -264,8 +254,6 @@ def split_url(pipe: str, url: Any, *, needs_key: bool) -> tuple[str, str]:
     """Returns the bucket, such as `s3://bucket`, and the key (or prefix, which may be empty) of `s3://bucket/key`.
 
     Raises:
-        TypeError: `url` is not a str.
-        ValueError: `url` does not have the form `s3://bucket/key` (or `gs://`, `az://`).
         S3Error: obstore does not support the key.
     """
     if not isinstance(url, str):
@@ -289,7 +277,6 @@ _CODE = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOT
 
 @contextmanager
 def explaining_s3(settings: S3Settings, action: str, url: str) -> Iterator[None]:
-    """Converts obstore's errors to an S3Error that names the pipe and the URL in one line."""
     try:
         yield
     except S3Error:

@@ -1,7 +1,7 @@
 """An S3 object as a file, which is read in pieces by range requests.
 
-Role: `S3FileLoader` yields streams over this file object. A recipe reopens the file object. Between two requests, a
-file keeps no connection open, except for the unread response to its first request (see `remote_file.py`).
+Role: between two requests, a file keeps no connection open, except for the unread response to its first request (see
+`remote_file.py`).
 """
 
 from __future__ import annotations
@@ -37,14 +37,10 @@ _NOTHING = memoryview(b"")
 
 @dataclass(frozen=True)
 class S3Recipe:
-    """The recipe to open or reopen an object.
-
-    Args:
-        url: the object's URL.
-        settings: the settings for the object's store.
-        buffer_size: the maximum number of bytes per piece.
-        parallel: whether a piece of more than `PART_SIZE` bytes is fetched by several concurrent requests.
-        version: the ETag and the size in bytes of the object when it was first opened; None if it was not opened yet.
+    """Args:
+    buffer_size: the maximum number of bytes per piece.
+    parallel: whether a piece of more than `PART_SIZE` bytes is fetched by several concurrent requests.
+    version: the ETag and the size in bytes of the object when it was first opened; None if it was not opened yet.
     """
 
     url: str
@@ -54,11 +50,11 @@ class S3Recipe:
     version: tuple[str | None, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """Returns a file object at the start of the object. Sends a request only if `version` is None."""
+        """Sends a request only if `version` is None."""
         return buffered(S3Object(self))
 
     def get(self, start: int, size: int) -> Any:
-        """Requests `size` bytes from `start` on; returns obstore's response, or None if the object is empty."""
+        """Returns obstore's response, or None if the object is empty."""
         bucket, key = split_url(self.settings.pipe, self.url, needs_key=True)
         obstore, store = self.settings.connect(bucket, self.url)
         with explaining_s3(self.settings, "read", self.url):
@@ -74,7 +70,7 @@ class S3Recipe:
                 return None
 
     def fetch(self, start: int, size: int) -> Any:
-        """Returns `size` bytes from `start` on, as an object with the buffer protocol."""
+        """The result supports the buffer protocol."""
         answer = self.get(start, size)
         with explaining_s3(self.settings, "read", self.url):
             return answer.bytes() if answer is not None else b""
@@ -84,7 +80,7 @@ class S3Recipe:
 
 
 class S3Object(RemoteFile[S3Recipe]):
-    """A file object that reads an object of a store. A read beyond the current piece requests a new piece.
+    """A read beyond the current piece requests a new piece.
 
     Args:
         recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
@@ -93,7 +89,6 @@ class S3Object(RemoteFile[S3Recipe]):
 
     def __init__(self, recipe: S3Recipe) -> None:
         self._piece, self._start, self._end = _NOTHING, 0, 0
-        #: The number of bytes of the next request.
         self._ahead = min(recipe.buffer_size, PART_SIZE)
         super().__init__(recipe)
 
@@ -123,7 +118,6 @@ class S3Object(RemoteFile[S3Recipe]):
         return count
 
     def readall(self) -> bytes:
-        """Returns all bytes from the current position to the end of the object."""
         pieces = []
         while len(piece := self._here(self._recipe.buffer_size)):
             self._position += len(piece)
@@ -131,8 +125,8 @@ class S3Object(RemoteFile[S3Recipe]):
         return b"".join(pieces)
 
     def _here(self, wanted: int) -> memoryview:
-        """Returns the bytes of the current piece from the current position on. If there are none, requests the next
-        piece. The result is empty at the end of the object."""
+        """Returns the bytes of the current piece from the current position on, and requests the next piece if there are
+        none. The result is empty at the end of the object."""
         self._check_open()
         if self._position >= self.size:
             return _NOTHING

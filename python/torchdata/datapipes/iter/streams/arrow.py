@@ -1,8 +1,7 @@
 """The pipes that read a table part by part: ArrowReader, and LanceReader, for which each row is a part.
 
-Role: the pipes of this module yield the rows, or frames of rows, of a table. The map pipe `ArrowParts` lists the
-numbers of the table's parts. The pipes run in the process that iterates them. One part is in memory at a time, such as
-a row group of a Parquet file. The state is the number of the part, and the row in this part.
+Role: the pipes yield the rows, or frames of rows, of a table. The map pipe `ArrowParts` lists the numbers of the
+table's parts. One part is in memory at a time, such as a row group of a Parquet file.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class ArrowReader(IterDataPipe[Any]):
     #: that were yielded.
     _part: int | list[int] | None = state()
     _row: int = state(0)
-    #: The name of the part. If the table has another part at this number when a state is loaded, an error is raised.
+    #: If the table has another part at this number when a state is loaded, an error is raised.
     _name: str | None = state()
 
     def __init__(
@@ -130,7 +129,6 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _checked(self, item: Any) -> int | list[int]:
-        """Returns the source's item as an integer or a list of integers, after a check that these parts exist."""
         many = isinstance(item, list)
         numbers = [index(each) if hasattr(each, "__index__") else each for each in (item if many else [item])]
         if not all(type(number) is int for number in numbers):
@@ -157,7 +155,7 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _last_row(self) -> str | None:
-        """Returns a text with the part and the number of the last yielded row; None if the pipe yields frames."""
+        """Returns None if the pipe yields frames."""
         return redacted(f"{self._name}, row {self._row - 1}") if self.rows else None
 
     def _check_name(self, part: int | list[int]) -> None:
@@ -265,8 +263,8 @@ class LanceReader(ArrowReader):
 
 
 def _table_of(pipe: Any) -> ArrowSource:
-    """Returns the table of the only `ArrowParts` in a graph. `ArrowReader` stores this table, because `ArrowParts` may
-    run in the dispatching process. Raises TypeError if the graph contains no `ArrowParts`, or several."""
+    """`ArrowReader` stores the table of the only `ArrowParts` in its graph, because `ArrowParts` may run in the
+    dispatching process."""
     if isinstance(pipe, ArrowSource):
         return pipe
     found = [source for each in Graph(pipe) if isinstance(source := getattr(each, "source", None), ArrowSource)]

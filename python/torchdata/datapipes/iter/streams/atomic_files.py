@@ -1,8 +1,8 @@
 """Writes a file atomically, so that no process sees a partial file.
 
-Role: pipes that save files use `appearing`. The caller writes a temporary file in the final folder, and `appearing`
-renames this file. The pipe `end_caching` uses `write_file`, which also verifies a checksum and calls `fsync`. The name
-of a temporary file is derived from the final name, so that the next writer removes the remains of a killed writer.
+Role: pipes that save files write a temporary file in the final folder, and `appearing` renames this file. The pipe
+`end_caching` uses `write_file`, which also verifies a checksum and calls `fsync`. There, the name of the temporary file
+is derived from the final name, so that the next writer removes the remains of a killed writer.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ _CHUNK = 1 << 20
 
 @contextlib.contextmanager
 def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[str]:
-    """Context manager that yields a temporary path for a local file, and then renames this file to `path`.
+    """Yields a temporary path for a local file, and then renames this file to `path`. After an error, the temporary
+    file is removed.
 
-    After an error, nothing remains. A file that is not regular, such as a named pipe, is written directly.
+    A file that is not regular, such as a named pipe, is written directly.
 
     Args:
         path: the final path; links are followed.
-        replace: whether an existing file is replaced. If `replace` is False, an existing file stays unchanged.
+        replace: whether an existing file is replaced; otherwise, it stays unchanged.
         ending: the suffix of the temporary name.
     """
     path = os.path.realpath(path)
@@ -76,7 +77,6 @@ def temporary_name(path: str, ending: str = ".part") -> str:
 
 
 def digest_of_file(path: str, hash_type: str) -> str:
-    """Returns the checksum of a file's contents, in hexadecimal digits."""
     import hashlib
 
     with open_regular(path, follow=True) as file:
@@ -87,7 +87,6 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
     """Opens a file for reading in a folder that other users may write to.
 
     Args:
-        path: the path.
         follow: whether the file may be a link.
 
     Raises:
@@ -102,11 +101,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
 
 
 def create_anew(path: str, mode: str = "wb") -> Any:
-    """Opens a new file for writing. An existing file, such as a malicious link, is replaced.
-
-    Raises:
-        OSError: the file cannot be created.
-    """
+    """Opens a new file for writing. An existing file, such as a malicious link, is replaced."""
     exclusive = mode.replace("w", "x")  # mode "x" uses O_EXCL, which does not follow links
     try:
         return open(path, exclusive)
@@ -121,17 +116,10 @@ def write_file(
     """Writes `data` to `path`, completely or not at all, and replaces an existing file.
 
     Args:
-        path: the path of the file; its folder is created if necessary.
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
         mode: `"wb"` or `"wt"`.
         alone: whether the caller holds the lock of the path. Without the lock, the temporary file gets a unique name.
         expected: the checksum that the contents must have.
-        hash_type: the kind of checksum.
-
-    Raises:
-        OSError: the file cannot be written.
-        RuntimeError: the checksum of the contents is not `expected`.
-        TypeError: the data does not fit the mode.
     """
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
     temporary = temporary_name(path)
@@ -160,7 +148,6 @@ def write_file(
 
 
 def _fill(file: Any, path: str, data: Any, mode: str, hash_type: str | None) -> str | None:
-    """Writes all pieces; returns their checksum if `hash_type` is given."""
     import hashlib
 
     checksum = hashlib.new(hash_type) if hash_type is not None else None
@@ -189,7 +176,7 @@ def _pieces(data: Any) -> Iterator[Any]:
 
 
 class _Empty:
-    """An object that is equal to the empty bytes or str which a stream returns at its end."""
+    """Equal to the empty bytes or str that a stream returns at its end."""
 
     def __eq__(self, other: object) -> bool:
         return not other

@@ -1,8 +1,4 @@
-"""The pipe that decodes files by their extension: RoutedDecoder.
-
-Role: the pipe reads each stream to its end, closes it, and passes the contents to the handlers of
-`torchdata.datapipes.utils.decoder`. The pipe runs in the process that iterates it.
-"""
+"""The pipe that decodes files by their extension: RoutedDecoder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Pipes that find files, open them and read them whole or in chunks.
 
-The pipes of this module run in the process that iterates them. A stream that `FileOpener` yields closes itself when the
-last reference to it is dropped.
+Role: a stream that `FileOpener` yields closes itself when the last reference to it is dropped.
 """
 
 from __future__ import annotations
@@ -26,16 +25,10 @@ from torchdata.datapipes.utils._streams import FileRecipe, StreamWrapper
 
 __all__ = ["FileLister", "FileOpener", "StreamReader"]
 
-#: The modes of FileOpener and the corresponding modes of `open`.
 _MODES = {"b": "rb", "t": "rt", "r": "r", "rb": "rb", "rt": "rt"}
 
 
 def check_masks(pipe: str, masks: Any) -> str | list[str]:
-    """Returns `masks`, a shell pattern or a list of shell patterns.
-
-    Raises:
-        TypeError: `masks` is neither a str nor a list of str.
-    """
     if isinstance(masks, str):
         return masks
     if isinstance(masks, (list, tuple)) and all(isinstance(mask, str) for mask in masks):
@@ -44,7 +37,7 @@ def check_masks(pipe: str, masks: Any) -> str | list[str]:
 
 
 def matches(name: str, masks: str | list[str]) -> bool:
-    """Returns whether one of the shell patterns matches the name. An empty list matches every name."""
+    """An empty list matches every name."""
     if not masks:
         return True
     return any(fnmatch.fnmatch(name, mask) for mask in ((masks,) if isinstance(masks, str) else masks))

@@ -1,8 +1,7 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
-Role: the pipes of this module yield frames of pandas, polars or pyarrow, and run in the process that iterates them.
-ParquetDataFrameLoader can also yield dicts of arrays. This pipe owns the file that it reads, with one row group in
-memory at a time.
+Role: the frames belong to pandas, polars or pyarrow; ParquetDataFrameLoader can also yield dicts of arrays. It owns the
+file that it reads, with one row group in memory at a time.
 """
 
 from __future__ import annotations
@@ -243,7 +242,6 @@ def _opened(item: Any) -> Any:
 
 
 def _seekable(path: str, stream: Any) -> Any:
-    """Returns the file object without its wrapper, after a check that the file object can seek."""
     file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
     try:
         seekable = bool(file_obj.seekable())
@@ -258,7 +256,7 @@ def _seekable(path: str, stream: Any) -> Any:
 
 
 def _check_columns(path: str, file: Any, columns: list[str] | None) -> None:
-    """Raises ValueError if the file lacks a column, which pyarrow would silently leave out."""
+    """pyarrow would silently leave out a missing column."""
     if columns is None:
         return
     present = set(file.schema_arrow.names)

@@ -1,8 +1,4 @@
-"""The pipe that parses JSON files: JsonParser.
-
-Role: the pipe converts pairs of path and stream to pairs of path and the value of the stream's JSON text. The pipe runs
-in the process that iterates it, and closes the streams that it reads.
-"""
+"""The pipe that parses JSON files: JsonParser. It closes the streams that it reads."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The base class of pipes that yield many items from one (path, stream) pair: readers of files, lines and archives.
 
-Role: the state of such a pipe is the pair that is being read, and the position in its stream. The pipe stores (*holds*)
-this pair, because the source cannot yield the pair a second time. The pipe closes a stream when it has been read, or
-when the iterator is abandoned. In the second case, the pipe stores a placeholder that can reopen the stream. This
-module's code runs in the iterating process.
+Role: the state of such a pipe is the pair that is being read, and the position in its stream. The pipe keeps this pair,
+because the source cannot yield it a second time. When the iterator is abandoned, the pipe closes the stream and keeps a
+placeholder that can reopen it.
 """
 
 from __future__ import annotations
@@ -26,11 +25,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def source_pipe(datapipe: Any, pipe: object, argument: str = "datapipe") -> Any:
-    """Returns the source of `pipe`: `datapipe` if it is a pipe; otherwise, a pipe over the items of `datapipe`.
-
-    Raises:
-        TypeError: `datapipe` is a str or bytes, or cannot be iterated over.
-    """
     name = type(pipe).__name__
     if isinstance(datapipe, (str, bytes)):
         raise TypeError(f"{name}: {argument} must be a pipe, but got {datapipe!r}; wrap it: IterableWrapper([...])")
@@ -38,22 +32,12 @@ def source_pipe(datapipe: Any, pipe: object, argument: str = "datapipe") -> Any:
 
 
 def pair_of(item: Any, pipe: object, members: str = "path and stream, as open_files yields them") -> tuple[Any, Any]:
-    """Returns `item` after a check that it is a pair (of `members`).
-
-    Raises:
-        TypeError: the item is not a pair.
-    """
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise TypeError(f"{type(pipe).__name__} expects pairs of {members}, but got {shown(item)}")
     return item[0], item[1]
 
 
 def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
-    """Returns `item` after a check that it is a pair of a path and a stream.
-
-    Raises:
-        TypeError: the item is not a pair of a path and a stream.
-    """
     path, stream = pair_of(item, pipe)
     if not isinstance(path, str):
         raise TypeError(f"{type(pipe).__name__} expects a str as path, but got {shown(path)}")
@@ -61,7 +45,6 @@ def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
 
 
 def position_of(stream: Any) -> int | None:
-    """Returns the position of the stream, or None if it is unknown."""
     try:
         offset: int = stream.tell()
     except (OSError, ValueError, AttributeError):
@@ -70,16 +53,13 @@ def position_of(stream: Any) -> int | None:
 
 
 class HoldsStream(IterDataPipe[T_co]):
-    """The base class: a pipe that reads pairs of path and stream, and stores the current pair.
+    """Subclasses define `_source`, `_read` and, if an offset cannot describe the position in a stream, `_bookmark`."""
 
-    Subclasses define `_source`, `_read` and, if an offset cannot describe the position in a stream, `_bookmark`.
-    """
-
-    #: The current pair.
+    #: The current pair of path and stream.
     _held: Any = state(saved=False)
     #: The position in the current stream where `_read` begins.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair. If `_reading` is False, `_place` is the position.
+    #: Whether an iterator is reading the pair. If not, `_place` is the position.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
@@ -97,7 +77,7 @@ class HoldsStream(IterDataPipe[T_co]):
         return detached(stream), None
 
     def _explained(self, error: Exception, path: str) -> Exception:
-        """Returns the error to raise if reading the stream raised `error`: `error`, or an error with the line."""
+        """Returns the error to raise instead of `error`, for example an error that names the line."""
         return error
 
     def _release(self, stream: Any) -> None:
@@ -113,7 +93,6 @@ class HoldsStream(IterDataPipe[T_co]):
         return chain.from_iterable(streams)
 
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
-        """Yields the items of one pair of path and stream, from the position `place` on."""
         path, stream = path_and_stream(pair, self)
         del pair
         # An older iterator compares this new tuple by identity, to detect that the pipe reads another pair.
@@ -154,11 +133,9 @@ class HoldsStream(IterDataPipe[T_co]):
         return (pair[0], stand_in), place
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the current path, a placeholder that can reopen its stream, and the position in the stream."""
         pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
         return {"pair": pair, "place": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume at the saved position of the saved stream."""
         self._load_declared({})
         self._held, self._place = state_dict["pair"], state_dict["place"]

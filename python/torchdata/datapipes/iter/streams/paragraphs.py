@@ -1,7 +1,4 @@
-"""The pipe that joins lines: ParagraphAggregator.
-
-This pipe runs in the process that iterates the pipeline, and owns the lines of the incomplete paragraph.
-"""
+"""The pipe that joins lines: ParagraphAggregator."""
 
 from __future__ import annotations
 

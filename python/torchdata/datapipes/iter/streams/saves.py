@@ -1,8 +1,4 @@
-"""The base class of pipes that save items as files of a file system.
-
-Role: such a pipe reads pairs of metadata and data, writes the data, and yields the path, in the process that iterates
-the pipe.
-"""
+"""The base class of pipes that save items as files of a file system."""
 
 from __future__ import annotations
 
@@ -20,10 +16,8 @@ __all__ = ["SavesItems"]
 
 
 class SavesItems(ItemByItem[str]):
-    """A pipe that reads pairs of metadata and data, saves the data of each pair to a file, and yields the file's path.
-
-    Subclasses define `_save`.
-    """
+    """A pipe that reads pairs of metadata and data, saves the data of each pair to a file, and yields the
+    file's path."""
 
     def __init__(
         self, source_datapipe: Iterable[tuple[Any, Any]], mode: str, filepath_fn: Callable[[Any], str] | None
@@ -35,7 +29,6 @@ class SavesItems(ItemByItem[str]):
         self.filepath_fn = filepath_fn
 
     def _save(self, path: str, data: Any) -> None:
-        """Writes the data, whose type was checked, to a file."""
         raise NotImplementedError
 
     def _result(self, item: Any) -> str:
@@ -56,7 +49,7 @@ class SavesItems(ItemByItem[str]):
         return path
 
     def _check_data(self, name: str, path: str, data: Any) -> None:
-        """Raises TypeError if the data does not fit the mode, before any data is written."""
+        """The type of the data is checked before any data is written."""
         if "b" not in self.mode:
             fits = isinstance(data, str)
         else:

@@ -1,8 +1,6 @@
 """Pipes that write files or verify them: Saver, HashChecker.
 
-The pipes of this module run in the process that iterates the pipeline, and yield one item for each item that they read.
-`Saver` owns the file that it writes until the file is complete. `HashChecker` leaves the streams that it reads open for
-the next reader, and closes only streams that it refuses.
+Role: `HashChecker` leaves the streams that it reads open for the next reader, and closes only streams that it refuses.
 """
 
 from __future__ import annotations
@@ -92,7 +90,7 @@ class Saver(ItemByItem[str]):
 
 
 def _write(path: str, mode: str, data: Any) -> None:
-    """Writes the file at `path` completely or not at all."""
+    """Writes the file completely or not at all."""
     target = os.path.realpath(path)
     try:
         os.stat(target)

@@ -1,7 +1,4 @@
-"""Pipes over the names of sharded files: ShardExpander.
-
-This pipe runs in the process that iterates the pipeline, and opens no files. Its state contains the current name.
-"""
+"""The pipe that expands the names of sharded files: ShardExpander."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class ShardExpander(Unfolding, IterDataPipe[str]):
 
 
 def _expanded(name: Any) -> Iterable[str]:
-    """Expands `name` and yields the resulting names one by one, because a range may have millions of numbers."""
+    """Yields the names one by one, because a range may have millions of numbers."""
     if not isinstance(name, str):
         raise TypeError(f"ShardExpander expects names, but got {name!r} of type {type(name).__name__}")
     pieces = re.split(_RANGE, name)  # text, first, last, text, first, last, …, text

@@ -1,9 +1,8 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
-Role: each pipe converts pairs of path and stream to lines or rows. The pipes of this module run in the process that
-iterates them. The position in a file is the offset that `tell` returns; for a text file, this value includes the state
-of its decoder. Text files are read by `readline`, because `tell` fails after `next`. If a stream has no `tell`, the
-position is the number of lines that were read, which a restored pipe skips.
+Role: the position in a file is the offset that `tell` returns; for a text file, this value includes the state of its
+decoder. Text files are read by `readline`, because `tell` fails after `next`. If a stream has no `tell`, the position
+is the number of lines that were read, which a restored pipe skips.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 __all__ = ["CSVDictParser", "CSVParser", "LineReader"]
 
 
-#: The default error handler for bytes that cannot be decoded.
 _DROPPED = "torchdata.dropped"
 
 _BOM = "\ufeff"
@@ -58,7 +56,7 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Returns whether bytes in this encoding can be split into lines before decoding, unlike those of UTF-16."""
+    """Bytes in UTF-16 cannot be split into lines before decoding."""
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
     except (LookupError, ValueError, TypeError):  # not a text encoding; decoding raises the error
@@ -70,7 +68,7 @@ def _reads_bytes(file_obj: Any) -> bool:
 
 
 def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
-    """Decodes a binary file in an encoding such as UTF-16, and yields the lines of the text."""
+    """Decodes a binary file in an encoding such as UTF-16."""
     decoder, rest, is_over = codecs.getincrementaldecoder(encoding)(errors), "", False
     while not is_over:
         piece = file_obj.read(_PIECE)
@@ -91,7 +89,7 @@ class _Text(HoldsStream[Any]):
     #: position.
     _start: int | None = state(saved=False)
     _lines_before: int = state(0, saved=False)
-    #: The decoder of a binary stream in an encoding such as UTF-16, which is split after decoding; or None.
+    #: The decoder of a binary stream in an encoding such as UTF-16, which is split into lines after decoding.
     _decoder: io.TextIOWrapper | None = state(saved=False)
     #: Whether bytes after the current line were read, so that the stream's `tell` is not the position.
     _is_ahead: bool = state(False, saved=False)
@@ -123,7 +121,6 @@ class _Text(HoldsStream[Any]):
         self._return_path = return_path
 
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
-        """Returns an iterator over the lines after the skipped lines or after the saved position."""
         self._start, self._decoder = position_of(stream), None
         self._lines_before = self._skip_lines if place is None else place["skip"]
         # This loop reads the bare file object, because a wrapper costs an additional Python frame per line.
@@ -159,13 +156,13 @@ class _Text(HoldsStream[Any]):
         return lines
 
     def _mark(self, in_bytes: bool) -> Any:
-        """Returns the byte order mark at the start of a file, which is not part of its text."""
+        """The byte order mark at the start of a file is not part of its text."""
         if not in_bytes:
             return _BOM
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name in ("utf-8", "utf-8-sig") else b""
 
     def _lines_read(self) -> int:
-        """Returns the number of lines of the items yielded so far, without the `_lines_before` skipped lines."""
+        """The `_lines_before` skipped lines are not included."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -234,8 +231,6 @@ class LineReader(_Text):
 
 
 class _CSV(_Text):
-    """The base class of CSVParser and CSVDictParser, which read each stream by a reader of Python's `csv`."""
-
     _reader: Any = state(saved=False)
     fmtparams: dict[str, Any]
 

@@ -1,9 +1,7 @@
 """The pipe that reads TFRecord files: TFRecordLoader.
 
-Role: the pipe converts pairs of path and stream to dicts, one per record, in the process that iterates it.
-`torchdata._native.TFRecordReader`, which the pipe owns while it reads a stream, parses the records and verifies their
-checksums. This module converts the values as the argument `spec` describes. The position in a stream is the offset and
-the number of the next record.
+Role: `torchdata._native.TFRecordReader` parses the records and verifies their checksums. This module converts the
+values as the argument `spec` describes. The position in a stream is the offset and the number of the next record.
 """
 
 from __future__ import annotations
@@ -35,10 +33,9 @@ TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any]
 #: Default limit for the size of a record in bytes. As Python objects, small values take sixty times as much memory.
 MAX_LENGTH = 128 << 20
 
-#: Maximum size of a protocol buffer in bytes.
 _LONGEST = (1 << 31) - 1
 
-#: The `kind` of each NumPy dtype that `spec` may contain.
+#: `spec` may contain NumPy dtypes of these kinds.
 _NUMBERS = "biufc"
 
 
@@ -79,7 +76,6 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     """
 
     datapipe: Any
-    #: The stream that is being read, and the native reader of its records.
     _open: tuple[Any, _native.TFRecordReader] | None = state(saved=False)
     #: Whether the current stream has a working `tell`.
     _tells: bool = state(False, saved=False)
@@ -236,7 +232,6 @@ def _misfit(name: str, count: int, shape: tuple[int, ...]) -> RuntimeError:
 
 
 def _stacked(name: str, torch: Any, steps: list[Any]) -> Any:
-    """Returns the steps of a feature list as the rows of one array."""
     lengths = sorted({len(step) for step in steps})
     if len(lengths) != 1:
         found = f"steps of the lengths {lengths}" if lengths else "no steps"
@@ -247,7 +242,6 @@ def _stacked(name: str, torch: Any, steps: list[Any]) -> Any:
 
 
 def _nested(name: str, value: list[Any], shape: tuple[int, ...]) -> Any:
-    """Returns all bytes objects in `value` as nested lists of the given shape."""
     flat: list[Any] = []
     for member in value:
         if isinstance(member, bytes):

@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
-Role: consecutive files whose paths differ only in the extension form one sample. The pipe runs in the process that
-iterates it. The state is the incomplete sample, including its streams. When an iteration is abandoned, these streams
-are closed and replaced by placeholders that can be reopened.
+Role: consecutive files whose paths differ only in the extension form one sample. The state is the incomplete sample,
+including its streams. When an iteration is abandoned, these streams are closed and replaced by placeholders that can
+reopen them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["WebDataset"]
 
-#: The number of samples in the dict of recent samples, after which this dict becomes the dict of older samples.
+#: When the dict of recent samples has this many entries, it becomes the dict of older samples.
 _GENERATION = 1 << 15
 
 
@@ -57,10 +57,10 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: A list with the incomplete sample. Each iteration has its own list.
+    #: A list with the incomplete sample; each iteration has its own list.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
-    #: Two dicts, for recent and for older samples of this iteration, from the key of a sample to its fields.
+    #: For recent and for older samples of this iteration, a dict from the key of a sample to its fields.
     _gathered: tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]] = state(lambda: ({}, {}), saved=False)
 
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]], *, strict: bool = True) -> None:
@@ -96,8 +96,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             raise
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Returns the complete sample. If files of this sample were yielded earlier, closes its streams and raises
-        ValueError."""
+        """If files of this sample were yielded earlier, closes the streams of the sample and raises ValueError."""
         try:
             self._refuse_scattered(sample)
         except ValueError:
@@ -138,7 +137,7 @@ def _key_and_field(path: str) -> tuple[str, str]:
 
 
 def _detached(data: Any) -> Any:
-    """Closes a stream, and returns a placeholder that reopens it if this is possible. Returns other data unchanged."""
+    """Closes a stream, and returns a placeholder that reopens it if this is possible."""
     if not isinstance(data, StreamWrapper) or data.closed:
         return data
     stand_in = detached(data)

@@ -1,8 +1,8 @@
-"""PinMemory: copies batches into pinned memory ahead of use.
+"""The pipe that copies batches into pinned memory: PinMemory.
 
-Role: `PinMemory` is the last pipe of the graph in the main process. The thread of this pipe reads and pins one item
-ahead, so training does not wait for reading or pinning. Copies to the GPU (`tensor.to(device, non_blocking=True)`)
-overlap with computing. The pipe owns the thread.
+Role: `PinMemory` is the last pipe of the graph in the main process. Its thread reads and pins one item ahead, so
+training does not wait for reading or pinning, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap
+with computing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PinMemory(_PrefetchBase[T_co]):
         self.pin_memory_fn = pin_memory_fn
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Pins the items of a loaded state, because items lose their pinned memory when a state is pickled."""
+        """Items lose their pinned memory when a state is pickled."""
         if items and self.pin_memory_fn is _default_fn:
             return [_default_fn(item, _require_cuda(self.device)) for item in items]
         return items
@@ -84,8 +84,7 @@ class PinMemory(_PrefetchBase[T_co]):
 
 
 def _require_cuda(device: Any) -> int:
-    """Returns the index of the device for pinning; the current device if `device` lacks an index. Raises RuntimeError
-    if PyTorch or CUDA is missing, and ValueError if the device is not a CUDA device."""
+    """Returns the index of the device for pinning; the current device if `device` lacks an index."""
     remedy = "take pin_memory out of the pipeline here, or give it a pin_memory_fn of your own"
     if importlib.util.find_spec("torch") is None:
         raise RuntimeError(f"PinMemory needs PyTorch with CUDA, but PyTorch is not installed; {remedy}")
@@ -102,10 +101,7 @@ def _require_cuda(device: Any) -> int:
 
 
 def _work_for(device: Any) -> None:
-    """Makes `device` the current device of the calling thread.
-
-    By default, a new thread uses the first GPU, so pinning would allocate memory on the GPU of another rank.
-    """
+    """By default, a new thread uses the first GPU, so pinning would allocate memory on the GPU of another rank."""
     torch = sys.modules.get("torch")
     if device is not None and torch is not None and torch.cuda.is_available():
         torch.cuda.set_device(device)

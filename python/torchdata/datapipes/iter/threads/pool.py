@@ -1,8 +1,7 @@
 """The thread pool that calls the function of a `threadpool_map` pipe, and returns results in order.
 
-The consumer's thread submits items and takes results. Up to `max_workers` threads call the function. A pool serves one
-iteration, and its queue owns the submitted items and the pending results. The threads of a pool refer only to their
-work, so that dropping the iterator closes the pool. A thread ends after its current call.
+Role: a pool serves one iteration, and its queue owns the submitted items and the pending results. The threads do not
+refer to the pool, so that dropping the iterator closes the pool. A thread ends after its current call.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _PoolWork(ReadAhead):
             self.max_workers = len(self.threads)
 
     def serve(self) -> None:
-        """Calls the function with submitted items until the pool is closed. Runs in each thread."""
+        """Each thread runs this method, which calls the function with submitted items until the pool is closed."""
         broken: BaseException | None = None
         if self.initializer is not None:
             try:
@@ -69,22 +68,19 @@ class _PoolWork(ReadAhead):
 
 
 class Pool:
-    """Threads that call a function, and the items and results in the order of submission.
-
-    Args:
-        function: the function that is called with each item.
-        max_workers: the maximum number of threads. Each submitted item starts a thread until this maximum is reached.
-        **options: `thread_name_prefix`, `initializer` and `initargs`, as for `concurrent.futures.ThreadPoolExecutor`.
+    """Args:
+    max_workers: the maximum number of threads. Each submitted item starts a thread until this maximum is reached.
+    **options: `thread_name_prefix`, `initializer` and `initargs`, as for `concurrent.futures.ThreadPoolExecutor`.
     """
 
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
         self._work = _PoolWork(function, max_workers, **options)
         self._queue = self._work.queue
-        #: Returns the next result, or raises the error of its call. `take` raises StopIteration if the pool was closed.
+        #: Returns the next result, or raises the error of its call; raises StopIteration if the pool was closed.
         self.take = self._queue.pop
-        #: The error of the source, which follows the results.
+        #: This error of the source follows the results.
         self.source_error: Exception | None = None
-        #: The object that keeps the threads paused after a state was saved, until the consumer requests an item.
+        #: Keeps the threads paused after a state was saved, until the consumer requests an item.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
@@ -92,12 +88,10 @@ class Pool:
 
     @property
     def closed(self) -> bool:
-        """Whether the pool is closed, so that no further call begins."""
         return self._queue.closed
 
     @property
     def work(self) -> Work:
-        """The tasks of the pool's threads."""
         return self._work
 
     def is_inherited(self) -> bool:
@@ -105,7 +99,6 @@ class Pool:
         return self._work.is_inherited
 
     def submit(self, item: Any) -> None:
-        """Adds an item that the threads will process."""
         self._queue.submit(item, type(item) in PLAIN_TYPES)
         self._work.start_thread()  # Ctrl-C may interrupt this call after the item was added
 
@@ -134,13 +127,13 @@ class Pool:
                     self._queue.exchange(slot, detached)
 
     def go_on(self) -> None:
-        """Resumes the threads if they were paused when a state was saved. This method is called by the consumer."""
+        """The consumer calls this method to resume threads that were paused when a state was saved."""
         rest, self.rest = self.rest, None
         if rest is not None:
             rest.release()
 
     def entries(self, patience: float) -> list[tuple[str, Any]]:
-        """Returns all pending items and results in the form of a state. Call this function while no thread takes or
+        """Returns all pending items and results in the form of a state. Call this method while no thread takes or
         submits items.
 
         If the function may change its items, this method waits for running calls, and delays further calls until the
@@ -166,7 +159,6 @@ class Pool:
         return [_entry(kind, content, kept) for _, kind, content, kept in slots]
 
     def restore(self, entries: Iterable[tuple[str, Any]]) -> None:
-        """Puts the results of a loaded state into the queue, and submits its items."""
         for kind, value in entries:
             if kind == "item":
                 self.submit(value)
@@ -177,8 +169,8 @@ class Pool:
 
 
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
-    """Converts an entry of the queue to the form that a state contains. If a call has failed and its item was kept, the
-    state contains the item, because the error may not be picklable."""
+    """If a call has failed and its item was kept, the state contains the item, because the error may not be
+    picklable."""
     if kind == "error" and kept is not None:
         return "item", kept[0]
     return kind if kind in ("result", "error") else "item", content

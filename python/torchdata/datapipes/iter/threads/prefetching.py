@@ -1,8 +1,8 @@
 """Pipes that read their source in a separate thread: Prefetcher, and the base class of such pipes.
 
-The source's iteration begins in the thread that iterates the pipe. A daemon thread reads items and puts them into a
-bounded native queue, until the source ends or fails, or the pipe's iterator is closed. The pipe owns the queue and the
-thread. The thread does not refer to the pipe's iterator, so that dropping the iterator ends the thread.
+Role: the source's iteration begins in the thread that iterates the pipe. A daemon thread reads items and puts them into
+a bounded native queue, until the source ends or fails, or the pipe's iterator is closed. The thread does not refer to
+the pipe's iterator, so that dropping the iterator ends the thread.
 
 A forked child has no such thread, and does not use the inherited queue. The child can iterate the pipe in a new thread.
 """
@@ -36,19 +36,19 @@ class _PrefetchData(ReadAhead):
     def __init__(self, name: str, source: Iterator[Any], buffer_size: int) -> None:
         super().__init__(name, min(buffer_size, sys.maxsize), "torchdata-prefetch")
         self.source: Iterator[Any] | None = source
-        #: The object that keeps the queue paused: `pause()` creates it, and `resume()` releases it.
+        #: Keeps the queue paused between `pause()` and `resume()`.
         self.pause: ReadAheadHold | None = None
         #: Whether the pipe was closed for good, so that no further iteration follows.
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The source's item count when this iteration began. If the source does not count its items, None; the thread
-        #: then counts them in `taken`.
+        #: The source's item count when this iteration began. If the source does not count its items, the value is None,
+        #: and the thread counts them in `taken`.
         self.before: int | None = None
         self.taken = 0
         #: The position at which the thread pauses during a replay; None if the thread does not pause.
         self.halt: Halt | None = None
-        #: A flag that is set when the thread has released the source's iterator, possibly in the middle of an item.
+        #: Set when the thread has released the source's iterator, possibly in the middle of an item.
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -63,7 +63,6 @@ class _PrefetchData(ReadAhead):
                 self.halt.end()
 
     def close(self) -> None:
-        """Makes the thread end after its current item, and records that no further iteration follows."""
         self.leave(for_good=True)
 
     def await_release(self, seconds: float) -> bool:
@@ -71,7 +70,7 @@ class _PrefetchData(ReadAhead):
         return not self.queue.closed or not self.others() or self.released.wait(seconds)
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
-        """Returns the buffered items, and the error that the thread put into the queue after these items, or None."""
+        """Returns the buffered items, and the error that the thread put into the queue after these items."""
         items: list[Any] = []
         error = None
         for _, kind, content, _ in self.queue.slots():
@@ -84,8 +83,8 @@ class _PrefetchData(ReadAhead):
     def leave(self, for_good: bool) -> None:
         """Makes the thread end after its current item.
 
-        If `leave` is called several times, the `for_good` of the first call counts. `for_good` is True if no further
-        iteration follows, and False if the pipe begins its next iteration.
+        Args:
+            for_good: False if the pipe begins its next iteration. Only the first call determines this.
         """
         if not self._left:
             self._left, self.abandoned = True, for_good
@@ -96,7 +95,7 @@ _END = object()
 
 
 class _Reader(Iterator[Any]):
-    """The iterator that the consumer reads. Dropping a `_Reader` ends the thread."""
+    """Dropping this iterator, which the consumer reads, ends the thread."""
 
     __slots__ = ("_data", "_pop")
 
@@ -116,10 +115,7 @@ class _Reader(Iterator[Any]):
 
 
 def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> None:
-    """Moves items from the source into the queue, until the source ends or the queue is closed.
-
-    Runs in the prefetching thread.
-    """
+    """Runs in the prefetching thread, until the source ends or the queue is closed."""
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
     if halt is None:  # otherwise, `halt.stand` pauses the thread
@@ -150,18 +146,13 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
 
 
 class _PrefetchBase(IterDataPipe[T_co]):
-    """A pipe that reads its source in a separate thread. Subclasses pass additional arguments to `thread_worker`.
-
-    Args:
-        source_datapipe: the pipe to read.
-        buffer_size: maximum number of buffered items.
-    """
+    """A pipe that reads its source in a separate thread. Subclasses pass additional arguments to `thread_worker`."""
 
     _data: _PrefetchData | None = state(saved=False)
-    #: The buffered items of a loaded state, and the error to raise after these items, or None.
+    #: The buffered items of a loaded state, and the error to raise after these items.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of passes that have begun. `_halt` is the position at which the thread of a later pass pauses, or
-    #: None.
+    #: The number of iterations that have begun, and (`_halt`) the position at which the thread of a later iteration
+    #: pauses.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
@@ -177,7 +168,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """Returns the function that the thread runs. The function must not keep the pipe alive."""
+        """Returns the function that the thread runs, which must not keep the pipe alive."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
@@ -210,10 +201,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the thread has read ahead; None if no pass has begun after the first `passes` passes.
-
-        The thread is paused during this call.
-        """
+        """Returns how far the thread, which is paused during this call, has read ahead; None if no iteration has begun
+        after the first `passes` iterations."""
         data = self._data
         if data is None or data.is_inherited or self._passes == passes:
             return None
@@ -242,7 +231,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data.join(self.patience)
 
     def _stop_reading(self) -> None:
-        """Stops the thread from reading. When this method returns, the thread no longer reads the source."""
+        """When this method returns, the thread no longer reads the source."""
         data = self._data
         if data is None or data.is_inherited:
             return
@@ -264,7 +253,6 @@ class _PrefetchBase(IterDataPipe[T_co]):
         )
 
     def reset(self) -> None:
-        """Ends the thread of the last iteration and drops the items that it had read ahead."""
         self._end_thread()
         super().reset()
 
@@ -311,7 +299,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Context that pauses the thread, so that the states of the source and of this pipe belong to one position."""
+        """Within this context, the thread is paused, so that the states of the source and of this pipe belong to one
+        position."""
         data = self._data
         if data is None or data.is_inherited:
             yield
@@ -323,7 +312,6 @@ class _PrefetchBase(IterDataPipe[T_co]):
             hold.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the buffered items, and the error to raise after these items, or None."""
         items, error = self._restored
         if self._data is not None and not self._data.is_inherited:
             with self.standing_still():
@@ -331,7 +319,6 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return {"items": list(items), "error": error}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration begin with the saved items."""
         self._end_thread()
         self._restored = (list(state_dict["items"]), state_dict["error"])
 
@@ -355,9 +342,9 @@ def end_threads(datapipe: Any) -> None:
 
 
 def stop_reading(datapipe: Any) -> None:
-    """Stops the read-ahead threads of an abandoned pass, before the seeds of the next pass are set.
+    """Stops the read-ahead threads of an abandoned iteration, before the seeds of the next iteration are set.
 
-    Otherwise, a running thread could begin another pass of a `cycle` in the graph with the new seeds.
+    Otherwise, a running thread could begin another iteration of a `cycle` in the graph with the new seeds.
 
     Raises:
         TimeoutError: a thread does not finish its item within its pipe's `patience`.
@@ -367,7 +354,7 @@ def stop_reading(datapipe: Any) -> None:
 
 
 def pipes_with_threads(datapipe: Any) -> list[_PrefetchBase[Any]]:
-    """Returns the pipes of a graph that read ahead in their own threads, each pipe before its sources."""
+    """Returns each pipe before its sources."""
     return [pipe for pipe in reversed(graph_of(datapipe).pipes) if isinstance(pipe, _PrefetchBase)]
 
 
