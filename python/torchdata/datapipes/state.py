@@ -1,8 +1,5 @@
 """Saves the position of every pipe of a graph as the state of the graph, and moves a new graph to a saved position.
 
-Role: combines the states of pipes into the state of their graph. This module's code runs in the process and thread that
-iterates the graph, between two items.
-
 A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
 pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
 readers. The key `checksums` contains checksums of the values of `graph` and `pipes`. In a pipe's own state, values that
@@ -140,7 +137,6 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
 
 def save_entries(datapipe: Any) -> list[PipeEntry]:
-    """Returns the entry of each pipe of a graph, sources first."""
     graph = graph_of(datapipe)
     with standing_still(graph.pipes):
         return _Saving(graph).entries()
@@ -166,8 +162,6 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 class _Saving:
-    """Creates one state of a graph."""
-
     def __init__(self, graph: Graph) -> None:
         self.graph, self.end, self.pipes = graph, graph.end, graph.pipes
         self._in_use = self._find_in_use(alone=True)
@@ -175,7 +169,7 @@ class _Saving:
     # -- which passes belong together ----------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Returns the ids of the pipes whose running passes a resumed run continues.
+        """Returns the ids of the pipes whose running iterations a resumed run continues.
 
         Args:
             alone: whether to include a pipe that is needed although no pipe that reads it has begun, such as the main
@@ -206,7 +200,7 @@ class _Saving:
         return not is_torchs(pipe) and (token_of(pipe).finished or record_of(pipe).ended)
 
     def _is_read_by(self, reader: Any, source: Any) -> bool:
-        """Returns whether the running pass of the source belongs to the running pass of its reader."""
+        """Returns whether the running iteration of the source belongs to the running iteration of its reader."""
         if not self._has_begun(source):
             return False
         reads = hooks_of(reader)._reads_in_pass(source)
@@ -222,7 +216,7 @@ class _Saving:
     # -- what must be replayed -----------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
-        """Returns the pipes to replay, without those that are direct or indirect sources of another pipe to replay."""
+        """Pipes that are direct or indirect sources of another pipe to replay are left out."""
         replayed = [
             pipe
             for pipe in self.pipes
@@ -287,7 +281,7 @@ class _Saving:
         may_be_left = id(pipe) not in self._find_in_use(alone=False)
         for each, entry, raw in beginning.parts:
             if isinstance(each, IterDataPipe) and not is_torchs(each) and record_of(each).stamp < began:
-                entry, raw = entry_at_beginning(each)  # the source has not begun in the current pass
+                entry, raw = entry_at_beginning(each)  # the source has not begun in the current iteration
             if raw is not None:
                 entry = entry._replace(state=to_plain(raw, name_of(each)))
             later = None if is_torchs(each) or record_of(each).stamp < began else pending_seed(each)
@@ -330,7 +324,8 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=self._state_of(pipe)), record)
-        # The attributes of a user-defined pipe without a `reset` may still contain the position of its previous pass.
+        # The attributes of a user-defined pipe without a `reset` may still contain the position of its previous
+        # iteration.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
             entry = _entry_anew(pipe)
@@ -338,7 +333,7 @@ class _Saving:
                 entry = entry._replace(restores=True, yielded=token_of(pipe).yielded, finished=True)
             if replayed or not record.skipped:
                 return entry
-            return entry._replace(skipped=record.skipped)  # also if the reader has read the whole pass
+            return entry._replace(skipped=record.skipped)  # also if the reader has read the whole iteration
         finished, state = self._has_finished(pipe), self._state_of(pipe)
         seeds = record.seed, record.seeded or None
         return PipeEntry(name_of(pipe), True, token_of(pipe).yielded, finished, state, *seeds, record.skipped or None)
@@ -355,13 +350,13 @@ class _Saving:
 
 
 def _entry_anew(pipe: Any) -> PipeEntry:
-    """Returns an entry for a next pass from the beginning, with the pipe's seed for this pass."""
+    """Returns an entry for a next iteration from the beginning, with the pipe's seed for this iteration."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
 
 def beginning_entries(graph: Graph) -> list[PipeEntry]:
-    """Returns the entries with which the next passes of all pipes begin, or resume from a loaded state."""
+    """Returns the entries with which the next iterations of all pipes begin, or resume from a loaded state."""
     return [_entry_anew(pipe) for pipe in graph]
 
 
@@ -450,7 +445,6 @@ def set_strictness(datapipe: Any, is_strict: bool) -> None:
 
 
 def load_entries(datapipe: Any, entries: Sequence[PipeEntry]) -> None:
-    """Loads a result of `save_entries` into the pipes of a graph."""
     graph = graph_of(datapipe)
     _require_same_pipes(graph, entries)
     with standing_still(graph.pipes):

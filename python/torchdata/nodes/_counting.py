@@ -1,8 +1,8 @@
 """The counters of a `Loader` of nodes.
 
-Role: belongs to one loader, in the main process. The statistics always count the items that the loader yields,
-and the items that the processes of nodes compute. With `stats="full"`, the statistics have a row for each node, and a
-wrapper around the iterator of each node counts the node's items and measures the time.
+Role: the statistics always count the items that the loader yields, and the items that the processes of nodes compute.
+With `stats="full"`, the statistics have a row for each node, and a wrapper around the iterator of each node counts the
+node's items and measures the time.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ __all__ = ["NodeRecorder"]
 
 
 class NodeRecorder(BatchRecorder):
-    """The statistics of one `Loader`."""
-
     name = NODES
 
     #: The statistics in which the rows of the nodes were registered, and the number of the loader's row.
     _bound: tuple[Counting, int] | None = None
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:
-        """Begins an epoch of the graph that ends in `root`, before the graph is reset."""
+        """Called before the graph that ends in `root` is reset."""
         mappers: list[Any] = [node for node in nodes_of(root) if getattr(node, "processes", None) is not None]
         new_board = partial(StatsBoard, 1 + sum(node.num_workers for node in mappers), 1, PIPES, self.full)
         counting = self._counting_here(new_board)
@@ -65,7 +63,7 @@ def _rows_of(root: BaseNode[Any]) -> Iterator[tuple[IterationToken, str, str, in
 
 
 def _is_part(node: BaseNode[Any]) -> bool:
-    """Returns whether a node is an internal node that another node of this package has created."""
+    """Returns whether another node of this package has created the node internally."""
     return type(node).__name__.startswith("_") and not is_users(type(node))
 
 

@@ -1,8 +1,8 @@
-"""Reads the fields of a saved state, and takes the states of sources.
+"""Reads and checks the fields of a saved state, and takes the states of sources.
 
-If a field is missing or out of range, an error names the field. Some nodes request the state of their source although
-the program requests no state; for example, nodes that read ahead request it at each item. If the source does not
-support states, the error of the source is stored, and is raised only if the program requests a state.
+Role: some nodes request the state of their source although the program requests no state; for example, nodes that read
+ahead request it at each item. If the source does not support states, the error of the source is stored, and is raised
+only if the program requests a state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torchdata.nodes.base_node import BaseNode, T, advance_of
 
 __all__ = ["StateFields", "Unsaved", "position_of", "state_at"]
 
-#: The default of a field that has no default.
 _REQUIRED: Any = object()
 
 
@@ -24,13 +23,9 @@ class StateFields:
     """The fields of a node's state.
 
     Args:
-        node: the name of the node, for error messages.
         state: a result of the node's `get_state`. If `state` is None, as at the beginning of an epoch, integers have
             their smallest allowed value, flags have their default, lists are empty, and other fields are None.
         begins: whether `state` may be None.
-
-    Raises:
-        ValueError: `state` is not a dict.
     """
 
     def __init__(self, node: str, state: Any, begins: bool = True) -> None:
@@ -44,7 +39,6 @@ class StateFields:
         return key in self._state
 
     def __getitem__(self, key: str) -> Any:
-        """Returns the value of a field. Raises ValueError if the field is missing."""
         if key not in self._state and not self._is_beginning:
             raise ValueError(f"{self._node}: the state has no {key!r}; it is damaged, or that of another kind of node")
         return self._state.get(key)
@@ -53,8 +47,6 @@ class StateFields:
         return self._state.get(key)
 
     def integer(self, key: str, default: int = _REQUIRED, *, least: int, most: int = sys.maxsize) -> int:
-        """Returns the value of an integer field. Raises ValueError if the field is missing without a default, not an
-        integer, or out of range."""
         value = self._state.get(key, least if self._is_beginning else default)
         value = self[key] if value is _REQUIRED else value
         try:
@@ -67,16 +59,12 @@ class StateFields:
         return number
 
     def flag(self, key: str, default: bool) -> bool:
-        """Returns the value of a field that contains True or False. Raises ValueError if the field contains a value
-        other than True or False."""
         value = self._state.get(key, default)
         if not isinstance(value, bool):
             raise self.wrong(key, "must be True or False")
         return value
 
     def list_of(self, key: str) -> list[Any]:
-        """Returns the value of a field that contains a list; an empty list if the field is missing. Raises ValueError
-        if the field does not contain a list."""
         value = self._state.get(key, [])
         if not isinstance(value, list):
             raise self.wrong(key, "must be a list")
@@ -84,15 +72,14 @@ class StateFields:
 
     def state(self, key: str) -> Any:
         """Returns the value of a field that contains the state of another object, such as the source; None if the node
-        starts from the beginning. Raises ValueError if the field does not contain a dict."""
+        starts from the beginning."""
         value = self[key]
         if not isinstance(value, Mapping) and not self._is_beginning:
             raise self.wrong(key, "must be a dict")
         return value
 
     def by_name(self, key: str, names: list[str]) -> Mapping[str, Any]:
-        """Returns the value of a field that contains a dict with a key for each name. Raises ValueError if the field
-        does not contain a dict, or the dict lacks a key."""
+        """Returns the value of a field that contains a dict with a key for each name."""
         value: Mapping[str, Any] = self.state(key)
         missing = [name for name in names if name not in value]
         if missing:
@@ -105,7 +92,6 @@ class StateFields:
         return advance_of(source)
 
     def wrong(self, key: str, wanted: str) -> ValueError:
-        """Returns a ValueError that names the field `key`, its value, and the `wanted` values."""
         return ValueError(f"{self._node}: {key!r} in the state {wanted}, but is {_shown(self._state.get(key))}")
 
 
@@ -115,18 +101,13 @@ def _shown(value: Any) -> str:
 
 
 class Unsaved:
-    """Stored instead of the state of a node that does not support states.
-
-    Args:
-        error: the error that the node raised.
-    """
+    """Stored instead of the state of a node that does not support states."""
 
     def __init__(self, error: NotImplementedError) -> None:
         self.error = error.with_traceback(None)  # the frames of the traceback would keep their variables alive
 
 
 def position_of(node: BaseNode[Any]) -> Any:
-    """Returns the state of a node, or `Unsaved` if the node raises NotImplementedError."""
     try:
         return node.state_dict()
     except NotImplementedError as error:
@@ -134,8 +115,6 @@ def position_of(node: BaseNode[Any]) -> Any:
 
 
 def state_at(position: Any) -> Any:
-    """Returns a result of `position_of` if it is a state. Raises NotImplementedError if the node does not support
-    states."""
     if type(position) is Unsaved:
         raise position.error.with_traceback(None)
     return position

@@ -12,7 +12,7 @@ __all__ = ["Failure", "MapEach", "error_of", "not_the_end"]
 
 
 def not_the_end(what: str, cause: BaseException) -> RuntimeError:
-    """Returns the error that replaces a StopIteration of a user's function (see PEP 479)."""
+    """This error replaces a StopIteration of a user's function (see PEP 479)."""
     error = RuntimeError(
         f"the {what} raised StopIteration, which would end the epoch although the source has more items; catch it in "
         "the function (`next(iterator, default)` does not raise it)"
@@ -47,11 +47,7 @@ def error_of(description: tuple[Any, ...]) -> BaseException:
 
 
 class MapEach:
-    """Calls a function with each member of a list, and returns a `Failure` for each call that raises.
-
-    Args:
-        function: the function.
-    """
+    """The returned list contains a `Failure` for each call that raises."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function

@@ -1,7 +1,6 @@
 """Adapts a pipe of `torchdata.datapipes` as a Stateful iterable, so that a node can read it.
 
-Role: stores the seed and the epoch number, which are not part of the state of the pipe's graph. `PipePosition` owns the
-pipe's iterator.
+Role: stores the seed and the epoch number, which are not part of the state of the pipe's graph.
 """
 
 from __future__ import annotations
@@ -20,18 +19,14 @@ __all__ = ["PipePosition"]
 
 
 class PipePosition(PipePasses):
-    """Iterates over a pipe in successive epochs, and saves the exact position in the pipe.
-
-    Args:
-        seed: the seed for the random pipes of the graph in each epoch; None draws a new seed for each epoch.
-    """
+    """Args:
+    seed: the seed for the random pipes of the graph in each epoch; None draws a new seed for each epoch."""
 
     EPOCH_KEY, PIPE_KEY = "epoch", "pipe"
 
     def __init__(self, pipe: IterDataPipe[Any], seed: int | None = None) -> None:
         super().__init__(pipe)
         self.seed = seed
-        #: The number of the next epoch.
         self._epoch = 0
 
     def _prepare(self) -> None:
@@ -46,7 +41,7 @@ class PipePosition(PipePasses):
         self._epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the pipe's graph. The returned state does not change when the iteration continues."""
+        """The returned state does not change when the iteration continues."""
         return {self.EPOCH_KEY: self._epoch, self.PIPE_KEY: save_state(self.pipe)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -62,7 +57,6 @@ class PipePosition(PipePasses):
         self._loaded = True
 
     def shutdown(self) -> None:
-        """Ends the threads of the pipe's graph."""
         for pipe in Graph(self.pipe):
             shutdown = getattr(type(pipe), "shutdown", None)
             if isinstance(pipe, IterDataPipe) and shutdown is not None:

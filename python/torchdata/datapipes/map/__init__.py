@@ -27,7 +27,7 @@ _PIPES = late_names(
         "wrapping": "IterToMapConverter SequenceWrapper",
     }
 )
-#: Private names that pickles refer to.
+#: Pickles refer to these private names.
 _HELD = late_names(
     {
         "torchdata.datapipes._pipe.arrow_sources": "ArrowChunks ArrowFragments IcebergFiles",

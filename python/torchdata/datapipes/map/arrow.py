@@ -1,8 +1,7 @@
 """The map pipe over the parts of a table: ArrowParts.
 
 Role: the items of `ArrowParts` are the numbers of a table's parts. Later pipes shuffle and shard these numbers before
-the table is read. The pipe owns the list of parts, which is created when the pipe is built. This module's code runs in
-any process that requests an item.
+the table is read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Map pipes that apply a function or store items: Mapper, InMemoryCacheHolder.
 
-The pipes of this module run in any process that requests an item. InMemoryCacheHolder owns the items of its process.
+Role: InMemoryCacheHolder owns the items of its process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ R = TypeVar("R")
 
 
 def default_fn(data: Any) -> Any:
-    """Returns the item unchanged."""
     return data
 
 

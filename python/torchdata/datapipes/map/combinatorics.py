@@ -1,8 +1,4 @@
-"""Pipes that read a map-style pipe in another order: Shuffler, IndexSampler.
-
-`Shuffler` and `IndexSampler` read a map-style pipe, but are themselves read by iterating. Both pipes run in the process
-that iterates the pipeline, and own the order of the current iteration.
-"""
+"""Pipes that read a map-style pipe in another order, but are themselves read by iterating: Shuffler, IndexSampler."""
 
 from __future__ import annotations
 
@@ -132,7 +128,6 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     """
 
     data_attributes = frozenset({"sampler"})
-    #: The indices of the running iteration, if the sampler has a length.
     _order: Any = state(items=True)
     _epoch: int = state(0, lasts=True, copied=True)
     _stream: SampledStream | None = state(None, saved=False)
@@ -159,7 +154,6 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         self._epoch += 1
 
     def _indices(self) -> Iterator[Any]:
-        """Yields the indices that this iteration has not read yet."""
         if self._order is None:
             assert self._epoch_seed is not None
             randomness = PrivateRandomness(self._epoch_seed)
@@ -193,8 +187,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         self._is_strict = is_strict
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
-        """Yields the indices of the sampler. While it runs, the global generators produce a private sequence of
-        numbers."""
+        """While the sampler runs, the global generators produce a private sequence of numbers."""
         with randomness:
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):

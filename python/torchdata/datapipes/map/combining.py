@@ -1,7 +1,4 @@
-"""Map pipes that join several pipes or split one: Concater, Zipper, UnZipper.
-
-The pipes of this module run in any process that requests an item, and own no data.
-"""
+"""Map pipes that join several pipes or split one: Concater, Zipper, UnZipper."""
 
 from __future__ import annotations
 

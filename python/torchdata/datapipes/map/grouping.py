@@ -1,4 +1,4 @@
-"""The map-style pipe that creates batches: Batcher. This module's code runs in any process that requests a batch."""
+"""The map-style pipe that creates batches: Batcher."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Map pipes that begin a pipeline: SequenceWrapper over a sequence, IterToMapConverter over an iterable pipe.
-
-Role: the pipes of this module own the data that all other map-style pipes read by index. The pipes run in any process
-that requests an item.
-"""
+"""Map pipes that begin a pipeline: SequenceWrapper over a sequence, IterToMapConverter over an iterable pipe."""
 
 from __future__ import annotations
 
@@ -97,8 +93,7 @@ class IterToMapConverter(MapDataPipe[Any]):
         self.key_value_fn = key_value_fn
 
     def _load_map(self) -> None:
-        """Reads the iterable-style pipe into the dict. This method keeps its name, because old code overrides or calls
-        it."""
+        """This method keeps its name, because old code overrides or calls it."""
         # The dict is assigned to the attribute only when it is complete, because reading may raise an error.
         loaded: dict[Any, Any] = {}
         for item in self.datapipe:

@@ -1,7 +1,6 @@
 """Draws a pipe graph with graphviz.
 
-Role: `to_graph` converts the graph that ends in a pipe to a `graphviz.Digraph`. The code runs in the process that calls
-it. The program `dot` is needed only for rendering the result.
+Role: the program `dot` is needed only for rendering the result.
 """
 
 from __future__ import annotations
@@ -88,13 +87,12 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
 
 
 def _is_hidden(pipe: Any) -> bool:
-    """Returns whether the pipe is a child of a split, instead of which a drawing shows the main pipe."""
+    """A drawing shows the main pipe instead of the children of a split."""
     return bool(getattr(type(pipe), "_is_child_datapipe", False))
 
 
 def _drawn_sources(pipe: Any, debug: bool) -> list[Any]:
-    """Returns the sources of `pipe` without duplicates. If `debug` is False, a child of a split is replaced by the main
-    pipe."""
+    """If `debug` is False, a child of a split is replaced by the main pipe."""
     found: dict[int, Any] = {}
     for source in sources_of(pipe):
         drawn = sources_of(source) if _is_hidden(source) and not debug else [source]

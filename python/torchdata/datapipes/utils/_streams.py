@@ -1,8 +1,8 @@
 """The streams that pipes yield: `StreamWrapper`, a file object that closes itself and can be reopened.
 
-Role: every pipe that yields streams yields wrappers, each of which owns a file object. A wrapper has a *recipe* to
-reopen its stream, such as a path, or an archive and a position in it. A pickled or deep-copied wrapper consists of the
-recipe and the current offset, and opens its file on first use. A saved state can therefore contain streams.
+Role: a wrapper has a *recipe* to reopen its stream, such as a path, or an archive and a position in it. A pickled or
+deep-copied wrapper consists of the recipe and the current offset, and opens its file on first use. A saved state can
+therefore contain streams.
 """
 
 from __future__ import annotations
@@ -59,11 +59,8 @@ class FileRecipe:
 
 
 def recipe_of(file_obj: Any) -> Recipe | None:
-    """Returns a recipe that reopens a file object without a wrapper; None if there is no such recipe.
-
-    A binary file that was opened by path has a recipe if the path still leads to this file. A text file has no recipe,
-    because its newline translation cannot be determined.
-    """
+    """A binary file that was opened by path has a recipe if the path still leads to this file. A text file has no
+    recipe, because its newline translation cannot be determined."""
     raw = file_obj.raw if type(file_obj) is io.BufferedReader else file_obj
     if type(raw) is io.FileIO:
         if raw.closed or not isinstance(raw.name, str) or raw.mode != "rb":
@@ -150,7 +147,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     @classmethod
     def reopening(cls, recipe: Recipe, offset: int | None = None, name: str | None = None) -> StreamWrapper:
-        """Creates a wrapper that opens its file on first use, at `offset` (None for the initial position)."""
+        """The wrapper opens its file on first use, at `offset` (None for the initial position)."""
         stream = cls.__new__(cls)
         stream._recipe, stream._reopen_at, stream.name = recipe, offset, name
         return stream
@@ -259,7 +256,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the recipe and the offset. In-memory files are pickled by value.
+        """In-memory files are pickled by value.
 
         Raises:
             TypeError: the stream cannot be reopened, or its position is unknown.
@@ -293,10 +290,10 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
 
 def _move(file_obj: Any, offset: int) -> None:
-    """Moves from the start of the stream to `offset`, by reading if the stream cannot seek."""
+    """If the stream cannot seek, bytes are read and dropped."""
     try:
         file_obj.seek(offset)
-    # UnsupportedOperation is a ValueError; some file objects of fsspec raise AttributeError or ValueError itself
+    # UnsupportedOperation is a ValueError; some file objects of fsspec raise AttributeError or ValueError itself.
     except (AttributeError, ValueError):
         while offset > 0 and (skipped := len(file_obj.read(min(offset, _SKIPPED_AT_ONCE)))):
             offset -= skipped
@@ -341,8 +338,7 @@ def detached(stream: Any, offset: int | None = None) -> Any:
 
 
 def copied(stream: StreamWrapper) -> Any:
-    """Returns a deep copy of a stream, or the stream itself if it is torch's `StreamWrapper`, which cannot be
-    copied."""
+    """torch's `StreamWrapper` cannot be copied."""
     return copy.deepcopy(stream) if StreamWrapper in type(stream).__mro__ else stream
 
 
@@ -400,8 +396,7 @@ pair_streams_with_torch(StreamWrapper)
 
 def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """Returns a function and its arguments, plain data, that create an equal stream; None for an open stream that is
-    neither a file with a path nor in memory.
-    """
+    neither a file with a path nor in memory."""
     if stream.closed:
         return _closed_stream, (stream.name,)
     file = stream.__dict__.get("file_obj")
@@ -419,8 +414,8 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Returns a stream that opens a regular file for reading. Raises ValueError for other files and modes, because the
-    arguments may come from a manipulated state."""
+    """Raises ValueError for other files and modes than reading a regular file, because the arguments may come from a
+    manipulated state."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

@@ -1,8 +1,7 @@
-"""Collating: converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
+"""Converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
-Role: implements the default function of `collate`, and its argument `conversion`. This module's code runs in the
-process that iterates the pipe. Stacked arrays are allocated by `torchdata.empty`, so that a worker can send them
-without a copy.
+Role: implements the default function of `collate`, and its argument `conversion`. Stacked arrays are allocated by
+`torchdata.empty`, so that a worker can send them without a copy.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
 
 
 def note_remedy(error: Exception, batch: Any) -> None:
-    """Adds a note with a remedy to an error from collating, if items of the batch have different keys or contain
-    None."""
+    """The remedy concerns items of the batch that have different keys or contain None."""
     remedy = _remedy(batch)
     if remedy is not None:
         add_note(error, remedy)
@@ -141,7 +139,6 @@ def _collated(batch: Any, to: Literal["numpy", "torch"] | None) -> Any:
 
 
 def _torch_for(to: str | None) -> Any:
-    """Returns the module `torch` if the results must be tensors, and None if they must be arrays."""
     if to is None:
         return sys.modules.get("torch")
     return None if to == "numpy" else importlib.import_module("torch")
@@ -157,7 +154,7 @@ def _numbers(torch: Any, batch: Any, first: Any) -> Any:
     numbers = np.array(batch)
     if numbers.ndim == 1 and numbers.dtype.kind in "bif":
         return numbers
-    # with this dtype, NumPy raises a clear error for a number that is too large, or a value that is not a number
+    # With this dtype, NumPy raises a clear error for a number that is too large, or a value that is not a number.
     return np.array(batch, dtype=np.int64)
 
 
@@ -195,10 +192,7 @@ def _stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def is_stackable(torch: Any, batch: Any) -> bool:
-    """Returns whether all members of a batch are ordinary tensors in CPU memory and have equal dtypes.
-
-    `torch.stack` may nevertheless fail, if shapes differ or a gradient is required.
-    """
+    """If shapes differ or a gradient is required, `torch.stack` may fail although the result is True."""
     first = batch[0]
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:
         return False
@@ -206,7 +200,7 @@ def is_stackable(torch: Any, batch: Any) -> bool:
 
 
 def stacked_tensors(torch: Any, batch: Any) -> Any:
-    """Stacks the tensors of a batch, in memory that a worker can send without a copy.
+    """A worker can send the memory of the stacked tensors without a copy.
 
     Raises:
         RuntimeError: the shapes differ, or a tensor requires a gradient.
@@ -217,7 +211,7 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
-    """Stacks the arrays of a batch to a tensor, in memory that a worker can send without a copy.
+    """A worker can send the memory of the stacked tensor without a copy.
 
     Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. The
     caller then converts each member, which raises a clear error.
@@ -256,7 +250,6 @@ def _columns(batch: Any) -> list[tuple[Any, ...]]:
 
 
 def rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
-    """Returns `collated` as a mapping of `first`'s type, or as a dict if this type cannot be created."""
     if type(first) is dict:
         return collated
     try:
@@ -270,7 +263,6 @@ def rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
 
 
 def rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
-    """Returns `collated` as a sequence of `first`'s type, or as a list if this type cannot be created."""
     if type(first) is list:
         return collated
     try:

@@ -53,7 +53,7 @@ _LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError,
 
 @contextlib.contextmanager
 def _decoding(extension: str) -> Iterator[None]:
-    """Context that converts an undocumented error of a library for invalid contents to a ValueError."""
+    """An undocumented error of a library for invalid contents becomes a ValueError."""
     try:
         yield
     except _LIES as error:
@@ -62,7 +62,7 @@ def _decoding(extension: str) -> Iterator[None]:
 
 
 def _pickles_are_allowed(allow_pickle: bool | None) -> bool:
-    """Returns whether pickles may be read: neither the argument nor the environment forbids it."""
+    """Both the argument and the environment may forbid pickles."""
     environment = os.environ.get("TORCHDATA_ALLOW_PICKLE", "1") != "0" and os.environ.get("WDS_SECURE", "0") in (
         "",
         "0",
@@ -268,7 +268,7 @@ class Decoder:
         self.key_fn = key_fn
 
     def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
-        """Returns `handlers`, in which `basichandlers` receives the `allow_pickle` of the constructor."""
+        """`basichandlers` receives the `allow_pickle` of the constructor."""
         if self.allow_pickle is None:
             return list(handlers)
         told = partial(basichandlers, allow_pickle=self.allow_pickle)

@@ -2,8 +2,6 @@
 
 Names in archives, on servers and in object stores may be arbitrary. Code that uses such a name as a file name, or joins
 it to a folder, should use the functions of this module.
-
-Role: pure functions on text, for the pipes and for user functions.
 """
 
 from __future__ import annotations

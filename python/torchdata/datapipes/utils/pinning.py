@@ -1,7 +1,4 @@
-"""`pin_memory_fn`: copies the tensors of an item to pinned memory, which a GPU can read directly.
-
-Role: the thread of `PinMemory` calls this function, and users may call it.
-"""
+"""Copies the tensors of an item to pinned memory, which a GPU can read directly: `pin_memory_fn`."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""FullSync: all ranks of a distributed job end their epochs together.
+"""The pipe that makes all ranks of a distributed job end their epochs together: FullSync.
 
 Role: `fullsync` is the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks
-all ranks whether they also have an item. The pipe yields an item only if all ranks have an item. The pipe owns this
-thread, and the `RankGroup` through which the ranks vote.
+all ranks whether they also have an item. The pipe yields an item only if all ranks have an item.
 
-Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. `_HAS`
-means that the rank has an item, `_ENDED` that its data has ended, and `_LEFT` that it has left its loop. With n ranks,
-the number `-(r + 1)` means that rank r ends its run, and `-(n + r + 1)` that rank r has raised an exception. The ranks
-stop voting after the first vote in which a rank has no item, so all ranks yield the same number of items. The ranks do
-not vote on items that a loader rereads in order to resume, because the number of reread items may differ between ranks.
+Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. With n
+ranks, the number `-(r + 1)` means that rank r ends its run, and `-(n + r + 1)` that rank r has raised an exception. The
+ranks stop voting after the first vote in which a rank has no item, so all ranks yield the same number of items. The
+ranks do not vote on items that a loader rereads in order to resume, because the number of reread items may differ
+between ranks.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ class _StepData(_PrefetchData):
     """The data that the thread of one iteration shares with its consumer: the queue and the vote.
 
     Args:
-        source: the pipe or iterator to read.
         again: if positive, the number of items to reread without a vote, because the ranks have already voted on these
             items. If negative, `-again` is the number of votes to repeat without an item, because other ranks have yet
             to take part in these votes.
@@ -71,12 +69,10 @@ class _StepData(_PrefetchData):
         self.again, self.repeats = max(0, again), max(0, -again)
         #: This lock is held while an item moves from `voted_on` to the queue, and while code reads both.
         self.lock = threading.Lock()
-        #: The queue slot for the item of the current vote, if any.
         self.slot: int | None = None
         #: The item of the current vote, which is not in the queue yet. If another rank ends or fails, the item stays in
         #: this attribute, so that a state includes it.
         self.voted_on: Any = _END
-        #: The exception that this rank's source raised.
         self.failure: BaseException | None = None
         #: The error of a failed vote, such as a lost rank, which the consumer has not received yet.
         self.untold: BaseException | None = None
@@ -112,7 +108,6 @@ class _StepData(_PrefetchData):
         return True
 
     def count_rest(self, source: Iterator[Any]) -> None:
-        """Counts the remaining items of this rank by reading them for at most `_COUNTING` seconds."""
         left, until = 1, time.monotonic() + _COUNTING
         while not self.abandoned and time.monotonic() < until:
             if next(source, _END) is _END:
@@ -129,7 +124,7 @@ class _StepData(_PrefetchData):
 
 
 def _fill_in_step(data: _StepData, group: RankGroup) -> None:
-    """Moves items from the source into the queue as long as every rank has an item. Runs in the pipe's thread."""
+    """Runs in the pipe's thread as long as every rank has an item."""
     queue = data.queue
     source: Iterator[Any] | None = data.source
     data.source = None
@@ -191,11 +186,8 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The iterator that the consumer reads.
-
-    If this iterator is dropped, the other ranks are not notified immediately, because the loop was either interrupted
-    or left for the next epoch. The next use of the pipe distinguishes these two cases.
-    """
+    """If this iterator is dropped, the other ranks are not notified immediately, because the loop was either
+    interrupted or left for the next epoch. The next use of the pipe distinguishes these two cases."""
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
 
@@ -386,7 +378,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration, and notifies the other ranks by this rank's next vote."""
+        """The other ranks are notified by this rank's next vote."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -407,7 +399,7 @@ class FullSync(_PrefetchBase[T_co]):
     def _raise_pending_error(self) -> None:
         """Raises an error if another rank has failed after this rank had left its loop.
 
-        If this method did not raise the error, the next iteration would wait for the failed ranks until the timeout.
+        Without this error, the next iteration would wait for the failed ranks until the timeout.
         """
         untold, self._untold = self._untold, None
         if untold is not None:
@@ -452,7 +444,7 @@ class FullSync(_PrefetchBase[T_co]):
             group.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
-        """Creates a copy of the pipe, which refers to the group of ranks that the user provided, if any."""
+        """The copy refers to the group of ranks that the user provided."""
         group = self._given_group
         if group is not None and not isinstance(group, UncopyableGroup):
             memo[id(group)] = group

@@ -1,7 +1,7 @@
 """Pipes that call the user's function in threads: ThreadPoolMapper.
 
-The thread that iterates the pipe reads the source, submits a bounded number of items to the threads of a pool (see
-`pool`), and takes their results in order. The pipe owns the pool of its current iteration.
+Role: the thread that iterates the pipe reads the source, submits a bounded number of items to the threads of a pool
+(see `pool`), and takes their results in order.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _END = object()
 
 
 class _Results(Iterator[Any]):
-    """The results of one iteration, in order. Dropping the iterator closes the pool.
+    """Dropping this iterator closes the pool.
 
     The pool has up to `ahead` submitted items while the consumer uses a result.
     """
 
     __slots__ = ("_ahead", "_pool", "_source")
 
-    #: Whether the iterator yields further items after an exception; see `_pipe/skipping.py`.
+    #: The iterator yields further items after an exception; see `_pipe/skipping.py`.
     outlives_errors = True
 
     def __init__(self, source: Iterator[Any], pool: Pool, ahead: int) -> None:
@@ -60,8 +60,8 @@ class _Results(Iterator[Any]):
             if not len(pool):
                 self._end()
         pool.wait()
-        # Submit further items, which the threads process while the consumer uses the result. The items are submitted
-        # only after the wait for the result, because an interruption of this wait must not lose an item.
+        # The threads process the submitted items while the consumer uses the result. The items are submitted only after
+        # the wait for the result, because an interruption of this wait must not lose an item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, and would keep these objects alive
@@ -94,7 +94,7 @@ class _Results(Iterator[Any]):
             del error
 
     def close(self) -> None:
-        """Ends the iteration. Each thread ends after its current call."""
+        """Each thread ends after its current call."""
         self._pool.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -241,7 +241,6 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         super()._load_lasting_state(lasting)
 
 
-#: The options of `ThreadPoolExecutor` other than `max_workers`, with their default values.
 _OPTIONS: dict[str, Any] = {"thread_name_prefix": "torchdata-threadpool", "initializer": None, "initargs": ()}
 
 

@@ -1,8 +1,7 @@
 """HTTP requests: time limits, retries, connections, and errors that name the pipe.
 
-Role: HttpReader, GDriveReader, OnlineReader and their streams share this code, which runs in the process that iterates
-the pipe or reads the stream. Each iteration owns its `Connections`, which stay open between URLs until the iteration
-ends.
+Role: HttpReader, GDriveReader, OnlineReader and their streams share this code. Each iteration owns its `Connections`,
+which stay open between URLs until the iteration ends.
 """
 
 from __future__ import annotations
@@ -23,29 +22,20 @@ __all__ = ["DEFAULT_RETRIES", "DEFAULT_TIMEOUT", "Client", "Connections", "Retry
 #: Default time limits in seconds: for connecting, and for a silent server.
 DEFAULT_TIMEOUT = (30.0, 120.0)
 DEFAULT_RETRIES = 3
-#: Seconds before the second retry. The delay doubles with each further retry. The first retry follows without delay.
+#: Seconds before the second retry; the delay doubles with each further retry. The first retry follows without delay.
 BACKOFF = 1.0
 #: Maximum delay in seconds that a server may request by `Retry-After`.
 LONGEST_WAIT = 60.0
-#: HTTP status codes after which a request is repeated.
 _TEMPORARY = (408, 429, 500, 502, 503, 504)
 
 
 def _get_proxies() -> dict[str, str] | None:
-    """Returns a dict from URL scheme to proxy, or None to use the proxies of the environment.
-
-    Existing user code replaces this function.
-    """
+    """Existing user code replaces this function."""
     return None
 
 
 def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None]:
-    """Returns the time limits in seconds for connecting and for a silent server; None means no limit.
-
-    Raises:
-        TypeError: `timeout` is neither a number nor a pair of numbers.
-        ValueError: a limit is not positive.
-    """
+    """Returns the time limits in seconds for connecting and for a silent server; None means no limit."""
     if timeout is None:
         return DEFAULT_TIMEOUT
     limits = timeout if isinstance(timeout, tuple) and len(timeout) == 2 else (timeout, timeout)
@@ -61,20 +51,10 @@ def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None
 
 
 class Retrying:
-    """The number of retries of a pipe, and a callback that counts them. The callback is not pickled.
-
-    Args:
-        pipe: the name of the pipe, for messages.
-        max_retries: the maximum number of retries.
-
-    Raises:
-        TypeError: `max_retries` is not an integer.
-        ValueError: `max_retries` is negative.
-    """
+    """The number of retries of a pipe, and a callback that counts them. The callback is not pickled."""
 
     def __init__(self, pipe: str, max_retries: int) -> None:
         self.max_retries = check_int(pipe, "max_retries", max_retries, least=0)
-        #: A function that is called before each retry.
         self.count: Callable[[], object] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,13 +88,9 @@ class Retrying:
 
 
 class Connections:
-    """Connections that are reused for the next request to the same server. Leaving the `with` block closes the
-    connections.
+    """Connections that are reused for the next request to the same server.
 
     Every process and every iteration has its own connections.
-
-    Args:
-        retrying: the number of retries.
     """
 
     def __init__(self, retrying: Retrying) -> None:
@@ -123,7 +99,7 @@ class Connections:
         self._process = 0
 
     def session(self) -> Any:
-        """Returns a new session of `requests`, with separate cookies, that uses these connections."""
+        """The session has separate cookies."""
         import requests
 
         session = requests.Session()
@@ -133,7 +109,6 @@ class Connections:
         return session
 
     def mount(self, session: Any) -> None:
-        """Makes a session use these connections."""
         from requests.adapters import HTTPAdapter
 
         if self._process != os.getpid():  # closed, or forked since, in which case the connections belong to the parent
@@ -142,11 +117,11 @@ class Connections:
         session.mount("https://", self._adapter)
 
     def close(self) -> None:
-        """Closes idle connections. A response that is being read closes its connection itself."""
+        """A response that is being read closes its connection itself."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
-                    # without this call, a response would keep the pool and its connections alive
+                    # Without this call, a response would keep the pool and its connections alive.
                     manager.pools[key].close()
             self._adapter.close()
         self._adapter, self._process = None, 0
@@ -162,14 +137,7 @@ class Client:
     """Sends the requests of a pipe. A client can be pickled, as part of the recipes of its streams.
 
     Args:
-        pipe: the name of the pipe, for messages.
-        timeout: the timeout that the user passed.
-        retrying: the number of retries.
         options: arguments for `requests.Session.get`.
-
-    Raises:
-        ModuleNotFoundError: `requests` is not installed.
-        TypeError: `requests` does not support an option.
     """
 
     def __init__(self, pipe: str, timeout: Any, retrying: Retrying, options: Mapping[str, Any]) -> None:
@@ -191,7 +159,7 @@ class Client:
         return url
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
-        """Returns the response for `url`, with an unread body."""
+        """The body of the returned response is unread."""
         return self.get(connections.session(), url, url, headers)
 
     def get(self, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
@@ -240,7 +208,7 @@ class Client:
             error.add_note(message)
 
     def check(self, url: Any) -> None:
-        """Raises a ValueError (a matching exception of `requests`) if `url` is not an HTTP URL."""
+        """Raises an exception of `requests`, which is also a ValueError, if `url` is not an HTTP URL."""
         from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
 
         if not isinstance(url, (str, bytes)):

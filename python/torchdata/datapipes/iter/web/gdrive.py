@@ -1,7 +1,6 @@
 """Requests the file of a link to Google Drive, also if the link leads to a confirmation page before the download.
 
-Role: GDriveReader uses this client for all links, and OnlineReader uses it for links to Google Drive. The client runs
-in the process that iterates the pipe.
+Role: GDriveReader uses this client for all links, and OnlineReader uses it for links to Google Drive.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from torchdata.datapipes.utils.names import file_name
 
 __all__ = ["HOSTS", "DriveClient", "download_url"]
 
-#: The hosts in links to files of Google Drive.
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
 #: Maximum number of bytes of a page that are read: forty times the usual size of a page.
@@ -47,14 +45,8 @@ def download_url(url: str) -> str:
 
 
 class DriveClient(Client):
-    """Sends the requests of a pipe for files of Google Drive."""
-
     def title(self, url: Any, response: Any) -> str:
-        """Returns the file name that the server sent. Folders are removed, because users join the name to a folder.
-
-        Raises:
-            RuntimeError: the server provides no valid file name.
-        """
+        """Returns the file name that the server sent. Folders are removed, because users join the name to a folder."""
         told = response.headers.get("content-disposition", "")
         if (found := re.search(r'filename="([^"]+)"', told)) is not None:
             name = found[1]
@@ -71,7 +63,7 @@ class DriveClient(Client):
             ) from None
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
-        """Returns the response for the file, with an unread body.
+        """The body of the returned response is unread.
 
         Raises:
             RuntimeError: the quota of the file is exceeded, or the link does not lead to a file.
@@ -100,7 +92,7 @@ class DriveClient(Client):
         )
 
     def _confirmed_url(self, response: Any, asked: str, url: Any) -> str | None:
-        """Returns the download URL that a confirmation page contains; None if the page is not a confirmation page."""
+        """Returns the download URL that a confirmation page contains."""
         for name, value in response.cookies.items():
             if name.startswith("download_warning"):
                 return f"{asked}&{urlencode({'confirm': value})}"

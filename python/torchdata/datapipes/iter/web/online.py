@@ -1,7 +1,6 @@
 """Pipes that read files from the network by their URLs: HttpReader, GDriveReader, OnlineReader.
 
-Role: each pipe converts URLs to pairs of title and stream. The pipes of this module run in the process that iterates
-them. An iteration owns its connections, and closes them when it ends or is abandoned. A stream closes itself when the
+Role: an iteration owns its connections, and closes them when it ends or is abandoned. A stream closes itself when the
 last reference to it is dropped. `requests` is imported when a pipe is built.
 """
 
@@ -26,8 +25,6 @@ __all__ = ["GDriveReader", "HttpReader", "OnlineReader"]
 
 
 class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
-    """Opens URLs in turn. Subclasses choose the client."""
-
     one_to_one = True
 
     def __init__(
@@ -118,8 +115,6 @@ class HttpReader(_UrlReader):
 
 
 class _DriveReader(_UrlReader):
-    """Opens URLs, including links to Google Drive."""
-
     def __init__(
         self,
         source_datapipe: Iterable[str],

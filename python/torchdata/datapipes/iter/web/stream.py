@@ -1,9 +1,9 @@
 """Streams over HTTP URLs: reads files, and reopens them at their last position.
 
-Role: HttpReader, GDriveReader and OnlineReader yield these streams. A stream owns its response, and may outlive the
-iteration that created it. A reopened stream requests only the remaining part of the file (`Range`); if the server does
-not support ranges, the stream reads the whole file and drops the first part. The `ETag`, `Last-Modified` and size in
-the headers show whether the file has changed. See RFC 9110, sections 8.8, 13 and 14.
+Role: a stream owns its response, and may outlive the iteration that created it. A reopened stream requests only the
+remaining part of the file (`Range`); if the server does not support ranges, the stream reads the whole file and drops
+the first part. The `ETag`, `Last-Modified` and size in the headers show whether the file has changed. See RFC 9110,
+sections 8.8, 13 and 14.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ _PIECE = 1 << 20
 
 
 def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, StreamWrapper]:
-    """Returns the title of the file at `url` (see `Client.title`), and a stream that reads the file.
-
-    Raises:
-        requests.RequestException: the server cannot be reached, does not answer in time, or returns an error.
-        ValueError: `url` is not an HTTP URL.
-    """
+    """Raises:
+    requests.RequestException: the server cannot be reached, does not answer in time, or returns an error.
+    ValueError: `url` is not an HTTP URL."""
     client.check(url)
     response = client.answer(connections, url, {})
     try:
@@ -54,7 +51,6 @@ class _Version(NamedTuple):
 
     @classmethod
     def of(cls, response: Any) -> _Version:
-        """Returns the version according to the headers of `response`."""
         headers = response.headers
         encoded = headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity")
         told = headers.get("Content-Length")
@@ -69,7 +65,7 @@ class _Version(NamedTuple):
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """Returns a description of a header that both versions contain and that differs; None if there is none."""
+        """Returns a description of a header that both versions contain and that differs."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -81,20 +77,17 @@ class _Version(NamedTuple):
 
 
 class HttpRecipe:
-    """The recipe to reopen the stream of a URL. The recipe is pickled with all settings of its pipe, including
-    credentials.
+    """The recipe is pickled with all settings of its pipe, including credentials.
 
     Args:
-        client: the client of the pipe.
         url: the URL that the pipe received, before redirects.
-        version: what the headers of the first response say about the version of the file.
     """
 
     def __init__(self, client: Client, url: Any, version: _Version) -> None:
         self.client, self.url, self.version = client, url, version
 
     def open(self) -> HttpStream:
-        """Returns a stream that requests the bytes from its position on when it is first read."""
+        """The stream requests the bytes from its position on when it is first read."""
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
@@ -219,7 +212,7 @@ class _Body(io.RawIOBase):
         return data
 
     def _may_retry(self, error: Exception) -> bool:
-        """Returns whether to request the remaining bytes of an interrupted response, after the delay for a retry."""
+        """Waits for the delay of a retry if it returns True."""
         from urllib3.exceptions import MaxRetryError
 
         retry = self.recipe.client.retrying.policy() if self._retry is None else self._retry
@@ -274,13 +267,13 @@ class _Body(io.RawIOBase):
             response.close()
 
     def close(self) -> None:
-        """Closes the response. If the response's body was not read to its end, its connection is not reused."""
+        """If the response's body was not read to its end, its connection is not reused."""
         self._drop_response()
         super().close()
 
 
 def _without_traceback(error: Exception) -> Exception:
-    """Returns a copy of the error without the traceback, because the traceback would keep the stream alive."""
+    """The traceback would keep the stream alive."""
     twin = type(error).__new__(type(error), *error.args)
     twin.args = error.args
     twin.__dict__.update(error.__dict__)
@@ -305,7 +298,6 @@ class HttpStream(io.BufferedReader):
         super().__init__(self._body, _BUFFER)
 
     def recipe(self) -> HttpRecipe:
-        """Returns the recipe to reopen the stream."""
         return self._body.recipe
 
     @property
