@@ -1,8 +1,8 @@
 """Writes the sources of the API reference, and chooses a page for each object.
 
-Role: lists the public modules and gives each of them a page. The pipes get one page for each group of `pipe_groups.py`.
-Sphinx fills the pages from the docstrings. An object that several modules export is documented on one page, and the
-pages of all other modules link to it.
+Role: each public module gets a page, and the pipes get one page for each group of `pipe_groups.py`. Sphinx fills the
+pages from the docstrings. An object that several modules export is documented on one page, and the pages of all other
+modules link to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipe_groups import GROUPS
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
-#: The public modules and their titles. The reference contains exactly the names in their `__all__`.
+#: The reference contains exactly the names in the `__all__` of these modules, under these titles.
 MODULES = {
     "torchdata": "The package",
     "torchdata.dataloader2": "DataLoader2",
@@ -43,7 +43,7 @@ if importlib.util.find_spec("torch"):  # importing this module requires torch
     MODULES["torchdata.stateful_dataloader"] = "StatefulDataLoader"
     MODULES["torchdata.stateful_dataloader.sampler"] = "Samplers"
 
-#: The meanings of type aliases, which cannot have docstrings.
+#: Type aliases cannot have docstrings.
 _ALIASES = {
     "DataPipe": "A pipe of either kind: ``IterDataPipe`` or ``MapDataPipe``.",
     "DataPipeGraph": "What ``traverse_dps`` gives: by the id of each pipe, the pipe and the graph of what it reads.",
@@ -70,7 +70,6 @@ def _entry(module: str, name: str, value: Any) -> str:
 
 
 def functional_forms() -> dict[type, str]:
-    """Returns the method name of each pipe class that has a functional form."""
     return {
         function.__wrapped__: name  # type: ignore[attr-defined]
         for base in (iter_pipes.IterDataPipe, map_pipes.MapDataPipe)
@@ -80,8 +79,6 @@ def functional_forms() -> dict[type, str]:
 
 
 class _Entries:
-    """Assigns each object to one page."""
-
     def __init__(self) -> None:
         self._homes: dict[int, str] = {}
 

@@ -1,7 +1,7 @@
 """Builds the documentation as a site: `make docs` writes it to `target/site/`.
 
 Role: copies `docs/` to a temporary folder, adds the pages that are generated from the package (pictures of the pipes,
-API reference) and the documents in the root of the repository, and runs Sphinx. A warning of Sphinx is an error.
+API reference) and the documents in the root of the repository, and runs Sphinx.
 
     build_site.py FOLDER
 """
@@ -37,7 +37,6 @@ def sources(folder: Path) -> None:
 
 
 def build(target: Path) -> int:
-    """Writes the site into the folder, which need not exist. Returns the exit status of Sphinx."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "docs"
         sources(source)

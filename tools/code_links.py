@@ -1,8 +1,7 @@
 """A Sphinx extension that links code in running text to the reference and adapts docstrings to Sphinx.
 
-Role: the documents and docstrings are plain Markdown, so that they are readable in an editor: a name is only put
-between backticks. This extension links `DataLoader2`, `.batch(3)` and `DataLoader2.seed` to their entries in the
-reference.
+Role: the documents and docstrings are plain Markdown, so that they are readable in an editor. This extension links
+names between backticks, such as `DataLoader2`, `.batch(3)` and `DataLoader2.seed`, to their entries in the reference.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from torchdata.datapipes import map as map_pipes
 
-#: The class names of iterable-style pipes, by functional form.
 _FORMS = {form: cls.__name__ for cls, form in functional_forms().items() if not issubclass(cls, map_pipes.MapDataPipe)}
-#: Functional forms that also have another meaning. Of these, `.map` becomes a link, and `map` does not.
+#: These functional forms also have another meaning, so that `.map` becomes a link, and `map` does not.
 _AMBIGUOUS = {"enumerate", "filter", "map", "slice", "zip"}
-#: Names of the objects in the reference, and of the built-in classes.
 _PUBLIC = {
     name for module in [*MODULES, "torchdata.datapipes.iter"] for name in importlib.import_module(module).__all__
 }
@@ -36,8 +33,6 @@ _PLUMBING = {"counterpart", "item_attributes", "iteration_state"}
 
 
 class CodeLinks(SphinxPostTransform):
-    """Links code that names a public object to its entry in the reference."""
-
     default_priority = 9  # runs before the references are resolved
 
     def run(self, **kwargs: Any) -> None:
@@ -89,7 +84,7 @@ def _ancestors(node: nodes.Node) -> Iterator[nodes.Node]:
 def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Converts a docstring's backticks to reStructuredText, and adds the functional form.
 
-    Removes the `Role:` paragraph, which is meant for developers, from a module's docstring.
+    The `Role:` paragraph of a module's docstring is removed, because it is meant for developers.
     """
     if what == "module":
         paragraphs = "\n".join(lines).split("\n\n")
@@ -112,14 +107,12 @@ def without_private(app: Sphinx, name: str, value: Any, options: Any, bases: lis
 
 
 def without_plumbing(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
-    """Omits members that only the package itself uses."""
     return True if name in _PLUMBING else None
 
 
 def public_signature(
     app: Sphinx, what: str, name: str, value: Any, options: Any, arguments: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Omits private parameters, and the names of private functions that are defaults."""
     if arguments is not None:
         arguments = re.sub(r", _\w+(: [^,()]+)?(?=[,)])", "", arguments)
         arguments = re.sub(r"= _\w+", "= ...", arguments)

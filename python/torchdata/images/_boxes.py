@@ -1,7 +1,4 @@
-"""Boxes, which select a part of an image: (left, top, right, bottom) in pixels, as in Pillow.
-
-Role: pure functions. Random boxes are drawn with the caller's generator.
-"""
+"""Boxes, which select a part of an image: (left, top, right, bottom) in pixels, as in Pillow."""
 
 from __future__ import annotations
 
@@ -23,9 +20,6 @@ def drawing_from(rng: Any) -> Callable[[], float]:
     Args:
         rng: a `random.Random` (or the module `random`), a `numpy.random.Generator` (or `RandomState`), or a
             `torch.Generator`.
-
-    Raises:
-        TypeError: `rng` is not a supported generator.
     """
     draw: Any = getattr(rng, "random", None)
     if callable(draw):
@@ -131,8 +125,6 @@ def _middle(width: int, height: int, columns: int, rows: int) -> Box:
 
 
 def check_box(box: Any, width: int, height: int, what: str) -> Box:
-    """Returns the box as integers. Raises TypeError if the box does not consist of four integers, and ValueError if the
-    box is empty or is not within an image of the given size."""
     try:
         left, top, right, bottom = (edge.__index__() for edge in box)
     except (AttributeError, TypeError, ValueError):

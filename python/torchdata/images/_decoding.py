@@ -1,7 +1,7 @@
 """The functions that decode images: `decode` for one image, and `decode_batch` for a block of images.
 
-Role: validates the arguments once (`Request`), and decodes contents into an array. The code runs in the calling thread.
-`decode_batch` starts threads if requested, and ends them before it returns.
+Role: validates the arguments once (`Request`), and decodes contents into an array. `decode_batch` starts threads if
+requested, and ends them before it returns.
 """
 
 from __future__ import annotations
@@ -23,20 +23,15 @@ __all__ = ["Crop", "Request", "Size", "decode", "decode_batch", "read"]
 Size = int | tuple[int, int] | None
 Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 
-#: The number of channels, and the dtype, of each mode.
 _MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
-#: For each filter, whether the extension implements it. The extension's pixels differ from Pillow's by at most one
-#: level. Pillow implements the other filters.
+#: For each filter, whether the extension implements it, with pixels that differ from Pillow's by at most one level.
+#: Pillow implements the other filters.
 _FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
 
 
 @dataclass(frozen=True)
 class Request:
-    """The settings of a decoding. The arguments are the same as for `decode`.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-    """
+    """The settings of a decoding: the arguments of `decode`."""
 
     size: Any = None
     mode: str = "RGB"
@@ -64,12 +59,10 @@ class Request:
         object.__setattr__(self, "target", _target(self.size))
 
     def shape(self, target: tuple[int, int]) -> tuple[int, int, int]:
-        """Returns the shape of an image with the rows and columns in `target`."""
         channels = _MODES[self.mode][0]
         return (*target, channels) if self.layout == "HWC" else (channels, *target)
 
     def dtype(self) -> Any:
-        """Returns the dtype of the result: a NumPy name, or a dtype of torch."""
         name = _MODES[self.mode][1]
         return getattr(_torch(), name) if self.as_tensor else name
 
@@ -152,7 +145,6 @@ def decode(
 
 
 def decode_as(request: Request, data: Any, crop: Crop = None, flip: bool = False) -> Any:
-    """Decodes the image in `data` according to `request`."""
     from torchdata import empty
 
     content, name = read(data)
@@ -264,7 +256,6 @@ class _numbered:
 
 
 def _array_over(out: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """Returns the array to fill: `out`, or an array that shares the memory of the tensor `out`."""
     import numpy as np
 
     array = out.numpy() if type(out).__module__ == "torch" else out
@@ -276,8 +267,7 @@ def _array_over(out: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def read(data: Any) -> tuple[Any, str]:
-    """Returns the contents of an image, and the name of the image for messages. Raises TypeError if `data` is neither
-    bytes, nor a path, nor a binary file, and ValueError if the contents are empty."""
+    """Returns the contents of an image, and the name of the image for messages."""
     if isinstance(data, (bytes, bytearray, memoryview)):
         content, name = data, f"an image of {len(data):,} bytes"
     elif isinstance(data, (str, os.PathLike)):
@@ -297,7 +287,7 @@ def read(data: Any) -> tuple[Any, str]:
 
 
 def _opened(request: Request, content: Any, name: str, crop: Crop) -> tuple[DecodablePicture, Box]:
-    """Opens the image in `content`. Returns the image, and the part of the image to use."""
+    """Returns the image, and the part of the image to use."""
     with _decoding(name):
         picture = open_picture(content, request.mode, request.exif, request.truncated == "keep")
     width, height = picture.width, picture.height
@@ -329,12 +319,11 @@ class _decoding:
 
 
 def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, name: str, out: Any) -> None:
-    """Decodes a picture into an array with the shape of the request."""
     rows, columns = out.shape[:2] if request.layout == "HWC" else out.shape[1:]
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # the minimum size of the reduced image, in which the crop must not be smaller than the result
+        # The minimum size of the reduced image, in which the crop must not be smaller than the result.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)
@@ -361,7 +350,6 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
 
 
 def _resized_by_pillow(pixels: Any, region: tuple[float, ...], request: Request, size: tuple[int, int]) -> Any:
-    """Resizes a region of an image with Pillow, and returns an array (height, width, channels)."""
     import numpy as np
 
     module = _pillow.image_module()
@@ -378,5 +366,5 @@ def _resized_by_pillow(pixels: Any, region: tuple[float, ...], request: Request,
 
 
 def _flat(part: Any) -> Any:
-    """Returns gray images without their last axis, as Pillow requires."""
+    """Pillow requires gray images without their last axis."""
     return part[..., 0] if part.shape[2] == 1 else part

@@ -1,7 +1,4 @@
-"""Images with a parsed header. Either simplejpeg or Pillow decodes the pixels, with equal results.
-
-Role: selects the library that decodes the pixels. Each call of `decode` creates its own picture object.
-"""
+"""Images with a parsed header, whose pixels simplejpeg or Pillow decodes with equal results."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ _KEPT = 64 << 20
 #: yield equal pixels. Gray mode includes no color images, because Pillow computes gray from red, green and blue.
 _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
 
-#: The number of channels of each mode.
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "I;16": 1}
 
 
@@ -33,14 +29,12 @@ class DecodablePicture(Protocol):
     height: int
 
     def pixels(self, out: Any = None) -> Any:
-        """Returns the pixels as an array (height, width, channels), which is `out` if `out` is given. If `out` is not
-        given, the array is only valid until the thread decodes another image.
-        """
+        """Returns the pixels as an array (height, width, channels). If `out` is not given, the array is only valid
+        until the thread decodes another image."""
 
     def reduce(self, width: int, height: int) -> int:
         """Switches to decoding at a half, a quarter or an eighth of the size, and returns 2, 4 or 8. Returns 1 if the
-        reduced image would be smaller than `width` or `height`.
-        """
+        reduced image would be smaller than `width` or `height`."""
 
 
 class _Room(threading.local):
@@ -50,7 +44,6 @@ class _Room(threading.local):
         self.bytes: Any = None
 
     def of(self, size: int) -> Any:
-        """Returns an array of at least `size` bytes."""
         import numpy as np
 
         if self.bytes is not None and len(self.bytes) >= size:
@@ -66,7 +59,6 @@ _room = _Room()
 
 @functools.cache
 def simplejpeg() -> Any:
-    """Returns the module `simplejpeg`, or None if it is not installed."""
     try:
         return import_whole("simplejpeg")
     except ImportError:
@@ -74,9 +66,8 @@ def simplejpeg() -> Any:
 
 
 def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> DecodablePicture:
-    """Returns the picture in `content`. If `keep` is True, the available part of a truncated image is kept. Raises
-    `PIL.Image.DecompressionBombError` for more pixels than Pillow allows, and one of Pillow's many error types if the
-    contents are not an image."""
+    """If `keep` is True, the available part of a truncated image is kept. Raises `PIL.Image.DecompressionBombError` for
+    more pixels than Pillow allows, and one of Pillow's many error types if the contents are not an image."""
     found: Any = None
     library = simplejpeg() if mode in _COLOURS and content[:3] == b"\xff\xd8\xff" else None
     if library is not None:
@@ -97,7 +88,6 @@ def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> DecodablePi
 
 
 def _power(width: int, height: int, least_width: int, least_height: int) -> int:
-    """Returns the largest of the factors 8, 4, 2 and 1 by which the image can be reduced."""
     for by in (8, 4, 2):
         if -(-width // by) >= least_width and -(-height // by) >= least_height:
             return by
@@ -105,7 +95,7 @@ def _power(width: int, height: int, least_width: int, least_height: int) -> int:
 
 
 class _Jpeg:
-    """A JPEG image for simplejpeg. If simplejpeg refuses an image, Pillow decodes it or reports the error."""
+    """If simplejpeg refuses an image, Pillow decodes it or reports the error."""
 
     def __init__(self, library: Any, content: Any, mode: str, width: int, height: int, keep: bool) -> None:
         self.library, self.content, self.mode, self.keep = library, content, mode, keep

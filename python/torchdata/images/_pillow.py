@@ -1,7 +1,4 @@
-"""Decodes images with Pillow, for both `torchdata.images` and `ImageHandler`.
-
-Role: opens images and converts their modes, in the thread that needs the image. The module keeps no state.
-"""
+"""Decodes images with Pillow, for both `torchdata.images` and `ImageHandler`."""
 
 from __future__ import annotations
 
@@ -12,18 +9,15 @@ from torchdata._optional import optional_import
 
 __all__ = ["check_pixels", "converted", "image_module", "opened", "orientation"]
 
-#: The EXIF tag for the orientation of the camera.
 _ORIENTATION = 0x0112
 
 
 def image_module(needed_by: str = "torchdata.images") -> Any:
-    """Returns Pillow's module `Image`. Raises ModuleNotFoundError if Pillow is not installed; the message names the
-    extra."""
     return optional_import("PIL.Image", extra="image", needed_by=needed_by)
 
 
 def opened(content: Any, needed_by: str = "torchdata.images") -> Any:
-    """Returns the image in `content`, with a parsed header. Pillow's own errors are not converted."""
+    """Pillow's own errors are not converted."""
     module = image_module(needed_by)
     try:
         return module.open(io.BytesIO(content))
@@ -33,11 +27,8 @@ def opened(content: Any, needed_by: str = "torchdata.images") -> Any:
 
 
 def converted(image: Any, mode: str, keep: bool = False) -> Any:
-    """Returns the decoded image in one of Pillow's modes.
-
-    Args:
-        image: a result of `opened`.
-        mode: the mode, or "I;16" for 16-bit gray, which requires a 16-bit gray image.
+    """Args:
+        mode: one of Pillow's modes, or "I;16" for 16-bit gray, which requires a 16-bit gray image.
         keep: whether the available part of a truncated image is kept.
 
     Raises:
@@ -47,7 +38,7 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
     try:
         image.load()
     except OSError:
-        # `_im` is an attribute of Pillow 11 and later, and `im` of earlier versions
+        # `_im` is an attribute of Pillow 11 and later, and `im` of earlier versions.
         begun = getattr(image, "_im", None) or vars(image).get("im")
         if not keep or begun is None:
             raise
@@ -60,7 +51,7 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
 
 
 def orientation(image: Any) -> int:
-    """Returns the orientation of the camera according to EXIF: 1 to 8, where 1 is upright."""
+    """Returns 1 to 8, where 1 is upright."""
     try:
         told = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # the EXIF block is damaged
@@ -69,9 +60,8 @@ def orientation(image: Any) -> int:
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Checks a size against Pillow's limit, `PIL.Image.MAX_IMAGE_PIXELS`, as Pillow does. Raises
-    PIL.Image.DecompressionBombError if the image has more than twice as many pixels as the limit. Above the limit, a
-    DecompressionBombWarning is issued."""
+    """Raises PIL.Image.DecompressionBombError if the image has more than twice as many pixels as Pillow's limit, and
+    issues a DecompressionBombWarning above the limit, as Pillow does."""
     module = image_module()
     limit = module.MAX_IMAGE_PIXELS
     if limit is None or width * height <= limit:

@@ -1,14 +1,13 @@
-"""The processes of a ParallelMapper. Each process takes items from a thread of the main process, and returns results.
+"""The processes of a ParallelMapper, which take items from threads of the main process, and return results.
 
-Role: `Workers` and `MapWorker` run in the main process, and `_Caller` in the worker process. The processes are a worker
-group of the engine. The command link carries items to a process, and a second link returns results. A thread sends one
-item, or several small items in one message, and waits for the answers. Each answer is a separate message, so if a
-process exits, only unfinished answers are lost. The first message to a process also contains the seed of its random
-numbers. Each replacement process has its own seed.
+Role: `Workers` and `MapWorker` run in the main process, and `_Caller` in the worker process. A thread sends one item,
+or several small items in one message, and waits for the answers. Each answer is a separate message, so if a process
+exits, only unfinished answers are lost.
 
-The base seed is the number that PyTorch's loader would draw from torch's global generator. The seed is drawn from a
-copy of this generator, so that the random numbers of the main process do not change. If a program restores the global
-generator before it resumes, the processes get the same seeds as in the uninterrupted run.
+The first message to a process also contains the seed of its random numbers. The base seed is the number that PyTorch's
+loader would draw from torch's global generator. It is drawn from a copy of this generator, so that the random numbers
+of the main process do not change. If a program restores the global generator before it resumes, the processes get the
+same seeds as in the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ _local = threading.local()
 
 @contextmanager
 def one_reset() -> Iterator[None]:
-    """Context manager in which each call of `base_seed` by this thread returns a different number. Nested contexts
-    have no effect."""
+    """Within this context, each call of `base_seed` by this thread returns a different number. Nested contexts have no
+    effect."""
     if getattr(_local, "copy", None) is not None:
         yield
         return
@@ -64,7 +63,7 @@ def one_reset() -> Iterator[None]:
 
 
 def base_seed() -> int:
-    """Returns the seed of a group of processes, which is reproducible after `torch.manual_seed`."""
+    """The seed is reproducible after `torch.manual_seed`."""
     with one_reset():
         return int(torch.empty((), dtype=torch.int64).random_(generator=_local.copy).item())
 
@@ -73,15 +72,11 @@ class Workers(Group):
     """Processes that call a function.
 
     Args:
-        function: the function that the processes call with each item.
-        count: the number of processes.
-        context: the multiprocessing context; None for Python's default.
         survived: the kinds of process exits after which the process is replaced, instead of raising an error.
         timeout: seconds until a process must have returned a result; None for no limit.
         pages: the pages for the processes' counters in the loader's statistics; None without a loader.
 
     Raises:
-        ValueError: the start method does not exist.
         TypeError: the start method requires pickling, but the function cannot be pickled.
         OSError: the system cannot start another process.
     """
@@ -113,14 +108,13 @@ class Workers(Group):
         return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
-        """Prepares the processes to compute the results for `queue`."""
         self.patience.is_awaited = lambda: queue.is_awaited
         self.end_epoch()  # the previous run's epoch
         self.begin_epoch()
 
 
 class MapWorker:
-    """Sends calls from a thread of the main process to one process. `MapWorker` does not keep the group alive."""
+    """Sends calls from a thread of the main process to one process. This object does not keep the group alive."""
 
     def __init__(self, group: Workers, number: int, output: Link) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
@@ -148,8 +142,7 @@ class MapWorker:
         and stops if the process has returned the remaining items because the items took too long.
 
         Args:
-            items: the arguments of the calls. A list with a single item is emptied once the item is sent, so that the
-                item can be freed.
+            items: a list with a single item is emptied once the item is sent, so that the item can be freed.
         """
         end, at = len(items), 0
         with self._calling:
@@ -179,7 +172,6 @@ class MapWorker:
                 self._patience.came_of(self._index)
 
     def _send(self, items: list[Any], at: int) -> None:
-        """Sends `items[at:]` to the process, or to a replacement if the process has exited."""
         message = (self._number + 1, items[at:] if at else items, self._seed)
         while True:
             try:
@@ -222,7 +214,6 @@ class MapWorker:
                 self._look_at_clock(monotonic() - began, self._timeout)
 
     def _look_at_clock(self, waited: float, timeout: float) -> None:
-        """Kills the process or raises TimeoutError, if the process takes longer than the timeout."""
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None:
             self._tries += hangs.look(self._index, waited, timeout * (1 << self._tries))
@@ -233,7 +224,6 @@ class MapWorker:
             )
 
     def _replace(self) -> None:
-        """Replaces the process that has exited."""
         restarts, members, group = self._restarts, self._members, self._group()
         assert restarts is not None
         if group is None:
@@ -260,23 +250,19 @@ class MapWorker:
 
 
 class _Caller:
-    """Calls the function with each item that arrives, in a worker process."""
-
     is_interrupted: ClassVar[bool] = False
 
     def __init__(self, child: ChildLoop) -> None:
         self._sender, self._where, self._counting = child.sender, child.setup.where, child.counting
-        #: The user's function; None if it cannot be loaded in this process, as `failure` then describes.
+        #: None if the user's function cannot be loaded in this process, for the reason in `failure`.
         self._function: Any = None
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: _Function) -> None:
-        """See `Runner`."""
         self._function = program.function
         self._counting.begin(1)
 
     def obey(self, command: tuple[Any, ...]) -> bool:
-        """See `Runner`."""
         if command[0] == "stop":
             return False
         number, items, seed = command
@@ -307,8 +293,6 @@ class _Caller:
 
 
 class _Function(Program):
-    """The program of the processes, which consists of the function."""
-
     runner: ClassVar[type[_Caller]] = _Caller
     worker_name: ClassVar[str] = "worker process {} of ParallelMapper"
     stage: ClassVar[str] = "calling map_fn"
@@ -319,7 +303,6 @@ class _Function(Program):
         self.function = function
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
-        """Returns an error message that explains how to make the function picklable."""
         return (
             f"ParallelMapper: map_fn cannot be pickled, which start method {start_method!r} needs "
             f"({type(error).__name__}: {error}); open files, locks and connections in the function"

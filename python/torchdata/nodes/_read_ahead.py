@@ -1,14 +1,14 @@
 """Reads a source ahead in threads, with an exact position, for ParallelMapper, Prefetcher and PinMemory.
 
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
-takes an item from the source. While this thread processes its item, another thread can take the next item.
-Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
-required, and tracks the position: a snapshot of the source, and the numbers of the items that were yielded after the
-snapshot. A state does not contain items in progress, because they are reread after the state is loaded.
+takes an item from the source; while it processes the item, another thread can take the next item.
 
-The source is never reset to an earlier position. If the program abandons an epoch, the source is first read up to the
-maximum read-ahead, and then begins its next epoch. As a result, counters and random draws of the source depend on the
-number of yielded items, and not on timing.
+The queue stores the results, returns them in order if required, and tracks the position: a snapshot of the source, and
+the numbers of the items that were yielded after the snapshot. A state does not contain items in progress, because they
+are reread after the state is loaded.
+
+If the program abandons an epoch, the source is first read up to the maximum read-ahead, and then begins its next epoch.
+As a result, counters and random draws of the source depend on the number of yielded items, and not on timing.
 
 Threads refer to the work and the source but never to the node, so that the threads end when the node is deleted.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadSource", "ThreadedNode"]
 
-#: The function that is called with each item; None for nodes that return items unchanged.
+#: None for nodes that return items unchanged.
 Function = Callable[[Any], Any] | None
 
 #: The maximum number of items per message to a process, and the maximum number of seconds for computing these items.
@@ -47,12 +47,12 @@ _SECONDS = 5.0
 
 
 class _Work(ReadAhead):
-    """The data that all threads of a run share. Only the thread that currently reads the source uses the `reader`.
+    """The data that all threads share between two resets of a node. Only the thread that currently reads the source
+    uses the `reader`.
 
     Args:
         name: the name of the node in messages and in names of threads.
         limit: the maximum number of items that are taken but not yet yielded.
-        reader: the object that reads the source after a reset.
         wanted: the minimum number of items of the source, according to a loaded state; an earlier end is an error.
         **options: the arguments `in_order`, `place` and `grows` of the queue. `place` consists of a snapshot of the
             source, the number of items to drop directly after the snapshot, and the numbers of later items to drop.
@@ -68,7 +68,7 @@ class _Work(ReadAhead):
         self.read_on_to = 0
 
     def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:
-        """Takes items and calls the function until the source ends. Runs in each thread."""
+        """Each thread runs this method until the source ends."""
         queue, reader, slot = self.queue, self.reader, None
         while slot is not None or (slot := queue.reserve()) is not None:
             try:
@@ -90,16 +90,15 @@ class _Work(ReadAhead):
             del taken  # the variable would keep an item alive after the program has deleted the item
 
     def read(self) -> None:
-        """Takes items from the source, and passes them to the threads that run `call`. Runs in one thread."""
+        """One thread runs this method, which passes items to the threads that run `call`."""
         while (stopped := self.reader.hand_over(self.queue)) is not None:
             self._stop(*stopped)
             del stopped
 
     def call(self, worker: MapWorker, sharers: int) -> None:
-        """Sends items to a process, and stores the results. Runs in all threads except the one that runs `read`.
+        """All threads except the one that runs `read` run this method, which sends items to a process.
 
         Args:
-            worker: calls the process.
             sharers: the number of threads that share the items, each with its own process.
         """
         queue, most, pace = self.queue, 1, math.inf
@@ -139,7 +138,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Calls the function with an item, stores the result, and returns the next free slot of the queue, or None."""
+        """Returns the next free slot of the queue, or None."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -167,11 +166,10 @@ class ReadSource:
         functions: for each thread, the function that the thread calls with its items.
         state: a result of `state` to resume from; None starts from the beginning.
         limit: the maximum number of items that are taken but not yet yielded.
-        in_order: whether results keep the source's order. If `in_order` is False, results are yielded once they are
-            ready.
+        in_order: whether results keep the source's order, instead of being yielded once they are ready.
         prepare: a function that each thread calls once, before it reads the source.
-        workers: instead of `functions`, for each thread the object that sends items to a process. An additional
-            thread reads the source.
+        workers: instead of `functions`, for each thread the object that sends items to a process. An additional thread
+            reads the source.
         grows_to: the maximum to which `limit` grows while items are small; 0 for a fixed limit.
     """
 
@@ -221,9 +219,9 @@ class ReadSource:
         reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
         options = {"in_order": in_order or not repeatable, "place": position, "grows": grows}
         self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
-        #: A function that returns the next result. If the function or the source has failed for an item, raises the
-        #: error instead, and later results can still be read. Raises StopIteration at the end, and RuntimeError if the
-        #: threads were shut down or belong to another process.
+        #: Returns the next result, or raises the error of the function or the source for an item; later results can
+        #: still be read. Raises StopIteration at the end, and RuntimeError if the threads were shut down or belong to
+        #: another process.
         self.next: Callable[[], Any] = self.work.queue.pop
         work = self.work
         for function in functions:
@@ -239,7 +237,7 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """Returns the number of consecutive small items and the current limit from a state; see `grows` of `_Work`."""
+        """Returns the number of consecutive small items and the current limit; see `grows` of `_Work`."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
@@ -326,7 +324,7 @@ class ReadSource:
 
 
 class ThreadedNode(PassingNode[T]):
-    """A node that reads its source in threads. Subclasses define the work of the threads in `_begin`."""
+    """Subclasses define the work of the threads in `_begin`."""
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run"})
 
@@ -350,7 +348,6 @@ class ThreadedNode(PassingNode[T]):
 
         Raises:
             TimeoutError: the source took more than a minute for one item.
-            ValueError: a field of the state is missing or out of range.
         """
         if self._run is not None:
             self._run.leave(read_on=initial_state is None)
@@ -360,30 +357,23 @@ class ThreadedNode(PassingNode[T]):
         super().reset(initial_state)
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`. The state does not contain items that were read ahead. After a load, these items
-        are reread."""
+        """The state does not contain items that were read ahead. After a load, these items are reread."""
         if self._run is None:  # `state_dict` resets a new node, so the last reset has failed
             raise RuntimeError(f"{self._called} has no state: its last reset() has failed; reset it")
         return self._run.state()
 
     def __len__(self) -> int:
-        """Returns the number of items per epoch.
-
-        Raises:
-            TypeError: the length of the source is unknown.
-        """
         return len(self.source)
 
     def shutdown(self) -> None:
-        """See `BaseNode.shutdown`. Waits a few seconds for user functions that are running in threads."""
+        """Waits a few seconds for user functions that are running in threads."""
         run = self._close_run()
         super().shutdown()
         if run is not None:
             run.work.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Ends the threads that read ahead, if there are any. Another thread may start new threads during this
-        call."""
+        """Another thread may start new threads during this call."""
         run = self._run
         if run is not None:
             run.work.close()

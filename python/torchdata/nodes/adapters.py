@@ -1,7 +1,6 @@
 """Nodes at the beginning of a graph: IterableWrapper, SamplerWrapper, MapStyleWrapper.
 
-`IteratingNode`, the base of `IterableWrapper` and `SamplerWrapper`, counts the items of an iterable, and saves its
-position. An iterable with a state is read by a `StatefulStream`. Any other iterable is reread up to a saved position.
+Role: an iterable with a state is read by a `StatefulStream`. Any other iterable is reread up to a saved position.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ class IteratingNode(BaseNode[T]):
     STARTED_KEY = "_started"
     DIGEST_KEY = "_digest"
     ENDED_KEY = "_ended"
-    #: The keys under which a state contains the state of the iterable and the state of its iterator.
     STATE_KEY: ClassVar[str]
     ITERATOR_KEY = "_iterator"
 
@@ -48,19 +46,17 @@ class IteratingNode(BaseNode[T]):
     )
 
     _it: Iterator[Any] = iter(())
-    #: `_stateful`: the iterable, if it has a state. `_is_exact`: whether the iterable's state is exact even before the
-    #: first item.
+    #: The iterable, if it has a state, and (`_is_exact`) whether this state is exact even before the first item.
     _stateful: Stateful | None = None
     _is_exact = False
-    #: The object that reads the iterable and saves its position; None before the first reset.
     _stream: StatefulStream | None = None
 
     _num_yielded = 0
     _started = False
     #: The number of items to reread and drop before the next item, for an iterable without a state.
     _to_drop = 0
-    #: `_digest`: a checksum of some items of an iterable without a state. `_loaded_digest`: the checksum in a loaded
-    #: state, which is compared with `_digest` when the items are reread.
+    #: A checksum of some items of an iterable without a state, and (`_loaded_digest`) the checksum in a loaded state,
+    #: which is compared with `_digest` when the items are reread.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 
@@ -76,7 +72,6 @@ class IteratingNode(BaseNode[T]):
     # -- resets -------------------------------------------------------------------------------------
 
     def _begin_epoch(self) -> None:
-        """Moves the node to the beginning of an epoch."""
         if self._to_drop:  # no item was read from the loaded position, but the next epoch depends on this position
             with contextlib.suppress(Exception):
                 self._arrive()
@@ -85,7 +80,7 @@ class IteratingNode(BaseNode[T]):
         self._read(None)
 
     def _read(self, state: StreamState | None) -> bool:
-        """Begins an epoch or restores a position; returns whether the iterable or its iterator has a state."""
+        """Returns whether the iterable or its iterator has a state."""
         iterable = getattr(self, self.ITERABLE) if self._stateful is None else self._stateful
         if self._stateful is None and has_fixed_order(iterable):
             iterable = in_fixed_order(iterable)
@@ -118,13 +113,12 @@ class IteratingNode(BaseNode[T]):
             self.next()
 
     def _new_digest(self) -> SampleDigest | None:
-        """Returns an empty checksum, if the iterable has no state and may yield other items when it is reread."""
+        """Only an iterable without a state may yield other items when it is reread."""
         iterable = getattr(self, self.ITERABLE)
         is_sampled = self._stateful is None and is_stream(iterable) and type(iterable) is not SequentialSampler
         return SampleDigest() if is_sampled else None
 
     def _go_to(self, fields: StateFields) -> None:
-        """Moves the node to a saved position."""
         yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
         started = fields.flag(self.STARTED_KEY, yielded > 0)
         ended = fields.flag(self.ENDED_KEY, False)
@@ -172,11 +166,8 @@ class IteratingNode(BaseNode[T]):
     # -- items --------------------------------------------------------------------------------------
 
     def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`.
-
-        Raises:
-            ValueError: there are fewer items than were yielded before the state was saved.
-        """
+        """Raises:
+        ValueError: there are fewer items than were yielded before the state was saved."""
         if not self._started or self._to_drop:
             if self._stream is None:
                 self._advance()  # raises an error
@@ -221,11 +212,6 @@ class IteratingNode(BaseNode[T]):
         return state
 
     def __len__(self) -> int:
-        """Returns the length that the iterable reports.
-
-        Raises:
-            TypeError: the length of the iterable is unknown.
-        """
         iterable: Any = getattr(self, self.ITERABLE)
         try:
             return len(iterable)

@@ -1,7 +1,6 @@
-"""BaseNode, the base class of all nodes, and helper functions for reading sources.
+"""The base class of all nodes, `BaseNode`, and helper functions for reading sources.
 
-Role: runs in the thread that reads a node, one thread at a time. After a node was reset, only this node may read its
-sources.
+Role: one thread at a time reads a node. After a node was reset, only this node may read its sources.
 """
 
 from __future__ import annotations
@@ -25,9 +24,6 @@ class NotReset:
     """The value of `_advance` in a node that was never reset: a function that raises an error.
 
     `BaseNode` has no method `_advance`, because a method would slow down the instance attribute of the same name.
-
-    Args:
-        name: the class of the node.
     """
 
     def __init__(self, name: str) -> None:
@@ -73,8 +69,7 @@ class BaseNode(Iterator[T]):
         [2, 1, 0]
     """
 
-    #: Names of attributes that `reset` sets and that are valid until the next `reset`. Copies of a node omit these
-    #: attributes.
+    #: Names of attributes that are valid from one `reset` to the next, so copies of a node omit these attributes.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
     #: A function that returns the next item of the source; `reset` sets this attribute of the instance.
@@ -103,7 +98,7 @@ class BaseNode(Iterator[T]):
         return self.next()
 
     def __bool__(self) -> bool:
-        """Returns True, even if the node has a length of 0."""
+        """A node is true even if its length is 0."""
         return True
 
     def next(self) -> T:
@@ -158,7 +153,6 @@ class BaseNode(Iterator[T]):
         self._require_reset()
 
     def _require_reset(self) -> None:
-        """Raises NotImplementedError if the `reset` of the subclass has not called `super().reset()`."""
         self.__require_init()
         if not self.__initialized:
             name = type(self).__name__
@@ -185,7 +179,6 @@ class PassingNode(BaseNode[T]):
     """A node in which `reset` sets `_advance` to a function that returns the node's own next item."""
 
     def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`."""
         item: T = self._advance()
         return item
 
@@ -194,12 +187,7 @@ class PassingNode(BaseNode[T]):
 
 
 class Again:
-    """Replaces `_advance` after Ctrl-C interrupted the processing of an item, and returns this item again.
-
-    Args:
-        node: the node.
-        item: the item of the source.
-    """
+    """Replaces `_advance` after Ctrl-C interrupted the processing of an item, and returns this item again."""
 
     def __init__(self, node: BaseNode[Any], item: Any) -> None:
         self._node: BaseNode[Any] | None = node
@@ -229,7 +217,6 @@ def advance_of(source: BaseNode[T]) -> Callable[[], T]:
 
 
 def check_node(node: str, argument: str, value: Any) -> Any:
-    """Raises TypeError unless `value` is a node."""
     if not isinstance(value, BaseNode):
         raise TypeError(
             f"{node}: {argument} must be a node, but got {value!r} of type {type(value).__name__}; wrap it: "
@@ -248,7 +235,7 @@ def is_repeatable(node: BaseNode[Any]) -> bool:
 
 
 def sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
-    """Returns the nodes in the attributes of a node, including nodes in lists and dicts, without duplicates."""
+    """Nodes in lists and dicts are included."""
     found: dict[int, BaseNode[Any]] = {}
     for value in list(vars(node).values()):  # threads that read ahead set attributes concurrently
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
@@ -257,7 +244,6 @@ def sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
 
 
 def nodes_of(root: BaseNode[Any]) -> list[BaseNode[Any]]:
-    """Returns a node and all its direct and indirect sources."""
     found = [root]
     for node in found:
         found += [source for source in sources_of(node) if all(source is not one for one in found)]
@@ -265,7 +251,7 @@ def nodes_of(root: BaseNode[Any]) -> list[BaseNode[Any]]:
 
 
 def copy_of_graph(root: BaseNode[T]) -> BaseNode[T]:
-    """Returns a copy of a node and all its sources, which shares their data and functions."""
+    """The copies of the nodes share the original data and functions."""
     shared: dict[int, Any] = {}
     for node in nodes_of(root):
         sources = sources_of(node)

@@ -174,7 +174,7 @@ class Unbatcher(BaseNode[T]):
     _batch: Any = ()
     #: The state of the source before the current batch; None if a loaded state does not reread this batch.
     _before: Any = None
-    #: `_index`: the number of yielded members of the current batch. `_length`: the length of this batch.
+    #: The number of yielded members of the current batch, and (`_length`) the length of this batch.
     _index = _length = 0
     #: After a load, the number of members of the next batch that were already yielded; otherwise 0.
     _skipped = 0

@@ -1,7 +1,6 @@
-"""Functions that convert between nodes and the pipes of `torchdata.datapipes`: from_pipe, to_pipe. States are exact.
+"""Converts between nodes and the pipes of `torchdata.datapipes`, with exact states: from_pipe, to_pipe.
 
-Role: `from_pipe` creates a node that reads a graph of pipes, and `to_pipe` creates a pipe that reads a graph of nodes,
-so a graph may contain nodes and pipes. `pipe.to_node()` is the functional form of `from_pipe`.
+Role: a graph may contain nodes and pipes. `pipe.to_node()` is the functional form of `from_pipe`.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: `_begun`: whether an iteration has begun. `_began_for_state`: whether the node was only reset because a state was
+    #: Whether an iteration has begun, and (`_began_for_state`) whether the node was only reset because a state was
     #: requested, and no item was requested since.
     _begun = _began_for_state = False
 
@@ -84,7 +83,6 @@ class NodePipe(IterDataPipe[T]):
         return source
 
     def reset(self) -> None:
-        """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
             # The program has loaded a state from within an epoch, but begins the next epoch. The node must first be
             # reset to the saved position, because its next epoch may depend on this position.
@@ -92,7 +90,7 @@ class NodePipe(IterDataPipe[T]):
             self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the node. A node that was never read is first reset to its beginning."""
+        """A node that was never read is first reset to its beginning."""
         if self._restored is None and not self._begun:
             self.source_node.reset(None)
             self._begun = self._began_for_state = True
@@ -100,13 +98,11 @@ class NodePipe(IterDataPipe[T]):
         return {**state, self.UNREAD_KEY: True} if self._began_for_state else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume from the saved position of the node."""
         fields = StateFields("to_pipe", state_dict, begins=False)
         self._restored = fields[self.NODE_KEY]
         self._began_for_state = fields.flag(self.UNREAD_KEY, False)
 
     def shutdown(self) -> None:
-        """Ends the threads and processes of the node."""
         self.source_node.shutdown()
 
 

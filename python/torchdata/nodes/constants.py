@@ -1,4 +1,4 @@
-"""Time constants of nodes with threads. Programs import the constants from this module, as in torchdata 0.11."""
+"""Time constants of nodes with threads, which programs import from this module, as in torchdata 0.11."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""StartupExceptionWrapper, for user-defined nodes that were written for PyTorch's torchdata. The nodes of this package
-do not wrap exceptions."""
+"""StartupExceptionWrapper, for user-defined nodes that were written for PyTorch's torchdata."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Loader: reads a graph of nodes in several epochs, and saves its state.
 
-Role: runs in the threads that share the loader. Only one thread at a time begins an epoch, reads an item or saves a
-state.
+Role: several threads may share the loader. Only one thread at a time begins an epoch, reads an item or saves a state.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ class Loader(ObservedLoader, Generic[T]):
         self._set_up()
 
     def _set_up(self) -> None:
-        """Sets the attributes of a loader that has not begun."""
         self._it: LoaderIterator[T] | None = None
         #: Whether the iterator was created because a state was requested, and the program has not called `iter` since.
         self._began_for_state = False
@@ -100,7 +98,7 @@ class Loader(ObservedLoader, Generic[T]):
             return self._it.turn.call(self._begin)  # waits for a thread that reads an item or saves a state
 
     def _excluding_others(self) -> threading.RLock:
-        """Returns the lock that is held while an epoch begins."""
+        """The lock is held while an epoch begins."""
         if self._process != os.getpid():  # after a fork, a thread of the parent process may hold the lock
             self._beginning, self._process = threading.RLock(), os.getpid()
         return self._beginning
@@ -167,7 +165,6 @@ class Loader(ObservedLoader, Generic[T]):
         return len(self.root)
 
     def __bool__(self) -> bool:
-        """Returns True for any number of items."""
         return True
 
     def _groups(self) -> list[Group]:
@@ -202,11 +199,7 @@ class Loader(ObservedLoader, Generic[T]):
 
 
 class LoaderIterator(SharedIterator, BaseNode[T]):
-    """The iterator of a `Loader`. Only one thread at a time runs `next`.
-
-    Args:
-        loader: the loader, which owns the graph.
-    """
+    """The iterator of a `Loader`. Only one thread at a time runs `next`."""
 
     NUM_YIELDED_KEY = "num_yielded"
     ROOT_KEY = "root"
@@ -216,11 +209,11 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _num_yielded = 0
     #: The number of items of the epoch that were yielded before the loaded state was saved.
     _given_before = 0
-    #: `_item`: the item that `has_next` has read in advance. `_before_item`: the position before this item.
+    #: The item that `has_next` has read in advance, and (`_before_item`) the position before this item.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of items that were yielded before the loaded state was saved, or None. If the graph yields no further
-    #: item, the loaded state was saved at the end of its epoch, and the next epoch begins.
+    #: The number of items that were yielded before the loaded state was saved. If the graph yields no further item, the
+    #: loaded state was saved at the end of its epoch, and the next epoch begins.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:
@@ -233,7 +226,6 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         self._advance = self._first
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Loader", initial_state)
         self._item, self._num_yielded = _NONE, fields.integer(self.NUM_YIELDED_KEY, least=0)
         self._restart_at = self._num_yielded if self._restarts and initial_state is not None else None
@@ -242,7 +234,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """Records that the loader loaded a state. If this iterator has yielded no item, it resumes from this state."""
+        """If this iterator has yielded no item, it resumes from the loaded state."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 
@@ -261,7 +253,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         return self._advance()
 
     def has_next(self) -> bool:
-        """Returns whether there is another item. The item is read, and kept for the next call of `next`."""
+        """Reads the next item, if there is one, and keeps it for the next call of `next`."""
         return self.turn.call(self._has_next)
 
     def _has_next(self) -> bool:
@@ -276,7 +268,6 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         return True
 
     def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`."""
         item: T
         if self._item is not _NONE:
             item, self._item = self._item, _NONE
@@ -293,12 +284,10 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         return item
 
     def _first(self) -> Any:
-        """Returns the first item of an iterator that was not reset yet."""
         self.reset(None)
         return self._advance()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         if self._item is not _NONE:
             return state_at(self._before_item)  # type: ignore[no-any-return]
         return {self.ROOT_KEY: self.root.state_dict(), self.NUM_YIELDED_KEY: self._num_yielded}

@@ -1,7 +1,7 @@
 """Nodes that call a function with each item: Mapper, ParallelMapper.
 
-`ParallelMapper` reads an inner node: `_InlineMapper` without workers, otherwise `_ThreadMapper`, whose threads call the
-function themselves or in processes. With `prebatch`, `_Unpacker` splits the lists of results.
+Role: `ParallelMapper` reads an inner node: `_InlineMapper` without workers, otherwise `_ThreadMapper`, whose threads
+call the function themselves or in processes. With `prebatch`, `_Unpacker` splits the lists of results.
 """
 
 from __future__ import annotations
@@ -85,16 +85,12 @@ class _InlineMapper(BaseNode[T]):
 
 
 class _ThreadMapper(ThreadedNode[T]):
-    """Calls a function in threads, or in processes to which the threads send the items.
-
-    Args:
-        mapper: the node with the source, the function and the settings.
-    """
+    """Calls a function in threads, or in processes to which the threads send the items."""
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers", "_pages"})
 
-    #: `_workers`: the processes, which a reset of the node does not end. `_pages`: the statistics in which the
-    #: processes count, which the loader sets.
+    #: The processes, which a reset of the node does not end, and (`_pages`) the statistics in which the processes
+    #: count.
     _workers: Workers | None = None
     _pages: Pages | None = None
 
@@ -102,9 +98,8 @@ class _ThreadMapper(ThreadedNode[T]):
         super().__init__(mapper.source, mapper.snapshot_frequency)
         self._called = "ParallelMapper"
         self.map_fn, self.in_order, self.num_workers = mapper.map_fn, mapper.in_order, (count := mapper.num_workers)
-        #: A function that starts the processes; None if threads call the function themselves.
+        #: None if threads call the function themselves.
         self.processes: Callable[..., Workers] | None = None
-        #: The values of the arguments `limit` and `grows_to` of `ReadSource`.
         self.limits = {"limit": mapper.max_concurrent or 2 * count}
         if mapper.method == "process":
             how = mapper.multiprocessing_context, Survived.chosen(mapper), mapper.timeout or None
@@ -145,7 +140,7 @@ class _ThreadMapper(ThreadedNode[T]):
 
 
 class _Unpacker(Unbatcher[T]):
-    """Yields the members of lists of results, and raises an error in place of a result that is a `Failure`."""
+    """Raises an error in place of a result that is a `Failure`."""
 
     def next(self) -> T:
         item: Any = super().next()

@@ -1,6 +1,6 @@
-"""Stores of snapshots. A thread that reads a source passes the source's positions to the node through a store.
+"""Stores of snapshots, for user-defined nodes that were written for PyTorch's torchdata.
 
-Role: for user-defined nodes that were written for PyTorch's torchdata. The nodes of this package do not use stores.
+Role: a thread that reads a source passes the source's positions to the node through a store.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ class Compose:
             check_callable("Compose", f"fns[{number}]", function)
 
     def __call__(self, x: Any) -> Any:
-        """Returns the result of the last function."""
         for function in self.fns:
             x = function(x)
         return x

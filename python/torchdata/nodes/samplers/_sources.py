@@ -55,11 +55,9 @@ class MultiNode(BaseNode[T]):
         self.tag_output = tag_output
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         states: Mapping[str, Any] = {}
         #: The names of sources that have ended without yielding an item.
         self._barren: set[str] = set()
-        #: Whether each source has ended at least once.
         self._datasets_exhausted = dict.fromkeys(self.dataset_names, False)
         if initial_state is not None:
             fields = StateFields(type(self).__name__, initial_state)
@@ -90,7 +88,7 @@ class MultiNode(BaseNode[T]):
             self._is_over = ended == everyone
 
     def _item_of(self, name: str) -> Any:
-        """Returns the next item of a source. With the `CYCLE_...` criteria, a source that has ended starts over.
+        """With the `CYCLE_...` criteria, a source that has ended starts over.
 
         Raises:
             StopIteration: the epoch is over.
@@ -127,7 +125,6 @@ class MultiNode(BaseNode[T]):
         return {**item, "dataset_key": name}
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         state = {
             self.DATASETS_EXHAUSTED_KEY: dict(self._datasets_exhausted),
             self.DATASET_NODE_STATES_KEY: {name: self.source_nodes[name].state_dict() for name in self.dataset_names},
@@ -135,16 +132,13 @@ class MultiNode(BaseNode[T]):
         return {**state, self.DATASETS_BARREN_KEY: sorted(self._barren)} if self._barren else state
 
     def __len__(self) -> int:
-        """Returns the number of items per epoch.
-
-        Raises:
-            TypeError: the length of a source is unknown, or the criterion does not determine the length.
-        """
+        """Raises:
+        TypeError: the length of a source is unknown, or the criterion does not determine the length."""
         lengths = [len(self.source_nodes[name]) for name in self.dataset_names]  # type: ignore[arg-type]
         if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
             return sum(lengths)
         return self._length_of_turns(lengths)
 
     def _length_of_turns(self, lengths: list[int]) -> int:
-        """Returns the number of items per epoch for all stop criteria except `ALL_DATASETS_EXHAUSTED`."""
+        """Called for all stop criteria except `ALL_DATASETS_EXHAUSTED`."""
         raise TypeError(f"{type(self).__name__} has no length with {self.stop_criteria}")

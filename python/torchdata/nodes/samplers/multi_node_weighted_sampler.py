@@ -73,7 +73,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
     _num_yielded = 0
     _started = False
-    #: The name of the source that was chosen last, if it has raised an error; the next call reads it again.
+    #: If the source that was chosen last has raised an error, its name; the next call reads this source again.
     _chosen: str | None = None
 
     def __init__(
@@ -97,11 +97,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         self._validate()
 
     def _validate(self) -> None:
-        """Checks the arguments.
-
-        Raises:
-            ValueError: `weights` has other names than `source_nodes`, or values other than positive finite numbers.
-        """
         node = "MultiNodeWeightedSampler"
         weights: Any = self.weights
         if not isinstance(weights, dict) or set(weights) != set(self.dataset_names):
@@ -136,11 +131,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         super().reset(initial_state)
 
     def _get_new_weighted_sampler(self, initial_state: dict[str, Any] | None = None) -> Any:
-        """Returns the choices of an epoch: an iterator over names of sources, with a `state_dict`.
-
-        Args:
-            initial_state: the state of the node to resume from; None for the beginning of an epoch.
-        """
+        """Returns an iterator over names of sources, with a `state_dict`."""
         state = StateFields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY)
         how = self.weights, self.seed, self.rank, self.world_size, self._epoch
         return _WeightedSampler(*how, initial_state=state)
@@ -167,7 +158,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         raise StopIteration
 
     def _check_for_stop_iteration(self) -> None:
-        """Raises StopIteration if the ended sources end the epoch. Intended for subclasses with their own `next`."""
+        """For subclasses with their own `next`."""
         self._look_whether_over()
         if self._is_over:
             raise StopIteration
@@ -188,16 +179,9 @@ class _WeightedSampler:
     """Chooses names of sources at random in one epoch: an endless iterator.
 
     Args:
-        weights: the weight of each name.
         seed: the seed of the choices, which also depend on `rank`, `world_size` and `epoch`.
-        rank: the number of this rank.
-        world_size: the number of ranks.
-        epoch: the number of the epoch.
         random_tensor_batch_size: the number of choices that are drawn together.
         initial_state: a result of `state_dict` to resume from; None for the beginning.
-
-    Raises:
-        ValueError: a field of `initial_state` is missing or out of range.
     """
 
     GENERATOR_KEY, OFFSET_KEY = "g_state", "offset"
@@ -227,11 +211,9 @@ class _WeightedSampler:
             except (TypeError, RuntimeError) as error:
                 raise fields.wrong(self.GENERATOR_KEY, "must be the state of a torch.Generator") from error
         self._draw()
-        #: The number of choices of the last draw that were used.
         self._offset = offset
 
     def _draw(self) -> None:
-        """Draws further choices."""
         #: The generator's state before the current choices were drawn.
         self._before = self._generator.get_state()
         drawn = torch.multinomial(
@@ -251,5 +233,4 @@ class _WeightedSampler:
         return name
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position: the generator's state before the last draw, and the number of choices used since."""
         return {self.GENERATOR_KEY: self._before, self.OFFSET_KEY: self._offset}
