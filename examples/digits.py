@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
-#: The number of digits for training. The other digits are for testing.
+#: The number of digits for training; the remaining digits are for testing.
 TRAINED_ON = 1437
 
 

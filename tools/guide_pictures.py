@@ -21,7 +21,6 @@ sys.path.insert(0, str(ROOT / "tests" / "python" / "support"))
 
 
 def main() -> None:
-    """Runs the examples in an empty folder, and keeps the pictures that the examples save."""
     doc_blocks = importlib.import_module("doc_blocks")  # a module of the tests
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,7 @@
 """Draws docs/imports.svg: the folders of the package and their imports, as found in the code.
 
-Role: `make picture` runs this module. Folders are arranged in the layers of `LAYERS`, with the highest layer on top. An
-arrow points from the importer to the imported folder. Folders in the same layer do not import each other. A test checks
-that the code follows the layers and that the picture matches the code.
+Role: folders are arranged in the layers of `LAYERS`, with the highest layer on top. An arrow points from the importer
+to the imported folder. A test checks that the code follows the layers and that the picture matches the code.
 """
 
 from __future__ import annotations
@@ -68,9 +67,7 @@ def folders() -> list[str]:
 
 
 def folder_of(module: str) -> str:
-    """Returns the entry of `LAYERS` that contains a module of the package. Returns an empty text for the package
-    itself.
-    """
+    """Returns an empty text for the package itself."""
     name = module.removeprefix("torchdata").removeprefix(".")
     while name and name not in folders():
         name = name.rpartition(".")[0]
@@ -90,7 +87,6 @@ def imports() -> dict[tuple[str, str], set[tuple[str, str]]]:
 
 
 def upward() -> dict[tuple[str, str], set[tuple[str, str]]]:
-    """Returns the imports from a lower layer, or within a layer, unless they are exempt."""
     layer = {folder: number for number, line in enumerate(LAYERS) for folder in line.split()}
     return {
         pair: modules for pair, modules in imports().items() if layer[pair[0]] >= layer[pair[1]] and pair not in EXEMPT
@@ -129,7 +125,6 @@ def _circles(below: dict[str, set[str]]) -> list[list[str]]:
 
 
 def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
-    """Returns all modules that `start` imports, directly or indirectly."""
     found: set[str] = set()
     waiting = list(below[start])
     while waiting:
@@ -154,10 +149,8 @@ def _needed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
-    """Draws an arrow that bends around the folders between its ends.
-
-    The arrow bends toward the side of its end. If its end is straight below its start, the sides alternate.
-    """
+    """The arrow bends around the folders between its ends, toward the side of its end. If its end is straight below its
+    start, the sides alternate."""
     (x, y), (to_x, to_y) = (start[0], start[1] + _BOX), (end[0], end[1] - 4)
     layers = round((to_y - y) / _ROW)
     aside = 0 if layers < 1 else 70 + 34 * layers
@@ -202,7 +195,6 @@ def picture() -> str:
 
 
 def main() -> None:
-    """Writes the picture. With `--check`, reports whether the existing picture is up to date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the picture is out of date")
     if not parser.parse_args().check:

@@ -2,8 +2,7 @@
 
 Role: some programs ask `importlib.metadata` for the distribution `torchdata`, but the distribution with the files is
 called `torchdata-rs`. The wheel built here contains no files and depends on the same version of torchdata-rs. The
-version of this wheel is the upstream release with the implemented API, a plus sign, and the version of torchdata-rs. By
-PEP 440, a version with a plus sign marks a compatible replacement of a release.
+version of this wheel is the upstream release with the implemented API, a plus sign, and the version of torchdata-rs.
 
     name_wheel.py FOLDER
 """
@@ -53,11 +52,6 @@ for programs that look for a distribution of that name by `importlib.metadata`.
 
 
 def build(folder: Path) -> Path:
-    """Writes the wheel, and returns its path.
-
-    Args:
-        folder: the folder in which the wheel is written.
-    """
     name = f"torchdata-{version()}"
     info = f"{name}.dist-info"
     files = {f"{info}/METADATA": metadata(), f"{info}/WHEEL": WHEEL}
@@ -72,7 +66,6 @@ def build(folder: Path) -> Path:
 
 
 def digest(text: str) -> str:
-    """Returns the checksum of a file in the format of RECORD."""
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
 
 

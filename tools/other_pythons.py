@@ -1,17 +1,16 @@
 """Runs tests on other versions of CPython, each in its own virtual environment with the built wheel.
 
-Role: shows that a single wheel works with all these versions (abi3). `make test-pythons` builds the wheel and runs this
-module. Each version runs the tests that depend on the interpreter: start methods, functions pickled by value, errors,
-and the files whose tests start no process. After the tests, each pair of versions exchanges states. The last lines list
-what was not run.
+Role: shows that a single wheel works with all these versions (abi3). Each version runs the tests that depend on the
+interpreter: start methods, functions pickled by value, errors, and the files whose tests start no process. Then each
+pair of versions exchanges states.
 
 A version is searched for on PATH, under pyenv, and in a chroot. `make chroot` creates a chroot with Debian's
 development branch, which has versions that a distribution does not have yet. The checkout and /tmp are mounted into the
 chroot in a separate mount namespace, so that no mount remains afterwards. Creating the chroot and running tests in it
 needs root.
 
-A library that cannot be installed for a version is left out. PyTorch is installed only on request. Tests that need a
-missing library are skipped.
+A library that cannot be installed for a version is left out, and tests that need it are skipped. PyTorch is installed
+only on request.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ DEPENDENT = [
     "engine/test_pickled_by_value.py",
     "dataloader2/test_dataloader2.py",
 ]
-#: Enters a chroot after mounting the current folder, /tmp, /dev and /proc into it.
 ENTER = """
 root=$1; shift
 mkdir -p "$root$PWD" "$root/etc/ssl/certs"
@@ -56,8 +54,6 @@ exec chroot "$root" /usr/bin/env -C "$PWD" HOME=/root "$@"
 
 @dataclass
 class Version:
-    """A version of CPython, and the results of its tests."""
-
     name: str
     #: The prefix that runs a command in the interpreter's chroot; empty outside of a chroot.
     enter: list[str]
@@ -69,11 +65,9 @@ class Version:
     skipped: Counter[str] = field(default_factory=Counter)
 
     def run(self, *command: str | Path, quiet: bool = False, cwd: Path = ROOT) -> int:
-        """Runs a command in the interpreter's file system, and returns the exit status."""
         return subprocess.run(self._command(command, cwd), cwd=ROOT, capture_output=quiet).returncode
 
     def output(self, *command: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """Runs a command in the interpreter's file system, and returns its output."""
         return subprocess.run(self._command(command, cwd), cwd=ROOT, capture_output=True, text=True, timeout=600)
 
     def _command(self, command: tuple[str | Path, ...], cwd: Path) -> list[str]:
@@ -91,7 +85,6 @@ class Version:
         return self.run(self.folder / "bin" / "python", *pip, *what, quiet=quiet)
 
     def prepare(self, folder: Path, wheel: Path, torch: str | None) -> None:
-        """Creates the virtual environment with the wheel and the libraries that the tests use."""
         self.folder = folder
         if self.run(self.python, "-m", "venv", folder) or self.install(*NEEDED, wheel):
             sys.exit(f"error: no virtual environment for CPython {self.name}")
@@ -104,7 +97,7 @@ class Version:
             self.left_out.append(torch)
 
     def test(self, *arguments: str | Path) -> int:
-        """Runs pytest without `-m`, which would put the checkout on the path. Returns pytest's exit status."""
+        """pytest is run without `-m`, which would put the checkout on the path."""
         report = self.folder / "report.xml"
         pytest: list[str | Path] = [self.folder / "bin" / "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"]
         status = self.run(*pytest, *arguments)
@@ -121,7 +114,6 @@ def _cases(report: Path) -> list[ElementTree.Element]:
 
 
 def find(version: str, chroot: Path) -> Version | None:
-    """Returns the interpreter of a version such as "3.12", or None if it is not installed."""
     under_pyenv = sorted((Path.home() / ".pyenv").glob(f"versions/{version}.*/bin/python"), reverse=True)
     for candidate in (f"python{version}", *map(str, under_pyenv)):  # the first candidate may be a shim without a target
         look = "import sys; print(*sys.version_info[:2], sep='.'); print(sys.executable)"
@@ -137,7 +129,6 @@ def find(version: str, chroot: Path) -> Version | None:
 
 
 def libraries() -> list[str]:
-    """Returns the requirements of the libraries that the tests use."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     return sorted({one for name in ("all", "test") for one in _expanded(extras[name], extras)})
 
@@ -155,14 +146,13 @@ def _expanded(requirements: list[str], extras: dict[str, list[str]]) -> list[str
 
 
 def run_tests(version: Version) -> int:
-    """Runs the tests that depend on the interpreter, and returns the highest exit status."""
     dependent = [path for pattern in DEPENDENT for path in sorted(TESTS.glob(pattern))]
     assert len(dependent) > len(DEPENDENT)
     return max(version.test(*dependent), version.test("-n", "2", "-m", "unit"))
 
 
 def exchange_states(versions: list[Version], folder: Path) -> int:
-    """Makes each version load the states that all other versions saved, and returns the highest exit status."""
+    """Each version loads the states that all other versions saved."""
     program = ["-m", "exchanged_states"]
     statuses = []
     for saver in versions:
@@ -191,7 +181,6 @@ def report(wanted: list[str], versions: list[Version]) -> None:
 
 
 def main() -> int:
-    """Runs the tests on each installed version, and returns 0 if all of them passed."""
     parser = argparse.ArgumentParser(description="Runs tests on other versions of CPython.")
     parser.add_argument("--versions", nargs="+", default=["3.12", "3.13", "3.14", "3.15"], metavar="X.Y")
     parser.add_argument("--torch", help="the requirement of PyTorch, with options of pip; it is not installed without")

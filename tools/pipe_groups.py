@@ -1,8 +1,8 @@
-"""The pipes grouped by purpose, each with a sample. The site and its reference use these groups.
+"""The pipes grouped by purpose, each with a sample, for the site and its reference.
 
-Role: a table. A sample is an expression over the pipes `a` and `b` and their items. The picture shows the expression,
-its inputs and the result of evaluating it, so the picture cannot contradict the code. The table states the result
-itself only for pipes that need a server, or a library that is not installed everywhere.
+Role: a sample is an expression over the pipes `a` and `b` and their items. The picture shows the expression, its inputs
+and the result of evaluating it, so the picture cannot contradict the code. The table states the result itself only for
+pipes that need a server, or a library that is not installed everywhere.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ from torchdata.datapipes.utils.decoder import basichandlers
 
 
 class Stream:
-    """Stands for an open stream in results that the table states."""
-
     def read(self) -> bytes:
-        """Makes the drawing code recognize the object as a stream."""
+        """The drawing code recognizes streams by this method."""
         raise NotImplementedError
 
 
@@ -40,17 +38,13 @@ A, B = ("a.txt", STREAM), ("b.txt", STREAM)
 
 @dataclass(frozen=True)
 class Sample:
-    """One pipe and an example of its use.
-
-    Args:
-        name: the class.
-        code: the expression that the picture shows.
-        inputs: the items of the pipes in `names`.
-        run: the expression that is evaluated, if it contains details that the picture need not show, such as a seed.
-        shown: the rows of output items. If they are given, nothing is evaluated.
-        labels: the label of each output row.
-        names: the names of the input pipes.
-    """
+    """Args:
+    code: the expression that the picture shows.
+    inputs: the items of the pipes in `names`.
+    run: the expression that is evaluated, if it contains details that the picture need not show, such as a seed.
+    shown: the rows of output items. If they are given, nothing is evaluated.
+    labels: the label of each output row.
+    names: the names of the input pipes."""
 
     name: str
     code: str
@@ -63,15 +57,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Group:
-    """Pipes that do similar things.
-
-    Args:
-        key: the group's name in addresses.
-        title: the heading.
-        text: a sentence or two that help users to choose among the pipes.
-        samples: one sample per pipe.
-        module: the module that exports the classes.
-    """
+    """Args:
+    key: the group's name in addresses.
+    text: a sentence or two that help users to choose among the pipes.
+    samples: one sample per pipe.
+    module: the module that exports the classes."""
 
     key: str
     title: str
@@ -81,7 +71,6 @@ class Group:
 
 
 def prepare(folder: Path) -> None:
-    """Writes the files that the samples read."""
     (folder / "a.txt").write_text("one\ntwo\n")
     (folder / "b.txt").write_text("six\n")
     (folder / "t.csv").write_text("x,y\n1,2\n3,4\n")

@@ -1,8 +1,8 @@
 """Draws the input items and output items of a pipe as SVG.
 
-Role: evaluates the samples of `pipe_groups.py` in a temporary folder with sample files, and draws each of them. An
-output has the color of the input item that it was computed from. Fills are translucent and text has the text color of
-the page, so a picture is readable on light and on dark backgrounds.
+Role: evaluates the samples of `pipe_groups.py` in a temporary folder with sample files. An output has the color of the
+input item that it was computed from. Fills are translucent and text has the text color of the page, so a picture is
+readable on light and on dark backgrounds.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from pipe_groups import Group, Sample
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
-#: Hues for the items of an input, used in turn. People with red-green color blindness can also distinguish these hues.
+#: Hues for the items of an input, which people with red-green color blindness can also distinguish.
 HUES = (212, 35, 165, 280, 345, 95)
 
 _CHARACTER = 7.3  # the width of a character at 12 px in the usual monospaced fonts, plus a margin
 _HEIGHT, _GAP, _PAD = 20, 5, 6
-#: The width of a picture. Items that do not fit are replaced with an ellipsis.
+#: Items that do not fit into this width are replaced with an ellipsis.
 _WIDTH = 344
 
 
 def outputs(sample: Sample, group: Group) -> list[list[Any]]:
-    """Returns the rows of items that a sample produces: one row, or several rows if the sample splits the pipe.
+    """Returns one row of items, or several rows if the sample splits the pipe.
 
     The sample runs in the folder of its files.
     """
@@ -63,7 +63,7 @@ def _items(pipe: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def sample_files() -> Iterator[None]:
-    """Creates a folder with the samples' files and makes it the current folder."""
+    """The current folder contains the samples' files within this context."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         pipe_groups.prepare(Path(folder))
@@ -83,7 +83,6 @@ def _text(value: Any) -> str:
 
 
 def labels(item: Any) -> list[str]:
-    """Returns the labels of an item, without the streams."""
     if isinstance(item, dict):
         return [label for value in item.values() for label in labels(value)]
     if isinstance(item, (list, tuple)):
@@ -92,7 +91,7 @@ def labels(item: Any) -> list[str]:
 
 
 def _height(value: Any) -> float:
-    """Returns the height of an item's drawing. A box is higher than the items in it."""
+    """A box is higher than the items in it."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, (list, tuple)):
@@ -129,14 +128,14 @@ class _Drawing:
         self.width = max(self.width, right)
 
     def text(self, x: float, y: float, text: str, weight: str = "normal") -> float:
-        """Draws a text that begins at x and is vertically centered at y. Returns the x position of the text's end."""
+        """The text begins at x and is vertically centered at y. Returns the x position of the text's end."""
         end = x + len(text) * _CHARACTER
         style = f' font-weight="{weight}"' if weight != "normal" else ""
         self._add(f'<text x="{x:.1f}" y="{y + 4:.1f}"{style}>{escape(text)}</text>', end)
         return end
 
     def item(self, value: Any, x: float, y: float) -> float:
-        """Draws an item that is vertically centered at y. Returns the x position of the item's end."""
+        """The item is vertically centered at y. Returns the x position of the item's end."""
         height = _height(value)
         top = y - height / 2
         if isinstance(value, (dict, list, tuple)):
@@ -181,7 +180,7 @@ class _Drawing:
         return end
 
     def row(self, items: Sequence[Any], top: float, name: str = "") -> float:
-        """Draws items side by side, with an ellipsis if some do not fit. Returns the y position of the next row."""
+        """An ellipsis replaces items that do not fit. Returns the y position of the next row."""
         height = max(map(_height, items), default=_HEIGHT)
         x, y = 1.0, top + height / 2
         if name:
@@ -201,14 +200,13 @@ class _Drawing:
         return top + height + 6
 
     def arrow(self, y: float, code: str) -> None:
-        """Draws a downward arrow with the code next to it."""
         path = f"M12 {y - 13:.1f}v22m-5 -6l5 6l5 -6"
         self._add(f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity=".7" stroke-width="1.5"/>', 18)
         self.text(28, y, code)
 
 
 def draw(sample: Sample, made: list[list[Any]]) -> str:
-    """Returns the picture of a sample. `made` contains the sample's output rows."""
+    """`made` contains the sample's output rows."""
     drawing = _Drawing([*sample.inputs] or made)
     several = len(sample.inputs) > 1
     y = 1.0

@@ -1,7 +1,4 @@
-"""Writes the overview page of all pipes, grouped by purpose, with a picture and a sentence for each pipe.
-
-Role: combines the groups, the pictures and the first sentences of the docstrings in a Markdown page.
-"""
+"""Writes the overview page of all pipes, grouped by purpose, with a picture and a sentence for each pipe."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ written as methods: `pipe.batch(2)` is `Batcher(pipe, 2)`.
 
 
 def summary(cls: type) -> str:
-    """Returns the first paragraph of a docstring, on one line."""
     return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
 
 

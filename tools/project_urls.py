@@ -15,7 +15,6 @@ from pathlib import Path
 __all__ = ["with_urls"]
 
 PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-#: The pages of a repository, by the labels that package indexes recognize.
 PAGES = {
     "Homepage": "",
     "Documentation": "/blob/HEAD/docs/index.md",
@@ -26,15 +25,8 @@ PAGES = {
 
 
 def with_urls(pyproject: str, address: str) -> str:
-    """Adds a table of the project's addresses to the text of a pyproject.toml.
-
-    Args:
-        pyproject: the text, without a table of addresses.
-        address: the address of the repository, such as `https://example.org/owner/name`.
-
-    Raises:
-        ValueError: the address is invalid, or the text already has a table of addresses.
-    """
+    """Raises:
+    ValueError: the address is invalid, or the text already has a table of addresses."""
     if not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+/?", address):
         raise ValueError(f"the address of a repository begins with https:// and has a path, but got {address!r}")
     if "urls" in tomllib.loads(pyproject)["project"]:

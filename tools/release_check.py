@@ -1,9 +1,9 @@
 """Checks the files of a release without publishing them: `make release-check VERSION=1.2.3`.
 
-Role: builds the wheel twice and the sdist once, and checks names and versions, contents, licenses and size. This module
-also runs programs with both files in empty environments of all installed versions of Python. The output has one line
-for each check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked. The version
-of Cargo.toml does not need a heading in CHANGELOG.md yet.
+Role: builds the wheel twice and the sdist once, checks names and versions, contents, licenses and size, and runs
+programs with both files in empty environments of all installed versions of Python. The output has one line for each
+check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked, which does not need a
+heading in CHANGELOG.md yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ INFO = re.compile(
     r"torchdata_rs-[^/]+\.dist-info/"
     r"(METADATA|WHEEL|RECORD|licenses/(LICENSE|THIRD-PARTY-NOTICES\.txt)|sboms/[\w.-]+\.json)"
 )
-#: A program that prints the seconds of the import.
 TIMED = "import time; began = time.perf_counter(); import torchdata; print(time.perf_counter() - began)"
 
 
@@ -52,7 +51,6 @@ def text_of(path: str) -> str:
 
 
 def check_versions(version: str, is_release: bool) -> str:
-    """Checks that all files state the same version."""
     found = {
         "Cargo.toml": tomllib.loads(text_of("Cargo.toml"))["workspace"]["package"]["version"],
         "CITATION.cff": re.findall(r"^version: (.+)$", text_of("CITATION.cff"), re.M)[0],
@@ -68,7 +66,7 @@ def check_versions(version: str, is_release: bool) -> str:
 
 
 def build(target: Path, out: Path) -> Path:
-    """Builds a wheel from scratch. The folder is always the same, because the binary contains the folder's path."""
+    """The folder is always the same, because the binary contains the folder's path."""
     shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(target)})
@@ -77,7 +75,6 @@ def build(target: Path, out: Path) -> Path:
 
 
 def check_reproducible(wheel: Path, again: Path) -> str:
-    """Checks that two builds are equal byte for byte."""
     digests = [hashlib.sha256(one.read_bytes()).hexdigest() for one in (wheel, again)]
     if digests[0] != digests[1]:
         first, second = zipfile.ZipFile(wheel), zipfile.ZipFile(again)
@@ -87,7 +84,6 @@ def check_reproducible(wheel: Path, again: Path) -> str:
 
 
 def check_wheel(wheel: Path) -> str:
-    """Checks that the wheel contains only the package, and that no binary is too large."""
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
     others = [one for one in names if not one.startswith("torchdata/") and not INFO.fullmatch(one)]
@@ -110,7 +106,6 @@ def check_wheel(wheel: Path) -> str:
 
 
 def check_sdist(sdist: Path) -> str:
-    """Checks that the sdist contains the sources and all licenses, and no compiled file."""
     with tarfile.open(sdist) as archive:
         names = {one.partition("/")[2] for one in archive.getnames()}
     needed = {"Cargo.toml", "Cargo.lock", "pyproject.toml", "LICENSE", NOTICES.name, "rust/py/src/lib.rs", "PKG-INFO"}
@@ -121,7 +116,7 @@ def check_sdist(sdist: Path) -> str:
 
 
 def check_licenses(wheel: Path) -> str:
-    """Checks that the notices contain the license of each crate that is compiled into the wheel."""
+    """The notices must contain the license of each crate that is compiled into the wheel."""
     subprocess.run([sys.executable, "tools/third_party.py", "--check"], cwd=ROOT, check=True)
     archive = zipfile.ZipFile(wheel)
     notices = archive.read(next(one for one in archive.namelist() if one.endswith(NOTICES.name))).decode()
@@ -156,9 +151,7 @@ def readme_programs(with_torch: bool) -> dict[str, tuple[str, str]]:
 
 
 def check_installed(version: Version, package: Path, torch: str | None, folder: Path) -> str:
-    """Checks the package in an empty environment by running a program and the README's examples, and measures the
-    import time.
-    """
+    """Runs a program and the README's examples in an empty environment, and measures the import time."""
     shutil.rmtree(folder, ignore_errors=True)
     version.folder = folder / "venv"
     shown = package.name.partition("-")[0] + ("" if package.suffix == ".whl" else " (sdist)")
@@ -180,7 +173,6 @@ def check_installed(version: Version, package: Path, torch: str | None, folder: 
 
 
 def main() -> int:
-    """Runs all checks, and returns 0 if none of them failed."""
     parser = argparse.ArgumentParser(description="Checks what a release would consist of.")
     parser.add_argument("--version", help="the version to be released")
     parser.add_argument("--pythons", nargs="+", default=["3.11", "3.12", "3.13", "3.14", "3.15"], metavar="X.Y")

@@ -15,18 +15,15 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-#: The line that `cargo test` prints at the end of each test program.
 RESULT = re.compile(r"^test result: ok\. (\d+) passed; 0 failed; (\d+) ignored", re.MULTILINE)
 
 
 def cargo_tests(log: str) -> tuple[int, int]:
-    """Returns the numbers of passed and ignored tests in a log."""
     found = RESULT.findall(log)
     return sum(int(passed) for passed, _ in found), sum(int(ignored) for _, ignored in found)
 
 
 def python_tests(report: Path) -> tuple[int, Counter[str]]:
-    """Returns the number of passed tests in a report, and the number of skipped tests for each reason."""
     passed, reasons = 0, Counter[str]()
     for case in ElementTree.parse(report).iter("testcase"):
         skipped = case.find("skipped")
@@ -38,16 +35,8 @@ def python_tests(report: Path) -> tuple[int, Counter[str]]:
 
 
 def tally(target: str, folder: Path, now: float) -> str:
-    """Returns the line about the tests.
-
-    Args:
-        target: the target of make that ran.
-        folder: the folder with the logs and reports.
-        now: the time in seconds when the target ended.
-
-    Raises:
-        ValueError: the folder does not contain a report.
-    """
+    """Raises:
+    ValueError: the folder does not contain a report."""
     parts, reasons = [], Counter[str]()
     for log in sorted(folder.glob("*.log")):
         passed, ignored = cargo_tests(log.read_text(encoding="utf-8", errors="replace"))

@@ -15,9 +15,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 NOTICES = ROOT / "THIRD-PARTY-NOTICES.txt"
 
-#: Names of license files.
 _NAMES = ("license", "licence", "copying", "notice", "unlicense")
-#: Systems for which wheels are built. Crates that only other systems need are left out.
+#: Crates that only other systems than these need are left out.
 _TARGETS = (
     "x86_64-unknown-linux-gnu",
     "aarch64-unknown-linux-gnu",
@@ -32,7 +31,6 @@ authors and under its licence. Besides, it holds parts of Rust's standard librar
 
 
 def compiled() -> list[dict[str, Any]]:
-    """Returns the third-party packages that are part of the extension, by name."""
     command = ["cargo", "metadata", "--locked", "--format-version", "1"]
     for target in _TARGETS:
         command += ["--filter-platform", target]
@@ -67,7 +65,6 @@ def notices() -> str:
 
 
 def main() -> int:
-    """Writes the file. With `--check`, compares the existing file instead."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where the file is not as it would be written")
     content = notices()

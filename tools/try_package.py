@@ -1,7 +1,7 @@
 """Installs a wheel or an sdist into a new virtual environment, and loads data through workers with it.
 
-Role: a final check of the released files, independent of the checkout. `make wheels` runs this module on both files. If
-the wheel of the name `torchdata` (`name_wheel.py`) is given, the module also checks how programs find that name.
+Role: a final check of the released files, independent of the checkout. If the wheel of the name `torchdata`
+(`name_wheel.py`) is given, the module also checks how programs find that name.
 
     try_package.py FILE [NAME_WHEEL]
 """
@@ -15,7 +15,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-#: A user's first program. The program uses the start method "spawn", which only finds modules of an installed package.
+#: The start method "spawn" only finds modules of an installed package.
 PROGRAM = """
 import sysconfig
 import numpy
@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print("torchdata", torchdata.__version__, "works")
 """
 
-#: A program that checks whether StatefulDataLoader is available. A warning from the package makes this program fail.
+#: A warning from the package makes this program fail.
 ASKING = """
 from importlib import metadata
 import torchdata
@@ -51,10 +51,7 @@ print("distribution torchdata", version)
 
 
 def try_package(package: Path, name: Path | None = None) -> None:
-    """Installs and uses the package.
-
-    Args:
-        package: a wheel or an sdist.
+    """Args:
         name: the wheel of the name `torchdata`; None to test the package without this wheel.
 
     Raises:

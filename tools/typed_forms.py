@@ -1,8 +1,7 @@
 """Writes `python/torchdata/datapipes/_forms.pyi`: the functional forms as typed methods, for editors.
 
 Role: reads the registries of a freshly imported package and the signatures of the pipes in them: constructors with
-their overloads, or the parameters and result of `__new__`. `make stubs` runs this module. Run this module after adding
-a pipe or changing a constructor. A test checks that the file is up to date.
+their overloads, or the parameters and result of `__new__`.
 
 A form returns `IterDataPipe[T]` (or `MapDataPipe[T]`). The item type `T` follows from the constructor's overloads, from
 the class, or from the item type of the source. In all other cases, `T` is `Any`. A form returns the pipe's own class
@@ -39,7 +38,7 @@ Functional forms that users register are not included in this file: see `functio
 #: The type variable for the items of the pipe whose method is called.
 ITEM = "T_co"
 
-#: Methods of single pipes that users call on the result of a form. Methods that loaders call are not included.
+#: Users call these methods of single pipes on the result of a form. Methods that loaders call are not included.
 CALLED_BY_USERS = {
     "add_handler",
     "invalidate_cache",
@@ -49,13 +48,11 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
-#: The result types of forms that return a class of a higher layer. The pipes refer to this class only by name.
+#: The pipes refer to these result types, which belong to a higher layer, only by name.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
 
 
 class Stub:
-    """The text of the stub, and the imports that its annotations need."""
-
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.imports: set[str] = set()
@@ -69,7 +66,6 @@ class Stub:
         self.froms.setdefault(module, set()).add(name)
 
     def text(self, forms: dict[str, dict[str, Callable[..., Any]]]) -> str:
-        """Returns the whole file, with one class per registry."""
         self.names.update(*forms.values())
         classes = [
             "\n".join([f"class {name}(FunctionalForms, Generic[{ITEM}]):", *self._methods(functions)])
@@ -108,7 +104,6 @@ class Form:
     """One functional form and its signature.
 
     Args:
-        stub: the stub that collects the imports.
         maker: the pipe's class, or the registered function.
         function: the class's constructor, one of its overloads, or the registered function.
     """
@@ -129,11 +124,8 @@ class Form:
         self.variables = self._variables(source)
 
     def _variables(self, source: str) -> dict[str, str]:
-        """Returns the replacement for each type variable of the module.
-
-        The replacement is the variable of the items if the source is generic in it, and Any otherwise. Type variables
-        of overloads are kept.
-        """
+        """Returns the replacement for each type variable of the module: the variable of the items if the source is
+        generic in it, and Any otherwise. Type variables of overloads are kept."""
         tree = ast.parse(source, mode="eval").body
         of_items = ast.unparse(tree.slice) if isinstance(tree, ast.Subscript) else ""
         return {
@@ -211,7 +203,6 @@ class Form:
     # -- annotations -------------------------------------------------------------------------------
 
     def _annotation(self, annotation: Any) -> str:
-        """Converts an annotation of the module to the names of the stub."""
         if annotation is inspect.Parameter.empty:
             return self._any()
         assert isinstance(annotation, str), f"{self.maker}: annotations must be strings (from __future__)"
@@ -244,7 +235,7 @@ class Form:
         return name
 
     def _module_of(self, name: str) -> types.ModuleType:
-        """Returns the module that defines `name`: the function's module, or the module of a base class of the pipe."""
+        """A base class of the pipe, instead of the function's own module, may define `name`."""
         bases = self.maker.__mro__ if isinstance(self.maker, type) else ()
         modules = [sys.modules[one.__module__] for one in (self.function, *bases) if one.__module__ != "builtins"]
         return next((module for module in modules if name in vars(module)), modules[0])
@@ -256,14 +247,12 @@ def _import(module: str, names: list[str]) -> str:
 
 
 def _constructor(cls: type) -> Any:
-    """Returns the function that accepts a pipe's arguments: `__new__` if the class defines it, otherwise `__init__`."""
     own = next(vars(base) for base in cls.__mro__ if {"__new__", "__init__"} & vars(base).keys())
     function = inspect.unwrap(own.get("__new__") or own["__init__"])
     return function.__func__ if isinstance(function, staticmethod) else function
 
 
 def _is_pipe_class(value: Any) -> bool:
-    """Returns whether `value` is a class of particular pipes, and not the common base class."""
     from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
     bases = (IterDataPipe, MapDataPipe)
@@ -288,7 +277,6 @@ def _base_of(cls: Any) -> tuple[Any, Any]:
 
 
 def _expression(items: Any) -> str:
-    """Returns the item type as it is written in a module."""
     if items is Ellipsis:
         return "..."
     arguments = ", ".join(map(_expression, typing.get_args(items)))
@@ -305,13 +293,12 @@ class _Renamed(ast.NodeTransformer):
 
 
 def _home(value: Any, name: str) -> bool:
-    """Returns whether `value` can be imported by its name from the module in its `__module__`."""
     module = getattr(value, "__module__", "builtins")
     return module != "builtins" and getattr(importlib.import_module(module), name, None) is value
 
 
 def _imported_from(module: types.ModuleType, name: str) -> str:
-    """Returns the module from which a module imports a name under `TYPE_CHECKING`."""
+    """Finds the module of an import under `TYPE_CHECKING`."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
             assert node.module is not None
@@ -320,14 +307,13 @@ def _imported_from(module: types.ModuleType, name: str) -> str:
 
 
 def _shown(default: Any) -> str:
-    """Returns a default value as the stub shows it. A default that is not a plain value becomes `...`."""
+    """A default that is not a plain value becomes `...`."""
     if type(default) is str:
         return '"' + repr(default)[1:-1].replace('"', '\\"') + '"'
     return repr(default) if default is None or type(default) in (bool, int, float) else "..."
 
 
 def written() -> str:
-    """Returns the text that the stub should contain."""
     importlib.import_module("torchdata.datapipes.iter")  # these imports fill the registries
     importlib.import_module("torchdata.datapipes.map")
     from torchdata.datapipes._pipe.registry import LateForm

@@ -103,7 +103,7 @@ class Harness:
             child.communicate()
 
     def python_apart(self, contender: Contender) -> Path | None:
-        """Returns the Python of a contender with a separate environment, or None for any other contender."""
+        """Returns None for contenders that use this project's environment."""
         if contender.program == "upstream-stateful":
             return self.stateful_python
         return self.upstream_python if contender.program in APART else None
@@ -130,7 +130,7 @@ class Harness:
         return not reads or self.jpegs is not None
 
     def run(self, workload: Workload, contender: Contender) -> dict[str, float] | None:
-        """Runs one measurement. If the child fails, prints the reason and returns None."""
+        """If the child fails, prints the reason and returns None."""
         with self.start(workload, contender, self.seconds) as child:
             alarm = time.monotonic() + ALARM_S
             line = read_line(child, alarm)
@@ -150,7 +150,7 @@ class Harness:
             return figures
 
     def compare(self, workload: Workload, repetitions: int) -> Runs:
-        """Runs all contenders in turn for the requested number of rounds. A contender that failed is not run again."""
+        """A contender that failed is not run again."""
         runs: Runs = {contender.name: [] for contender in workload.contenders}
         playing = [one for one in workload.contenders if self.can_run(workload, one)]
         for _ in range(repetitions):
@@ -175,9 +175,7 @@ class Harness:
 
 
 def read_line(child: Any, alarm: float) -> str:
-    """Returns the child's line of output. Returns an empty text if the child exits without output, or if the time is
-    over.
-    """
+    """Returns an empty text if the child exits without output, or if the time is over."""
     import selectors
 
     with selectors.DefaultSelector() as selector:
@@ -207,7 +205,7 @@ def arguments() -> argparse.Namespace:
 
 
 def installed(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path | None:
-    """Returns the Python of an environment. If it cannot be created, prints the reason and returns None."""
+    """If the environment cannot be created, prints the reason and returns None."""
     try:
         return environment.upstream_python(home, packages, wheels)
     except (OSError, subprocess.CalledProcessError) as error:

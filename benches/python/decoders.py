@@ -65,7 +65,6 @@ def milliseconds(function: Callable[[bytes], Any], files: list[bytes], times: in
 
 
 def row(name: str, files: list[bytes], times: int, rounds: int) -> str:
-    """Returns a row of the table in docs/speed.md."""
     contenders = (by_pillow, by_us, decoded_alone)
     took: dict[Any, list[float]] = {one: [] for one in contenders}
     for _ in range(1 + rounds):

@@ -33,16 +33,12 @@ INTERVAL_S = 0.05
 ALARM_S = 180
 #: Seconds after which workers have returned shared memory that is not in use.
 IDLE_S = 6.0
-#: The number of items in a dataset.
 ITEMS = 100
-#: The environment variable that names the file of the memory-mapped array.
 MAPPED = "TORCHDATA_BENCH_MAPPED"
 
 
 @dataclass(frozen=True)
 class Order:
-    """The description of one measurement."""
-
     row: str
     loader: str
     method: str
@@ -75,7 +71,7 @@ class Measured(Rows):
 
 
 class Columns(Rows):
-    """A dataset over an Arrow table or a pandas frame. An item is the sum over some of the rows."""
+    """An item is the sum over some of the rows of an Arrow table or a pandas frame."""
 
     def __len__(self) -> int:
         return ITEMS
@@ -137,7 +133,7 @@ def arrow_strings(size: float) -> Any:
 
 
 class Every(Rows):
-    """A dataset in which each item reads a hundredth of the data."""
+    """Each item reads a hundredth of the data."""
 
     def __len__(self) -> int:
         return ITEMS
@@ -200,12 +196,11 @@ DATASETS: dict[str, Callable[[float], Any]] = {
     "4b slices": slices,
     "4b windows": windows,
 }
-#: The start methods of each row; "" means that the loader has no workers.
+#: For each row, the start methods; "" means that the loader has no workers.
 SHARED = ("forkserver", "spawn", "fork")
 #: For each row, the maximum ratio of the loader's memory to the memory of torch's loader: in total, and at the peak.
 #: Row 3 has no target.
 TARGETS = {"1": (1.0, None), "2": (0.8, None), "4 ": (1.05, None), "4b": (1.05, 1.05)}
-#: With 4 workers or more, row 2 has another target.
 TARGET_2_WITH_4 = 0.55
 #: Parts of the names of rows: an empty dataset, and items that are only read in the workers.
 EMPTY, READ = " empty", " read"
@@ -269,7 +264,7 @@ class Made:
 
 
 def held_by_pipes(order: Order) -> Any:
-    """Returns a loader with one worker, in which a pipe keeps 400 arrays of 1 MB."""
+    """The loader has one worker, in which a pipe keeps 400 arrays of 1 MB."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
 
@@ -294,7 +289,7 @@ def resident() -> dict[str, int]:
 
 
 def measure(order: Order) -> dict[str, float]:
-    """Reads epochs, and returns the memory of all processes at the end of the last epoch."""
+    """The memory of all processes is measured at the end of the last epoch."""
     if order.row in HELD:
         loader: Any = held_by_pipes(order)
     else:
@@ -332,9 +327,8 @@ def child(order: Order) -> None:
 
 
 def peak_of(process: subprocess.Popen[str]) -> float:
-    """Samples the PSS of a process and its children until the process exits. Returns the highest level that two
-    samples in a row have reached, because a single sample is too high if the processes map shared pages meanwhile.
-    """
+    """Samples the PSS of a process and its children until the process exits. Returns the highest level that two samples
+    in a row have reached, because a single sample is too high if the processes map shared pages meanwhile."""
     peak, last, until = 0, 0, time.monotonic() + ALARM_S
     while process.poll() is None and time.monotonic() < until:
         sample = memory.proportional(memory.family(process.pid))[0]
@@ -344,7 +338,7 @@ def peak_of(process: subprocess.Popen[str]) -> float:
 
 
 def run(order: Order, python: str) -> dict[str, float] | None:
-    """Runs one measurement in its own process. Returns None if the measurement fails."""
+    """Returns None if the measurement, which runs in its own process, fails."""
     environ = dict(os.environ)
     if python != sys.executable:
         environ.pop("PYTHONPATH", None)
@@ -366,12 +360,11 @@ def run(order: Order, python: str) -> dict[str, float] | None:
 
 
 def verdict(*parts: tuple[float, float]) -> str:
-    """Returns whether all values are within their targets. Each argument is a pair of a value and a target."""
+    """Each argument is a pair of a value and a target."""
     return "met" if all(value <= target for value, target in parts) else "NOT MET"
 
 
 def against_torch(order: Order, figures: dict[str, float], rival: dict[str, float]) -> str:
-    """Returns the ratios of the memory to the memory of torch's loader, and the verdict."""
     ratio, peak = (figures[name] / rival[name] for name in ("total", "peak"))
     text = f", {ratio:.2f} and at peak {peak:.2f} of torch"
     found = next((target for row, target in TARGETS.items() if order.row.startswith(row)), None)
@@ -400,7 +393,6 @@ def further(order: Order) -> None:
 
 
 def compare_held(asked: argparse.Namespace) -> None:
-    """Measures the memory of items that pipes keep, compared with torchdata 0.9."""
     rows = [row for row in HELD[:2] if not asked.only or any(map(row.startswith, asked.only))]
     loaders = [("two", sys.executable)] + [("0.9", asked.upstream_python)] * bool(asked.upstream_python)
     if not rows:

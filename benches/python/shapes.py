@@ -70,7 +70,7 @@ def _same(item: Any, n: int) -> Any:
 
 
 def _copied(item: Any, n: int) -> Any:
-    """Returns a copy of an array or tensor, because each sample of a dataset is new."""
+    """Each sample of a dataset is new, so the array or tensor is copied."""
     return item.clone() if isinstance(item, torch.Tensor) else item.copy()
 
 
@@ -155,7 +155,6 @@ def _shape(name: str, item_bytes: int) -> tuple[int, ...]:
 
 
 def _arrays() -> Iterator[tuple[str, Make]]:
-    """Yields NumPy arrays by name: element types in several sizes, and other layouts."""
     structured = numpy.dtype([("id", "i8"), ("score", "f4"), ("name", "U8")])
     names = ("bool", "u1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "U8", "S8", "M8[s]", "m8[ms]", structured)
     for dtype in map(numpy.dtype, names):
@@ -179,7 +178,6 @@ def _arrays() -> Iterator[tuple[str, Make]]:
 
 
 def _tensors() -> Iterator[tuple[str, Make]]:
-    """Yields tensors by name: element types in several sizes, and other kinds."""
     for dtype in (torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.bool):
         for size in SIZES:
             name = str(dtype).removeprefix("torch.")

@@ -26,7 +26,7 @@ from comparison import memory
 STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
 #: The maximum ratio of the memory at the end to the memory after the loaders have settled.
 MOST = 1.02
-#: The number of measurements in a median: two minutes. The memory depends on which worker was killed last.
+#: The number of measurements in a median: two minutes, because the memory depends on which worker was killed last.
 SAMPLES = 60
 
 
@@ -56,11 +56,8 @@ def loaders() -> list[Any]:
 
 
 class Events:
-    """Saves states, kills workers and measures memory while the loaders are read.
-
-    Args:
-        until: the time at which the run ends.
-    """
+    """Args:
+    until: the time at which the run ends."""
 
     def __init__(self, until: float) -> None:
         self.until = until
@@ -101,7 +98,6 @@ def workers_of() -> list[int]:
 
 
 def run(until: float) -> tuple[Events, int]:
-    """Reads epochs until the time is over. Returns the events, and the number of epochs."""
     events, epochs = Events(until), 0
     both = loaders()
     while time.monotonic() < until:

@@ -1,6 +1,6 @@
 """`make demo`: trains on photographs, kills a worker, stops and resumes; exits with 1 if a check fails.
 
-Role: the main process of the demo. Spawned workers import this module, so nothing runs at import.
+Role: spawned workers import this module, so nothing runs at import.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def _loader(
 
 
 def _train(folder: Path, options: argparse.Namespace, model: train.Softmax) -> str:
-    """Trains one model with this package's loader and one with torch's loader, alternately. Returns a text about the
-    speed.
-    """
+    """Trains one model with this package's loader and one with torch's loader, alternately."""
     ours, theirs, other = [], [], train.Softmax(pixels=train.FEATURES, classes=len(_CLASSES), rate=model.rate)
     torchs: Any = None
     with _loader(folder, options, stats="full") as loader:
@@ -95,9 +93,7 @@ def _test(folder: Path, options: argparse.Namespace, model: train.Softmax) -> fl
 
 
 def _loader_of_torch(folder: Path, options: argparse.Namespace) -> Any:
-    """Returns torch's loader over the same shards, with Pillow and the same number of workers. Returns None without
-    torch.
-    """
+    """Torch's loader reads the same shards, with Pillow and the same number of workers. Returns None without torch."""
     if importlib.util.find_spec("torch") is None:
         return None
     from torch.utils.data import DataLoader, IterableDataset
@@ -108,7 +104,7 @@ def _loader_of_torch(folder: Path, options: argparse.Namespace) -> Any:
 
 
 def _kill_one(loader: DataLoader2[Any]) -> Iterator[Any]:
-    """Yields the batches of an epoch, and kills a worker after the second batch."""
+    """A worker is killed after the second batch."""
     for number, batch in enumerate(loader):
         yield batch
         if number == 1:
@@ -154,7 +150,6 @@ def _goes_on(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> b
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the demo, and returns its exit status."""
     options = _arguments(arguments)
     for module in ("sklearn", "PIL"):
         try:

@@ -1,7 +1,7 @@
 """The data of the demo and the tutorial: photographs from scikit-learn, as tar shards of JPEG files.
 
-Role: the main process writes each shard once, before any pipe exists. A shard gets its final name only when it is
-complete, so that an interrupted run leaves no incomplete shard for the next run.
+Role: a shard gets its final name only when it is complete, so that an interrupted run leaves no incomplete shard for
+the next run.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ from typing import Any
 
 __all__ = ["PHOTOGRAPH_SHARDS", "optional", "write_photographs"]
 
-#: The number of shards of photographs, both for training and for the test.
 PHOTOGRAPH_SHARDS = 8
 _PACKAGES = {"sklearn": "scikit-learn", "PIL": "Pillow"}
 
 
 def optional(module: str) -> Any:
-    """Imports an optional module.
-
-    Raises:
-        ModuleNotFoundError: the module is not installed. The message names the extra that contains the module.
-    """
+    """Raises:
+    ModuleNotFoundError: the module is not installed. The message names the extra that contains the module."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -42,7 +38,7 @@ def optional(module: str) -> Any:
 
 
 def _write_shard(path: Path, members: Iterator[tuple[str, bytes]]) -> None:
-    """Writes a tar file atomically. The file gets its name `path` when it is completely on disk."""
+    """The file gets its name `path` when it is completely on disk."""
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
@@ -81,7 +77,7 @@ def write_photographs(folder: Path, count: int) -> tuple[Path, Path]:
 
 
 def _crop(part: int, index: int) -> tuple[str, bytes]:
-    """Returns the name and the content of one file. The file's number determines the part of a photograph."""
+    """The file's number determines the part of a photograph."""
     chance, label = random.Random(2 * index + part), (index // PHOTOGRAPH_SHARDS) % 2
     photograph = _photographs()[label]
     width, height = photograph.size

@@ -1,7 +1,4 @@
-"""The demo's training: a softmax classifier in NumPy, trained on the loader's batches.
-
-Role: the consumer. Runs in the main process.
-"""
+"""The demo's training: a softmax classifier in NumPy, trained on the loader's batches."""
 
 from __future__ import annotations
 
@@ -29,15 +26,11 @@ class Softmax:
         return np.pad(images.reshape(len(images), -1) / 255.0, ((0, 0), (0, 1)), constant_values=1.0)
 
     def predict(self, images: Any) -> Any:
-        """Returns the most likely class of each image."""
         return (self._features(images) @ self.weights).argmax(axis=1)
 
     def step(self, images: Any, labels: Any) -> tuple[float, int]:
-        """Performs one step of gradient descent on a batch.
-
-        Returns:
-            The sum of the losses and the number of correct predictions, both before the step.
-        """
+        """Returns the sum of the losses and the number of correct predictions, both before the step of gradient
+        descent."""
         import numpy as np
 
         features = self._features(images)
@@ -51,21 +44,17 @@ class Softmax:
         return float(loss), int(right)
 
 
-#: The number of features of an image for the linear probe.
 FEATURES = 14 * 14 * 3
 
 
 @dataclass
 class Epoch:
-    """The results of an epoch, or of a part of an epoch."""
-
     #: A hash of each batch, computed from the names and pixels of its samples.
     batches: list[str] = field(default_factory=list)
-    #: The number of samples.
     count: int = 0
     #: The duration in seconds.
     seconds: float = 0.0
-    #: Mean cross-entropy and accuracy. Each sample is evaluated before the model is trained on it.
+    #: Mean cross-entropy and accuracy; each sample is evaluated before the model is trained on it.
     loss: float = 0.0
     accuracy: float = 0.0
 
@@ -80,13 +69,9 @@ def small(images: Any) -> Any:
 
 
 def epoch(batches: Any, model: Softmax | None = None, told: bool = False) -> Epoch:
-    """Consumes all batches, and trains `model` on them if it is given.
-
-    Args:
-        batches: the batches to iterate over.
-        model: the model.
-        told: whether the batches are hashed, so that two runs can be compared.
-    """
+    """Args:
+    model: trained on the batches if it is given.
+    told: whether the batches are hashed, so that two runs can be compared."""
     result, start = Epoch(), time.perf_counter()
     for batch in batches:
         if model is not None:
@@ -103,5 +88,5 @@ def epoch(batches: Any, model: Softmax | None = None, told: bool = False) -> Epo
 
 
 def told_of(batch: dict[str, Any]) -> str:
-    """Returns a hash of a batch's samples and of their order."""
+    """The hash also depends on the order of the samples."""
     return hashlib.sha256("\n".join(batch["name"]).encode() + batch["image"].tobytes()).hexdigest()

@@ -26,7 +26,7 @@ def _decode(number: int, workers: int, seconds: float, start: Any, rates: Any) -
 
 
 def decoding(workers: int, seconds: float) -> float:
-    """Returns how many images per second `workers` independent processes decode in total."""
+    """The processes are independent; their rates are added up."""
     context = multiprocessing.get_context("fork")
     start, rates = context.Barrier(workers), context.SimpleQueue()
     processes = [
@@ -41,7 +41,7 @@ def decoding(workers: int, seconds: float) -> float:
 
 
 def _seconds_each(work: Any, seconds: float) -> float:
-    """Returns the median seconds per call of `work(n)`, measured in blocks of a hundred calls."""
+    """Returns the median, measured in blocks of a hundred calls."""
     blocks: list[float] = []
     n, until = 0, time.perf_counter() + seconds
     while time.perf_counter() < until:

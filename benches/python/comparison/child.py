@@ -1,7 +1,7 @@
 """One run of one contender: `python -m comparison.child '{"contender": …}'` prints one line of JSON.
 
-The order (a JSON object) contains: contender (ours, upstream, torch, bare, …), kind (of measurement), item (a key of
-`items.MAKERS`), start_method, workers, seconds and options. Spawned worker processes also import this file, so it
+Role: the order (a JSON object) contains: contender (ours, upstream, torch, bare, …), kind (of measurement), item (a key
+of `items.MAKERS`), start_method, workers, seconds and options. Spawned worker processes also import this file, so it
 imports only the standard library at module level.
 """
 
@@ -22,8 +22,6 @@ INDEXED = ("stateful", "upstream-stateful", "torch-indexed")
 
 
 class Run:
-    """Creates the loader of a contender when it is needed, according to the order."""
-
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
         self.options: dict[str, Any] = order["options"]
@@ -129,7 +127,7 @@ def array_floor(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def in_process(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds per item for a case of `inprocess`. In such a case, pipes and plain generators take turns."""
+    """Returns the seconds per item for a case of `inprocess`, in which pipes and plain generators take turns."""
     import statistics
 
     import inprocess
@@ -198,8 +196,7 @@ KINDS = {
 
 
 def main() -> None:
-    """Measures, prints the result, and then shuts the loader down. If the shutdown hangs, the harness kills the
-    child."""
+    """If the shutdown hangs after the result was printed, the harness kills the child."""
     order = json.loads(sys.argv[1])
     result, loader = KINDS[order["kind"]](order)
     print(json.dumps(result), flush=True)

@@ -19,10 +19,9 @@ LARGE_JPEGS, TIMES = 8, 4
 
 
 def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path:
-    """Returns the interpreter of an environment, which is created if it is missing or incomplete.
+    """Creates the environment if it is missing or incomplete.
 
     Args:
-        home: the environment's folder.
         packages: the packages to install in addition to torch.
         wheels: a folder from which torch is installed if it has a wheel for this Python; otherwise the index is used.
     """
@@ -42,9 +41,8 @@ def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) 
 
 
 def jpeg_folder(bench: Path) -> Path | None:
-    """Returns a folder with the same JPEG files in every run. A second folder contains larger files. Returns None
-    without Pillow.
-    """
+    """The folder contains the same JPEG files in every run, and a second folder contains larger files. Returns None
+    without Pillow."""
     from importlib.util import find_spec
 
     if find_spec("numpy") is None or find_spec("PIL") is None:
@@ -74,7 +72,7 @@ def write_jpegs(folder: Path, count: int, times: int) -> None:
 
 
 def format_files(bench: Path) -> Path | None:
-    """Returns a folder of tar archives and TFRecord files, or None if a library to compare with is missing."""
+    """Returns None if a library to compare with is missing."""
     from importlib.util import find_spec
 
     if find_spec("tfrecord") is None or find_spec("webdataset") is None:

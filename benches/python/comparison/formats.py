@@ -1,7 +1,7 @@
 """Reading in one process: tar archives, TFRecords, cached files and S3 objects, by this project and by others.
 
-The harness writes the files once. Every contender is a child that repeatedly reads one of the files with its content.
-moto serves the objects from a process that exits with the child.
+Every contender is a child that repeatedly reads one of the files with its content. moto serves the objects from a
+process that exits with the child.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ sys.stdin.read()
 
 
 def write(folder: Path) -> None:
-    """Writes the files that do not exist yet."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (size, count) in SIZES.items():
         if not (folder / name).exists():
@@ -61,7 +60,7 @@ def write(folder: Path) -> None:
 
 
 def _content(size: int) -> bytes:
-    """Returns bytes that compress to half their size, like text."""
+    """The returned bytes compress to half their size, like text."""
     return random.randbytes(size // 2).hex().encode()
 
 
@@ -195,7 +194,7 @@ arrays."""
 
 
 def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the members or records per second, measured over complete passes through the file."""
+    """The rate is measured over complete passes through the file."""
     name = order["item"]
     read = READERS[name.partition("-")[0]][order["options"].get("library", "ours")]
     path = os.path.join(os.environ[FOLDER], name)

@@ -1,7 +1,6 @@
 """Torch-style loaders over map-style and stateful datasets: this project's, PyTorch's and upstream 0.11's.
 
-All contenders get the same dataset and arguments, and differ only in the class of the loader. The unit of measurement
-is a batch of 64 samples.
+Role: all contenders get the same dataset and arguments. The unit of measurement is a batch of 64 samples.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ samples.
 
 
 class Indexed(Dataset[Any]):
-    """An indexable dataset of one kind of samples."""
-
     def __init__(self, kind: str, length: int) -> None:
         self.kind, self.length = kind, length
         wide = kind == "wide"
@@ -85,12 +82,8 @@ def consume(share: Any) -> None:
 
 
 def loader(order: dict[str, Any], length: int) -> Any:
-    """Returns the loader of a contender.
-
-    Args:
-        order: the order that `child` describes.
-        length: the number of samples in an epoch.
-    """
+    """Args:
+    length: the number of samples in an epoch."""
     cls: Any
     if order["contender"] == "torch-indexed":
         from torch.utils.data import DataLoader as cls

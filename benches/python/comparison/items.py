@@ -1,7 +1,7 @@
-"""The items of the workloads. The workers create them with the same functions for every contender, except for crops.
+"""The items of the workloads, which the workers create with the same functions for every contender, except for crops.
 
-Each child and its workers import this module. NumPy and Pillow are imported only for the first item that needs them, so
-that a worker that sends ints starts without these libraries.
+Role: NumPy and Pillow are imported only for the first item that needs them, so that a worker that sends ints starts
+without these libraries.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ average out its effect.
 
 @cache
 def _template(size: int) -> Any:
-    """Returns bytes to copy, with a random offset in their page (see `_SHIFT`)."""
+    """The returned bytes have a random offset in their page (see `_SHIFT`)."""
     import numpy
 
     offset = _CHANCE.randrange(0, 4096, 16)
@@ -84,17 +84,15 @@ def array(n: int) -> Any:
 
 
 def flipped(n: int) -> Any:
-    """Returns the array of 150 KiB as a mirrored image, with rows that are read backward."""
+    """The rows of a mirrored image are read backward."""
     return array(n).reshape(IMAGE_SHAPE)[:, ::-1]
 
 
 def transposed(n: int) -> Any:
-    """Returns the array of 150 KiB as an image with the channels as its first dimension."""
     return array(n).reshape(IMAGE_SHAPE).transpose(2, 0, 1)
 
 
 def cropped(n: int) -> Any:
-    """Returns an image of 150 KiB, cropped from a larger image."""
     height, width, channels = IMAGE_SHAPE
     larger = _template((height + 20) * (width + 20) * channels).copy()
     larger[0] = n & 0xFF
@@ -102,7 +100,6 @@ def cropped(n: int) -> Any:
 
 
 def times(n: int) -> Any:
-    """Returns a new datetime array of 150 KiB."""
     return array(n).view("M8[s]")
 
 
@@ -166,7 +163,6 @@ def times_and_uuids(n: int) -> list[Any]:
 
 
 def mixed(n: int) -> dict[str, Any]:
-    """Returns a dictionary of an int, a str, a float and a new array of 12 KiB."""
     image = _template(IMAGE_BYTES).copy()
     image[0] = n & 0xFF
     return {"index": n, "name": f"sample-{n}", "weight": n * 0.5, "image": image}
@@ -180,7 +176,6 @@ def _tensor_template() -> Any:
 
 
 def tensor(n: int) -> Any:
-    """Returns a new tensor of 150 KiB, at the cost of one copy."""
     fresh = _tensor_template().clone()
     fresh[0] = n & 0xFF
     return fresh
@@ -194,7 +189,7 @@ def _small_tensors() -> list[Any]:
 
 
 def small_tensor(n: int) -> Any:
-    """Returns a ready-made 64-byte tensor, because creating a tensor takes longer than moving it."""
+    """The tensor of 64 bytes is ready-made, because creating a tensor takes longer than moving it."""
     return _small_tensors()[n % TENSORS]
 
 
@@ -208,7 +203,6 @@ def _small_arrays() -> list[Any]:
 
 
 def small_array(n: int) -> Any:
-    """Returns a ready-made 64-byte array."""
     return _small_arrays()[n % TENSORS]
 
 
@@ -224,7 +218,7 @@ def _batches() -> list[Any]:
 
 
 def batch(n: int) -> Any:
-    """Returns a batch of 38.5 MB, one of six batches that every worker keeps and uses in turn.
+    """Returns one of six batches of 38.5 MB that every worker keeps and uses in turn.
 
     If each batch were allocated, the kernel's page faults would be measured, which are slower than any transport.
     """
@@ -236,7 +230,6 @@ def batch(n: int) -> Any:
 
 @cache
 def jpeg_files(large: bool = False) -> list[str]:
-    """Returns the JPEG files that the harness wrote."""
     folder = os.environ[JPEG_FOLDER] + LARGE * large
     return sorted(os.path.join(folder, name) for name in os.listdir(folder))
 
@@ -299,7 +292,7 @@ def crops_by_pillow(n: int, large: bool = False) -> Any:
 
 
 def crops_by_us(n: int, large: bool = False, scale: Any = "exact") -> Any:
-    """Returns random crops that `torchdata.images` decodes directly into one block."""
+    """`torchdata.images` decodes the crops directly into one block."""
     import torch
 
     from torchdata.images import decode_batch, random_resized_crop
@@ -310,7 +303,7 @@ def crops_by_us(n: int, large: bool = False, scale: Any = "exact") -> Any:
 
 
 def crops_by_spdl(n: int, large: bool = False) -> Any:
-    """Returns random crops that spdl decodes: FFmpeg crops and scales the images during decoding."""
+    """FFmpeg crops and scales the images during decoding."""
     import spdl.io
     import torch
 
@@ -325,9 +318,7 @@ def crops_by_spdl(n: int, large: bool = False) -> Any:
 
 
 def tar_path(n: int) -> str:
-    """Returns the path of a tar file with large members. The file stands for every shard of a dataset, and its pages
-    stay in memory.
-    """
+    """The file stands for every shard of a dataset, and its pages stay in memory."""
     from comparison import formats
 
     return os.path.join(os.environ[formats.FOLDER], "tar-large")

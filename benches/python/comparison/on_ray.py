@@ -1,6 +1,6 @@
 """Workers on a local Ray cluster of three nodes, compared with raw Ray objects and Ray Data.
 
-Each child starts the cluster. The first node runs no worker, so all items are sent between nodes.
+Role: the first node runs no worker, so all items are sent between nodes.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ def loader(order: dict[str, Any]) -> Any:
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Yields the items of ready-made chunks that actors send. The chunks are as large as this project's frames. An item
-    that is larger than a frame forms its own chunk.
-    """
+    """Actors send ready-made chunks, which are as large as this project's frames. An item that is larger than a frame
+    forms its own chunk."""
     import numpy
 
     size = max(CHUNK_BYTES, BYTES[order["item"]])
@@ -102,7 +101,6 @@ def one_by_one(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
 
 
 def data(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Yields the items of Ray Data, in order."""
     import ray.data
 
     make = items.MAKERS[order["item"]]

@@ -1,9 +1,9 @@
 """Packing token sequences into rows in one process: this project, plain Python, and the libraries of Hugging Face.
 
-The sequences are generated once. The sequences' lengths resemble chats and documents: many short sequences, and a few
-very long ones. transformers' collator joins the sequences of a row and marks where each sequence begins, but the caller
-selects the sequences of a row. In this comparison, plain Python selects the sequences. TRL's packer packs a whole Arrow
-dataset before the first row is read. The packer reports the lengths of the sequences in a row, but no position IDs.
+Role: the sequences' lengths resemble chats and documents: many short sequences, and a few very long ones. transformers'
+collator joins the sequences of a row and marks where each sequence begins, but the caller (here: plain Python) selects
+the sequences. TRL's packer packs a whole Arrow dataset before the first row is read, and reports the lengths of the
+sequences in a row, but no position IDs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ OPEN = 16
 
 
 def sequences(kind: str) -> list[Any]:
-    """Returns the sequences, as lists or arrays."""
     import numpy
 
     dice = random.Random(1)
@@ -101,9 +100,7 @@ def _trl(source: list[Any], options: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _data_set(source: list[Any]) -> Any:
-    """Returns the sequences as an Arrow dataset, which is created only once, because users of the packer already have
-    such a dataset.
-    """
+    """The Arrow dataset is created only once, because users of the packer already have such a dataset."""
     import datasets
 
     if id(source) not in _data_sets:
@@ -124,8 +121,7 @@ PACKERS: dict[str, Callable[[list[Any], dict[str, Any]], Iterator[dict[str, Any]
 
 
 def measured(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the sequences per second over complete passes. With `padding`, returns the fraction of padding in the
-    rows."""
+    """Returns the sequences per second over complete passes, or with `padding` the fraction of padding in the rows."""
     options = order["options"]
     packer, source = PACKERS[options["packer"]], sequences(order["item"])
     if options.get("padding"):

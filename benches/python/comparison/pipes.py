@@ -8,14 +8,14 @@ from comparison import items
 
 
 def shared_out(source: range, make: Any) -> Any:
-    """Returns a source that is sharded among the workers, which create the items."""
+    """The source is sharded among the workers, which create the items."""
     from torchdata.datapipes.iter import IterableWrapper
 
     return IterableWrapper(source, deepcopy=False).sharding_filter().map(make)
 
 
 def dispatched(source: range, make: Any) -> Any:
-    """Returns a source that runs in the dispatching process, which distributes the items to the workers."""
+    """The source runs in the dispatching process, which distributes the items to the workers."""
     from torchdata.datapipes.iter import IterableWrapper
 
     try:
@@ -27,12 +27,11 @@ def dispatched(source: range, make: Any) -> Any:
 
 
 def batched(source: range, make: Any) -> Any:
-    """Returns the sharded source in lists of the size of an image batch."""
     return shared_out(source, make).batch(items.TOGETHER)
 
 
 def members(source: range, make: Any) -> Any:
-    """Returns a source of tar members. The files are sharded among the workers."""
+    """The tar files are sharded among the workers."""
     return shared_out(source, items.tar_path).open_files("b").load_from_tar().map(make)
 
 

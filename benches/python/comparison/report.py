@@ -14,7 +14,7 @@ PLAIN = "plain generators"
 
 
 def ratio_of(mine: list[float], theirs: list[float]) -> float:
-    """Returns the median ratio of runs that directly followed each other, so that machine drift cancels out."""
+    """The median of the ratios of runs that directly followed each other, so that machine drift cancels out."""
     return statistics.median(a / b for a, b in zip(mine, theirs, strict=False))
 
 
@@ -74,9 +74,8 @@ class Report:
         self._judge(workload.title, goal.text, _number(ratio), goal.met(ratio))
 
     def _memcpys(self, workload: Workload, mine: list[float], floors: list[dict[str, float]]) -> None:
-        """Checks the time per item. The time to create an item is subtracted, divided by the number of workers, because
-        all workers create items at the same time.
-        """
+        """The time to create an item is subtracted, divided by the number of workers, because all workers create items
+        at the same time."""
         for key, where in (("memcpy_s", "in cache"), ("far_memcpy_s", "out of cache")):
             goal = f"beyond producing it at most 1.5 memcpys ({where})"
             if not mine or not floors:
@@ -102,8 +101,7 @@ class Report:
 
     def summary(self) -> None:
         """Prints all goals in one table, with missed goals last. In a comparison with an earlier version, prints the
-        speed of each row relative to that version.
-        """
+        speed of each row relative to that version."""
         if self.speeds:
             print("\nTimes as fast as before: median, and lowest to highest pair of runs")
             for name, speeds in sorted(self.speeds.items(), key=lambda one: statistics.median(one[1])):

@@ -1,7 +1,7 @@
 """The gap that a killed worker causes in a loader with `on_worker_exit="restart"`.
 
-The gap ends with the first item of the replacement process. The gap is compared with the start of a whole loader by the
-same method. A program without restarts needs at least this time before it recomputes its items.
+Role: the gap ends with the first item of the replacement process. It is compared with the start of a whole loader by
+the same method, which is the minimum time that a program without restarts loses.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Any
 
 from comparison import items
 
-#: The number of workers that are killed in a run.
 KILLS = 5
-#: The number of items that are read before each kill.
 BEFORE = 200
 
 
@@ -41,7 +39,6 @@ def measure(build: Callable[..., Any], order: dict[str, Any]) -> tuple[dict[str,
 
     Args:
         build: creates a loader from a source. Accepts the argument `on_worker_exit`.
-        order: the measurement that the harness requests (see `child`).
     """
     loader = build(range(items.ENDLESS), on_worker_exit="restart")
     iterator = iter(loader)

@@ -2,7 +2,7 @@
 
 Role: a kind of measurement for `child`. A source is a stream with a state, an indexable dataset of numbers, the lines
 of a file, or the rows of an Arrow table in a Parquet file. The loader is one of the three classes, with or without
-workers. The measurement reads up to a position, and saves a state there.
+workers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 #: The number of items in an epoch, and the number of lines and rows in a file.
 MANY, WRITTEN = 10_000_000, 1_100_000
-#: The number of times that a state is loaded. Only the shortest time counts.
+#: The number of times that a state is loaded; only the shortest time counts.
 TIMES = 5
 
 
@@ -58,7 +58,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _lines() -> Any:
-    """Returns a pipe over the lines of a file. The first call writes the file."""
+    """The first call writes the file."""
     from torchdata.datapipes.iter import FileOpener
 
     path = Path(_folder().name, "lines.txt")
@@ -68,7 +68,7 @@ def _lines() -> Any:
 
 
 def _rows() -> Any:
-    """Returns a pipe over the rows of a table. The first call writes the table."""
+    """The first call writes the table."""
     import pyarrow
     from pyarrow import parquet
 
@@ -106,7 +106,6 @@ def _built(order: dict[str, Any]) -> Any:
 
 
 def resume_from(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds from loading a state after this number of items to the next item."""
     loader = _built(order)
     iterator = iter(loader)
     next(islice(iterator, order["options"]["items"] - 1, None))

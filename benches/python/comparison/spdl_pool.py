@@ -9,8 +9,6 @@ from spdl.pipeline import PipelineBuilder
 
 
 class Pool:
-    """An iterable that applies a function to a range of numbers in this many threads, in order."""
-
     def __init__(self, source: range, make: Callable[[int], Any], workers: int) -> None:
         self.source, self.make, self.workers = source, make, workers
 

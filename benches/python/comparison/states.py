@@ -17,9 +17,8 @@ from typing import Any
 
 #: The size of an item of the large buffer in bytes, and the capacity of the buffer.
 SIZE, HELD = 18_000, 1_000
-#: The number of items in an epoch. Each run reads only some of the items.
+#: The number of items in an epoch; each run reads only some of them.
 MANY = 10_000_000
-#: The number of states that are saved.
 STATES = 200
 
 
@@ -28,7 +27,7 @@ def text(number: int) -> bytes:
 
 
 def same(item: Any) -> Any:
-    """A function that stands for a user's function."""
+    """Stands for a user's function."""
     return item
 
 
@@ -45,7 +44,7 @@ def pipe_of(case: str) -> Any:
 
 
 def _loader(order: dict[str, Any]) -> Any:
-    """Returns a loader of this package that takes snapshots more often. The options contain the factor."""
+    """The options contain the factor by which the loader takes more snapshots."""
     from torchdata._engine import snapshots
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
@@ -60,7 +59,6 @@ def _loader(order: dict[str, Any]) -> Any:
 
 
 def _of_torchs_kind(order: dict[str, Any]) -> Any:
-    """Returns a StatefulDataLoader of this package or of upstream."""
     from torch.utils.data import Dataset, IterableDataset
 
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -98,7 +96,7 @@ def _built(order: dict[str, Any]) -> Any:
 
 
 def state_rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the items per second while the job is running."""
+    """The rate is measured while the job is running."""
     from comparison import measure
 
     loader = _loader(order)
@@ -106,7 +104,7 @@ def state_rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def state_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds that it takes to save a state in the middle of an epoch."""
+    """The states are saved in the middle of an epoch."""
     loader = _built(order)
     iterator = iter(loader)
     found = []
@@ -120,7 +118,7 @@ def state_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def state_size(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the size of a pickled state in bytes, after snapshots have arrived."""
+    """The size is measured after snapshots have arrived."""
     loader = _built(order)
     iterator = iter(loader)
     until = time.perf_counter() + order["seconds"]

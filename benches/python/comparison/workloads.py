@@ -45,7 +45,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Workload:
-    """One comparison. The unit is items per second, ms or ns, and `scale` converts items/s or seconds to this unit."""
+    """`scale` converts items/s or seconds to the unit: items per second, ms or ns."""
 
     name: str
     title: str
@@ -58,7 +58,7 @@ class Workload:
     start_method: str = "fork"
 
     def beside_before(self) -> Workload:
-        """Returns this workload for the project and an earlier version of it, without rivals and goals."""
+        """Compares the project with an earlier version of it, without rivals and goals."""
         now = next(one for one in self.contenders if one.name == OURS)
         return replace(self, contenders=(now, replace(now, name=BEFORE)), goals=())
 
@@ -90,9 +90,7 @@ def starting(start_method: str, most: float, goal: str) -> Workload:
 
 
 def starting_with_torch(start_method: str, late: bool = False) -> Workload:
-    """Returns workloads with workers that need torch. The main module imports torch at its top, or later if `late` is
-    true.
-    """
+    """The main module imports torch at its top, or later if `late` is true."""
     with_torch = {"imports": ["torch"]} if late else {"main": "child_with_torch"}
     return Workload(
         f"start-{start_method}-torch" + "-late" * late,
@@ -108,7 +106,7 @@ def starting_with_torch(start_method: str, late: bool = False) -> Workload:
 
 
 def restarting(start_method: str, most: float, dispatched: bool = False) -> Workload:
-    """Returns the workload for the gap after a killed worker, compared with the start of a whole loader."""
+    """The gap after a killed worker is compared with the start of a whole loader."""
     options = {"dispatched": True} if dispatched else {}
     anew = Contender("a loader started anew", "ours", options, kind="first_item")
     return Workload(
@@ -125,7 +123,7 @@ def restarting(start_method: str, most: float, dispatched: bool = False) -> Work
 
 
 def laid_out(item: str, title: str) -> Workload:
-    """Returns workloads with arrays that are not contiguous numbers, compared with plain arrays of the same size."""
+    """Arrays that are not contiguous numbers are compared with plain arrays of the same size."""
     plain = Contender("plain arrays, moved by us", "ours", item="array")
     goals = (
         Goal("no slower than torch", torch_numpy.name, at_least=1.0),
@@ -135,9 +133,7 @@ def laid_out(item: str, title: str) -> Workload:
 
 
 def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
-    """Returns workloads with many small tensors, compared with arrays. Most of the time is needed to create and
-    describe the tensors.
-    """
+    """Many small tensors are compared with arrays. Most of the time is needed to create and describe the tensors."""
     rival = Contender("arrays, moved by us", "ours", item=arrays)
     goals = (
         Goal("at least 5 times torch", torch.name, at_least=5),
@@ -147,22 +143,20 @@ def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
 
 
 def timed(name: str, title: str, item: str, least: float) -> Workload:
-    """Returns workloads in which each pipe is timed, compared with pipes that are only counted."""
+    """Pipes whose time is measured are compared with pipes that are only counted."""
     both = (Contender(OURS, "ours", {"stats": "full"}), Contender("only counted", "ours"))
     goal = Goal(f"at least {least:g} of the rate without", both[1].name, at_least=least)
     return Workload(name, f"{title}, the time of each pipe taken", item, both, (goal,))
 
 
 def of_objects(item: str, title: str) -> Workload:
-    """Returns workloads with plain Python objects, compared with torch, which pickles them."""
+    """Plain Python objects are compared with torch, which pickles them."""
     goals = (Goal("no slower than torch", torch.name, at_least=1.0),)
     return Workload(item.replace("_", "-"), title, item, (ours, torch), goals)
 
 
 def crowd(workers: int) -> Workload:
-    """Returns workloads with more workers than cores. The workers only send items, and the last worker starts seconds
-    later.
-    """
+    """With more workers than cores, the workers only send items, and the last worker starts seconds later."""
     options = {"workers": workers, "warm_up": SETTLING_S}
     both = (Contender(OURS, "ours", options), Contender(TWO, "ours"))
     goals = (Goal("at least half the rate of 2 workers", TWO, at_least=0.5),)
@@ -170,7 +164,7 @@ def crowd(workers: int) -> Workload:
 
 
 def in_splits(name: str, title: str, item: str, graph: str, most: float) -> Workload:
-    """Returns the workload with 64 shards in two workers, compared with one shard in each worker."""
+    """64 shards in two workers are compared with one shard in each worker."""
     options = {"graph": graph}
     both = (Contender(OURS, "ours", {**options, "splits": 64}), Contender("a shard for each worker", "ours", options))
     goal = Goal(f"at most {most:g} times the time of one shard in each worker", both[1].name, at_least=1 / most)
@@ -178,7 +172,7 @@ def in_splits(name: str, title: str, item: str, graph: str, most: float) -> Work
 
 
 def chain(name: str, title: str, case: str) -> Workload:
-    """Returns the workload for a case of `inprocess`. The child process also runs the plain generators."""
+    """The child process also runs the plain generators of a case of `inprocess`."""
     options = {"case": case}
     return Workload(
         name,
@@ -193,7 +187,7 @@ def chain(name: str, title: str, case: str) -> Workload:
 
 
 def training(name: str, title: str, crops: str, least: float, fast: bool = False) -> Workload:
-    """Returns the workload with batches of random JPEG crops. Each contender uses the decoder that suits it best."""
+    """For batches of random JPEG crops, each contender uses the decoder that suits it best."""
     with_torch = {"imports": ["torch"]}
     mine = f"{crops} by us"
     all_of_them = (
@@ -211,7 +205,7 @@ def training(name: str, title: str, crops: str, least: float, fast: bool = False
 
 
 def reading(name: str, title: str, *libraries: str, least: float = 1.0) -> Workload:
-    """Returns the workload for a file of `formats`, read in one process by this project and by others."""
+    """This project and others read a file of `formats` in one process."""
     rivals = tuple(Contender(library, "bare", {"library": library}) for library in libraries)
     goals = tuple(Goal(f"{least:g} of the rate of {library}", library, at_least=least) for library in libraries)
     unit = "records/s" if name.startswith("tfrecord") else "members/s"
@@ -219,7 +213,7 @@ def reading(name: str, title: str, *libraries: str, least: float = 1.0) -> Workl
 
 
 def packing(name: str, title: str, item: str) -> tuple[Workload, Workload]:
-    """Returns the workloads for rows of packed sequences: the rate, and the share of padding."""
+    """Returns two workloads for rows of packed sequences: the rate, and the share of padding."""
     options = {method: {"packer": "ours", "method": method} for method in ("first_fit", "in_order")}
     first_fit, in_order = (Contender(OURS, "ours", options[method]) for method in options)
     in_order = replace(in_order, name="ours, in order")
@@ -249,7 +243,7 @@ upstream_stateful = Contender("upstream 0.11.0", "upstream-stateful")
 def batches(
     item: str, title: str, goal: str, at_least: float | None = None, kind: str = "rate", **options: Any
 ) -> Workload:
-    """Returns workloads with batches of 64 in torch-style loaders. The goals are relative to torch."""
+    """The goals for batches of 64 in torch-style loaders are relative to torch."""
     three = tuple(Contender(one.name, one.program, options) for one in (stateful, torch_indexed, upstream_stateful))
     name = f"loader-{item}" + ("" if kind == "rate" else f"-{kind.replace('_', '-')}") + "-persistent" * bool(options)
     if kind != "rate":
@@ -293,9 +287,8 @@ _CASES = {"plain": "a small pipeline", "large buffer": "a shuffle buffer of 18 M
 
 
 def _keeping(case: str) -> Workload:
-    """Returns the workload of a running job with ten times the usual snapshots, because the cost of the usual number is
-    smaller than the differences between runs.
-    """
+    """The job takes ten times the usual number of snapshots, because the cost of the usual number is smaller than the
+    differences between runs."""
     dense, off = Contender(OURS, "ours", {"snapshots": 10}), Contender("no snapshots", "ours", {"snapshots": 0})
     goal = Goal("ten times as many snapshots cost at most 10 %, so they cost 1 %", off.name, at_least=1 / 1.1)
     title = f"states: {_CASES[case]} runs, ten times as many snapshots"
@@ -303,7 +296,7 @@ def _keeping(case: str) -> Workload:
 
 
 def _taking(case: str, kind: str, unit: str, scale: float, what: str) -> Workload:
-    """Returns workloads that compare torch-style loaders to a pipeline. The data has the same size in batches of 16."""
+    """Torch-style loaders are compared to a pipeline. The data has the same size in batches of 16."""
     three = (ours, Contender("our StatefulDataLoader", "stateful"), upstream_stateful)
     name = f"{kind.replace('_', '-')}-{case.split()[0]}"
     return Workload(name, f"states: {what}, {_CASES[case]}", case, three, (), kind, unit, scale)
@@ -321,7 +314,6 @@ def _resuming(items: int) -> Workload:
     )
 
 
-#: The sources that restore their positions, with their descriptions.
 _RESUMED = {
     "stream": "a stream with a state",
     "index": "numbers by index",
@@ -331,9 +323,7 @@ _RESUMED = {
 
 
 def _resuming_late(item: str, loader: str, workers: int) -> Workload:
-    """Returns the workloads for the time from loading a state to the next item: near the beginning of the epoch, and
-    far from it.
-    """
+    """Compares the time from loading a state to the next item near the beginning of the epoch and far from it."""
     options = {"loader": loader, "workers": workers}
     near = Contender("at item 100", "ours", {**options, "items": 100})
     return Workload(
