@@ -1,6 +1,6 @@
 """PyTorch's `DataLoader` with saved and restored positions; PyTorch's torchdata has a package of the same name.
 
-Role: the public names. Importing this package imports PyTorch, which other parts of `torchdata` do not need.
+Role: importing this package imports PyTorch, which other parts of `torchdata` do not need.
 """
 
 from __future__ import annotations

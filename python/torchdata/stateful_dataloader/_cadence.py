@@ -25,15 +25,12 @@ _DEAR, _DEAR_PART = 2e-5, 0.01
 
 
 class SnapshotCadence:
-    """Schedules a snapshot after every n-th batch, or less often if snapshots are expensive."""
-
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
         #: The durations of the last three snapshots. The shortest duration is used, because the operating system may
         #: suspend the process during a snapshot.
         self._costs: deque[float] = deque(maxlen=3)
-        #: The time before which no snapshot is taken.
         self.due = 0.0
 
     def is_due(self, now: float, took: float) -> bool:

@@ -1,8 +1,8 @@
 """Reads tables part by part: pyarrow datasets, in-memory tables, and Delta Lake, Iceberg and Lance tables.
 
-Role: `ArrowParts` lists the parts of a table, and `ArrowReader` reads them. A part is a row group of a Parquet file, a
-file of another format, a chunk of an in-memory table, a data file of an Iceberg table, or a range of rows of a Lance
-dataset. An `ArrowSource` can be pickled, because it contains no open file; listing its parts reads only metadata.
+A part is a row group of a Parquet file, a file of another format, a chunk of an in-memory table, a data file of an
+Iceberg table, or a range of rows of a Lance dataset. An `ArrowSource` can be pickled, because it contains no open file;
+listing its parts reads only metadata.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the group of a type, such as "integer"; a file may store a column with another type of the group."""
+    """A file may store a column with another type of the same group, such as "integer"."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)

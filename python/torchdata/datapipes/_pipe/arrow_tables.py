@@ -1,6 +1,6 @@
 """Combines and divides the parts of a table to tables with a fixed number of rows.
 
-Role: used by `ArrowReader` and `ParquetDataFrameLoader`. Only one part is in memory at a time.
+Only one part is in memory at a time.
 """
 
 from __future__ import annotations

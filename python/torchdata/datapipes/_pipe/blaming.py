@@ -28,8 +28,8 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
-    """Returns the name of a pipe for messages. For a pipe that reads a dataset, this is the name of the dataset's code,
-    if that code has raised `error` or no error is given."""
+    """For a pipe that reads a dataset, returns the name of the dataset's code, if that code has raised `error` or no
+    error is given."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

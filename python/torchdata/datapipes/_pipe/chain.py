@@ -80,8 +80,7 @@ def _is_plain_container(value: Any) -> bool:
 
 
 def chain(datapipe: Any) -> str:
-    """Describes the graph that ends in a pipe, sources first. The numbers of the pipes also appear in notes of
-    exceptions."""
+    """The numbers of the pipes also appear in notes of exceptions."""
     graph = Graph(datapipe)
     pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}

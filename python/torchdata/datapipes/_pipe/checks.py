@@ -79,10 +79,7 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 
 
 def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
-    """Returns `value` if it is an iterable-style pipe, and otherwise an IterableWrapper over it.
-
-    A list is wrapped as well, so that states contain the position in the list.
-    """
+    """A list is wrapped in an IterableWrapper, so that states contain the position in the list."""
     if isinstance(value, MapDataPipe):
         raise TypeError(
             f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "
@@ -98,8 +95,7 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
-    """Returns `value` as a pipe of `kind` (IterDataPipe or MapDataPipe). A dataset is wrapped in a pipe. Plain data
-    raises TypeError, because passing it may be a mistake."""
+    """A dataset is wrapped in a pipe of `kind`. Plain data raises TypeError, because passing it may be a mistake."""
     found = _as_pipe(value, kind)
     if found is None:
         raise TypeError(
@@ -169,7 +165,7 @@ def check_int(
     error: type[Exception] = ValueError,
     words: str = "",
 ) -> int:
-    """Returns the integer `value`, or raises an error whose message ends with `words`, the message of torchdata 0.9."""
+    """The error message ends with `words`, the message of torchdata 0.9."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}")
     if least is not None and value < least:
@@ -264,7 +260,7 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Old user code compares the end of its message."""
+    """Old user code compares the end of this message."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 
@@ -285,7 +281,6 @@ def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
 
 @contextmanager
 def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterator[None]:
-    """Adds a note to an exception: the pipe, the action that failed (such as "cannot open"), and the path."""
     try:
         yield
     except Exception as error:

@@ -51,9 +51,8 @@ def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
 
 
 def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[[Any], Any]:
-    """Returns a function that stores the result of `function` in the column `output_col` of the item (-1 appends to a
-    sequence). Without `output_col`, the result replaces the first input column, and the remaining input columns are
-    removed. Tuples are replaced by a new tuple; other items are modified in place."""
+    """Without `output_col` (-1 appends to a sequence), the result replaces the first input column, and the remaining
+    input columns are removed. Tuples are replaced by a new tuple; other items are modified in place."""
     apply = on_columns(function, input_col)
     many = isinstance(input_col, (list, tuple))
     target = output_col if output_col is not None else input_col[0] if many else input_col

@@ -87,7 +87,7 @@ def is_generator_function(value: Any) -> bool:
 def splits_itself(iterable: Any) -> bool:
     """Returns whether an iterable seems to yield only the current worker's share of the data.
 
-    For another class or a generator function, the result is True if its code uses the names `get_worker_info` and
+    If the class is not in `_SPLITTING`, the result is True if the code uses the names `get_worker_info` and
     `num_workers`, because only code that splits items needs the number of workers.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
@@ -140,8 +140,7 @@ def epoch_of(dataset: Any) -> int | None:
 
 
 def in_fixed_order(iterable: Any) -> Any:
-    """Returns `iterable`, or a sorted list of the members of a set, because the order of a set differs between
-    processes."""
+    """The order of a set differs between processes, so its members are sorted."""
     if not isinstance(iterable, (set, frozenset)):
         return iterable
     kinds = set(map(type, iterable))

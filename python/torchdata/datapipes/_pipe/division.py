@@ -1,7 +1,7 @@
 """Assigns the items of a sequence to shards, for `sharding_filter`.
 
-Role: pure functions over numbers. The shards receive *units* of the sequence in turn; a unit is a block of one or more
-consecutive items, and a *round* consists of one unit per shard.
+Role: the shards receive *units* of the sequence in turn; a unit is a block of one or more consecutive items, and a
+*round* consists of one unit per shard.
 """
 
 from __future__ import annotations

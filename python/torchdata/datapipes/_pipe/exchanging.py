@@ -87,26 +87,21 @@ def one_at_a_time() -> Iterator[None]:
 
 
 class ShardGlobals(SavedGlobals):
-    """The global variables of a shard, such as its random generators, while another shard runs in the process."""
-
     def __init__(self) -> None:
         self._others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()
         self._kept: list[Any] = []
 
     def leave(self, *, is_all: bool = False) -> None:
-        """Saves the global variables of the process.
-
-        Args:
-            is_all: whether nothing else of the shard must be stopped or saved. If True, `ShardTurns` may switch to
-                another shard without calling `enter` and `leave`.
-        """
+        """Args:
+        is_all: whether nothing else of the shard must be stopped or saved. If True, `ShardTurns` may switch to
+            another shard without calling `enter` and `leave`."""
         exchange, self._others = _exchange()
         self.save(exchange)
         self._kept = [save() for save, _ in self._others]
         self.is_all = is_all and not self._others
 
     def enter(self) -> bool:
-        """Restores the saved global variables; returns whether torch's worker info was saved."""
+        """Returns whether torch's worker info was saved."""
         module: Any = sys.modules.get(_WORKER)
         if module is not None:
             module._worker_info = None  # if it was imported while another shard ran, no value was saved

@@ -1,7 +1,6 @@
 """Adds a note to an exception in a pipeline: the pipe that raised the exception, and the number of the failed item.
 
-Role: pipe iterators call `explain` for every exception that passes through them. The data for the note are stored in
-the exception.
+Role: pipe iterators call `explain` for every exception that passes through them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Creates data frames of pandas, polars and pyarrow, and dicts of NumPy arrays.
 
-Role: `FrameFormat` creates frames from rows and from Arrow tables, with the library and the dtypes that the user chose.
-A `FrameFormat` can be pickled. The libraries are imported when a format is created or used.
+Role: `FrameFormat` creates frames from rows and from Arrow tables. The libraries are imported when a format is created
+or used.
 """
 
 from __future__ import annotations
@@ -43,14 +43,11 @@ def check_device(pipe: str, device: Any) -> None:
 
 
 class FrameFormat:
-    """The library and the dtypes of the frames to create.
-
-    Args:
-        library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
-        dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
-        dtype_generator: a function that returns the dtype, used if `dtype` is None.
-        arrays: whether `"numpy"` is allowed, which creates dicts from column name to array (see `arrays_of`).
-    """
+    """Args:
+    library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
+    dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
+    dtype_generator: a function that returns the dtype, used if `dtype` is None.
+    arrays: whether `"numpy"` is allowed, which creates dicts from column name to array (see `arrays_of`)."""
 
     def __init__(
         self,
@@ -141,7 +138,7 @@ class FrameFormat:
     # -- frames of rows ----------------------------------------------------------------------------
 
     def of_rows(self, rows: list[Any], columns: list[str] | None) -> Any:
-        """Creates a frame from rows that are all tuples or lists, all mappings, or all single values."""
+        """The rows are all tuples or lists, all mappings, or all single values."""
         return self._of_columns(self._columns_of(rows, columns))
 
     def _columns_of(self, rows: list[Any], columns: list[str] | None) -> dict[Any, Sequence[Any]]:

@@ -20,7 +20,8 @@ __all__ = ["LanceRows", "lance_dataset"]
 
 PART_ROWS = 1024
 
-#: They are never freed, because freeing needs threads that exist only in the parent process.
+#: Open datasets of a parent process are never freed, because freeing needs threads that exist only in the parent
+#: process.
 _inherited: list[Any] = []
 
 
@@ -38,7 +39,7 @@ def lance_dataset(pipe: str, dataset: Any) -> Any:
 
 
 class _Ranges(Sequence[str]):
-    """Each name is created on demand, because there may be one for each row."""
+    """The name of a part is created on demand, because there may be one part for each row."""
 
     def __init__(self, dataset: str, rows: int, part_rows: int, kind: str) -> None:
         self._dataset, self._rows, self._part_rows, self._kind = dataset, rows, part_rows, kind

@@ -63,11 +63,8 @@ class _Counted(Iterator[Any]):
 
 
 class Parts:
-    """The result of a function for one item, and an iterator over its remaining members (`left`).
-
-    Args:
-        done: the number of members that were already yielded.
-    """
+    """Args:
+    done: the number of members that were already yielded."""
 
     __slots__ = ("_item", "_members", "left")
 
@@ -85,7 +82,6 @@ class Parts:
             self.left = _Counted(source, done)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining members, or the item from which the function can recompute them."""
         if isinstance(self.left, _Counted):
             return {"item": self._item, "done": self.left.done}
         return state_of_members(self._members, self.left) or {"members": ()}

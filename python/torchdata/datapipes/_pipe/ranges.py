@@ -1,7 +1,6 @@
 """Names the work of each pipe for PyTorch's profiler.
 
-Role: the named ranges begin and end in the main process, in the thread that iterates. This module never imports PyTorch
-itself.
+Role: the named ranges begin and end in the main process, in the thread that iterates.
 """
 
 from __future__ import annotations

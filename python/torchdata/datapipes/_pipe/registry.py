@@ -99,14 +99,12 @@ _ELSEWHERE = {
 
 
 def _no_attribute(pipe: Any, name: str) -> AttributeError:
-    """Python adds the most similar name to its message."""
+    """Python adds the most similar name to the error's message."""
     instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     return AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=pipe)
 
 
 class LateForm:
-    """A functional form that imports the module of its pipe when the form is first used or inspected."""
-
     def __init__(self, base: type[FunctionalForms], name: str, module: str, class_name: str) -> None:
         self._base, self._name, self.module, self._class_name = base, name, module, class_name
 

@@ -19,12 +19,9 @@ _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryEr
 
 
 def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[[], object] | None = None) -> R:
-    """Calls a function, and repeats the call after a pause if it raises an OSError that may be temporary.
-
-    Args:
-        what: the action, such as "opening 'a.txt'", with which the warning begins.
-        count: called before each repetition.
-    """
+    """Args:
+    what: the action, such as "opening 'a.txt'", with which the warning begins.
+    count: called before each repetition."""
     pause = PAUSE
     for _ in range(max_retries):
         try:

@@ -27,11 +27,8 @@ _END: Any = object()
 
 
 class SampledStream:
-    """One iteration over a stream.
-
-    Args:
-        saved: the result of `state` of an earlier iteration to resume; None for a new iteration.
-    """
+    """Args:
+    saved: the result of `state` of an earlier iteration to resume; None for a new iteration."""
 
     def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
         self._name = name
@@ -57,13 +54,9 @@ class SampledStream:
         is_strict: bool = True,
         if_empty: Callable[[], object] | None = None,
     ) -> Iterator[Any]:
-        """Returns an iterator over the items of the stream after the first `position` items.
-
-        Args:
-            make: returns a new iterator over the stream.
-            is_strict: whether to compare the samples of the skipped items with the saved samples.
-            if_empty: called if the stream is empty.
-        """
+        """Args:
+        is_strict: whether to compare the samples of the skipped items with the saved samples.
+        if_empty: called if the stream is empty."""
         if position or self._generators is not None:
             return chain.from_iterable(self._resumed(make, position, is_strict))
         before = save_generators()
@@ -88,11 +81,8 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """Warns or raises RuntimeError, because reread items differ from the original items.
-
-        Args:
-            is_noise: whether the difference may be due to random numbers that the stream draws for each item.
-        """
+        """Args:
+        is_noise: whether the difference may be due to random numbers that the stream draws for each item."""
         if is_noise:
             warn_outside(
                 f"the first {position} items of {self._name} have other numbers than before the state was saved. If "

@@ -92,7 +92,6 @@ def seek(iterator: Any, count: int) -> bool:
 
 
 def can_pass_over(iterable: Any) -> bool:
-    """Returns whether an iterator over the value can skip items without creating them."""
     return type(iterable) in _PLAIN or (hasattr(iterable, "__array_interface__") and can_seek(iterable))
 
 

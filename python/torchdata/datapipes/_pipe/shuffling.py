@@ -1,7 +1,5 @@
-"""Shared code of pipes that shuffle: seeds, a private random generator, and the switch that turns shuffling off.
-
-Role: the base class of Shuffler, InBatchShuffler and ShuffledFlatMapper.
-"""
+"""Shared code of Shuffler, InBatchShuffler and ShuffledFlatMapper: seeds, a private random generator, and the switch
+that turns shuffling off."""
 
 from __future__ import annotations
 

@@ -86,8 +86,6 @@ class TooManySkipped(RuntimeError):
 
 
 def claim(owner: Any) -> None:
-    """The pipe `owner`, an `on_error`, will skip the exceptions of the pipes between the previous `on_error` and
-    itself."""
     owner_record = record_of(owner)
     release(owner)
     mine = weakref.ref(owner)
@@ -129,8 +127,6 @@ def _alive(references: list[Any]) -> list[Any]:
 
 
 def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
-    """Returns the number of items that `owner` has skipped in the running iteration, by class of exception and name of
-    pipe."""
     found: dict[tuple[str, str], int] = {}
     for pipe in _alive(record_of(owner).claimed):
         for kind, count in record_of(pipe).skipped.items():
@@ -196,12 +192,9 @@ def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | Non
 
 
 def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bool | TooManySkipped:
-    """Skips the item that made a claimed pipe raise an exception.
-
-    Returns:
-        True if the next item is to be requested; False if the item cannot or must not be skipped; or the error to raise
-            because the limit is exceeded.
-    """
+    """Returns:
+    True if the next item is to be requested; False if the item cannot or must not be skipped; or the error to raise
+        because the limit is exceeded."""
     record = existing_record(datapipe)
     reference = None if record is None else record.claim
     owner = None if reference is None else reference()
@@ -274,7 +267,6 @@ def write_line(path: str, line: dict[str, Any]) -> None:
 
 
 def _key_of(error: BaseException) -> str | None:
-    """Returns the key or path of the file that was being read, or of the first argument of the user's function."""
     if (named := key_named(error)) is not None:
         return named
     frames = error.__traceback__

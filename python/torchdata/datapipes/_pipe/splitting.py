@@ -43,9 +43,6 @@ telling: Callable[[Any], None] | None = None
 def read_whole(datapipes: Iterable[Any]) -> bool:
     """Makes pipes yield all items in their next iterations, instead of splitting the items among workers.
 
-    Args:
-        datapipes: all pipes that a `sharding_filter` reads from.
-
     Returns:
         Whether some of the pipes belong to PyTorch. If so, the reader of `datapipes` must begin their iterations by
             `begin_whole`.
@@ -59,7 +56,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """User functions are not examined."""
+    """User functions, which may call `get_worker_info`, are not examined."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":
@@ -84,7 +81,7 @@ def is_read_whole(datapipe: Any) -> bool:
 
 
 def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Calls `begin`. PyTorch reports a single worker to `begin` and to the returned iterator."""
+    """PyTorch reports a single worker to `begin` and to the returned iterator."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
     if info is not None and not hasattr(type(info), "_truth"):  # this process is a worker of PyTorch

@@ -1,7 +1,6 @@
 """Closes the streams in items that a pipe drops, or keeps after its iteration.
 
-Role: pipes call `close_dropped` for each item that they drop, and `with_detached_streams` for items that they keep
-after their iteration. Both functions cost almost nothing for items without streams.
+Role: the functions cost almost nothing for items without streams.
 """
 
 from __future__ import annotations

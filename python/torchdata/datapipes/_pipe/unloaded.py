@@ -33,7 +33,6 @@ __all__ = [
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: A function that loads the item with a given index.
 Load = Callable[[Any], Any]
 
 

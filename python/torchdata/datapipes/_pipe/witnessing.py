@@ -146,7 +146,7 @@ class SampleDigest:
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
-        """If the numbers of samples differ, the checksums cannot be compared, so the result is True."""
+        """If the numbers of samples differ, the result is True, because the checksums cannot be compared."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod
@@ -175,7 +175,7 @@ def sample_behind(sample: int) -> int:
 
 
 def _plain(item: Any) -> Any:
-    """Converts an item to data that has equal bytes in every process."""
+    """The returned data have equal bytes in every process."""
     if type(item) in _PLAIN:
         return item
     if type(item) is dict:

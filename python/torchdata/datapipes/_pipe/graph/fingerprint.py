@@ -1,8 +1,8 @@
 """Describes a pipeline by text that is equal in every process, so that loading a state of another pipeline is detected.
 
-Role: pure functions over graphs. A fingerprint has an entry for each pipe, sources first, with the pipe's class,
-sources and arguments, but without the iteration state. A value that may be a secret is replaced by a few digits of its
-hash, which show whether the value has changed.
+Role: a fingerprint has an entry for each pipe, sources first, with the pipe's class, sources and arguments, but without
+the iteration state. A value that may be a secret is replaced by a few digits of its hash, which show whether the value
+has changed.
 """
 
 from __future__ import annotations
@@ -51,11 +51,7 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
 
 def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
-    """Describes the first difference between two fingerprints; returns an empty text if they are equal.
-
-    Args:
-        between_epochs: whether to ignore parameters that may change between two epochs.
-    """
+    """Returns an empty text if the fingerprints are equal."""
     if saved == found:
         return ""
     for place, (other, mine) in enumerate(zip_longest(saved, found), 1):

@@ -16,11 +16,7 @@ __all__ = ["Graph", "graph_of"]
 
 
 class Graph:
-    """The pipes of the graph that ends in `end`, and their sources, at the time of creation.
-
-    Attributes:
-        pipes: all pipes of the graph without duplicates, with sources before their readers.
-    """
+    """The `pipes` are without duplicates, with sources before their readers."""
 
     __slots__ = ("_places", "_sources", "end", "pipes")
 

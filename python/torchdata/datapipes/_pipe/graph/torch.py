@@ -3,7 +3,7 @@
 Role: in torchdata 0.9, all pipes derived from two base classes of PyTorch. This package defines its own base classes,
 because it never imports torch. Once other code has imported torch, `isinstance` checks and functional forms of each
 package also work for the pipes of the other package. PyTorch's `Dataset` is not an ABC, so it becomes a real base class
-of this package's pipes. This module's code runs in every process that imports both torch and torchdata.
+of this package's pipes.
 
 This module patches four parts of PyTorch:
 
@@ -40,8 +40,6 @@ _MISSING = object()
 
 
 class Counterpart:
-    """Connects a base class of this package with PyTorch's base class of the same name, once torch is imported."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.base: Any = None

@@ -1,7 +1,5 @@
-"""`ChunkedList`: a list from which items at random positions are removed quickly.
-
-Role: Shuffler uses the list for the items that remain in its buffer when the source has ended.
-"""
+"""A list from which items at random positions are removed quickly, for the items in Shuffler's buffer when the source
+has ended."""
 
 from __future__ import annotations
 

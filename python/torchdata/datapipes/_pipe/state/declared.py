@@ -153,8 +153,7 @@ class RandomState(DeclaredState):
 
 
 def declare(cls: Any) -> tuple[DeclaredState, ...]:
-    """Returns the declarations of a pipe class and its base classes. Each declaration in the class is replaced by the
-    initial value of the attribute."""
+    """Each declaration in the class is replaced by the initial value of the attribute."""
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):
         # The declared names also replace the `iteration_state` of a mixin among the base classes.

@@ -62,19 +62,16 @@ class Lead(NamedTuple):
 
 
 class Halt:
-    """A position at which a thread pauses until `release` is called.
-
-    Args:
-        number: the number of the pipe's iteration in which the thread pauses.
-        ahead: how far the thread reads before it pauses.
-    """
+    """Args:
+    number: the number of the pipe's iteration in which the thread pauses.
+    ahead: how far the thread reads before it pauses."""
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
         # If the thread had reached the end of the source, it must also repeat the request that detected this end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
-        #: The queue of the iteration; None before the iteration begins. `_capacity` is its capacity before `begin`.
+        #: `_queue` is None before the iteration begins. `_capacity` is the capacity of the queue before `begin`.
         self._queue: ReadAheadQueue | None = None
         self._capacity = 0
 
@@ -108,7 +105,6 @@ class Halt:
         self._reached.set()
 
     def wait(self) -> None:
-        """Waits until the thread has read as many items as `ahead` specifies, if the iteration has begun."""
         if self._queue is not None:
             self._reached.wait()
 

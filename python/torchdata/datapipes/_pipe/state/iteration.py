@@ -88,7 +88,7 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # The attributes from which a pipe creates its state may be missing before its first pass.
+            # The attributes from which a pipe creates its state may be missing before its first iteration.
     return entry, None
 
 
@@ -165,7 +165,6 @@ def awaits_iteration(datapipe: Any) -> bool:
 
 
 def beginning_of(datapipe: Any) -> Beginning | None:
-    """Returns the recorded states of a pipe and its sources at the beginning of the running iteration, or None."""
     beginning = record_of(datapipe).beginning
     if beginning is None or not is_torchs(datapipe):
         return beginning
@@ -235,7 +234,7 @@ def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
 
 
 def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
-    """None restores ordinary iterations."""
+    """If `begin` is None, later iterations are ordinary."""
 
     def once_asked() -> Iterator[Any]:  # starts with the first request, after the sources were restored
         if begin is not None:
@@ -366,7 +365,6 @@ def _note_growth(record: PassRecord, beginning: Beginning) -> None:
 
 
 def _find_replayed(graph: Graph) -> None:
-    """Sets `watches` of each pipe to whether the pipe or one of its sources must be replayed."""
     found: dict[int, bool | None] = {}
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
@@ -470,7 +468,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The loaded state requires a replay, which the next iteration, started from the entry `left`, replaces.
+        # The next iteration starts from the entry `left`, instead of the replay that the loaded state requires.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -499,7 +497,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # The state of an iterable-style pipe without `reset` is loaded only when the pass resumes.
+        # The state of an iterable-style pipe without `reset` is loaded only when the iteration resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):

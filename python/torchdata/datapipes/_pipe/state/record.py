@@ -25,9 +25,8 @@ NEVER = object()
 
 @dataclass(slots=True, eq=False)
 class Beginning:
-    """The state of a graph when the iteration of its last pipe began. A replay starts from this state."""
+    """A replay starts from this state."""
 
-    #: The states of the global random generators when the iteration began.
     moved: dict[str, Any]
     #: The states of the global random generators for a replay. They differ from `moved` if the iteration began with a
     #: replay.
@@ -68,7 +67,6 @@ class PassRecord:
     ended: bool = False
     #: Whether a state was loaded into the graph of this pipe since the last iteration that started from the beginning.
     fed: bool = False
-    #: The last seed that was set for a pipe of a user-defined class.
     seed: Any = None
     #: Whether a loader sets the pipe's seed in each epoch. If so, further iterations in the epoch derive their seeds
     #: from this seed.
@@ -81,13 +79,10 @@ class PassRecord:
     watches: bool | None = None
     #: The state of the graph when the running iteration began, if `watches` is True or the pipe belongs to PyTorch.
     beginning: Beginning | None = None
-    #: The cached fingerprint of the graph that ends in this pipe.
     fingerprint: Fingerprint | None = None
     #: Names of pipes that this pipe has created since its first iteration.
     grown: list[str] = field(default_factory=list)
-    #: Whether the running iteration resumes from a loaded state.
     goes_on: bool = False
-    #: A weak reference to the `on_error` pipe that skips the exceptions of this pipe.
     claim: Any = None
     #: Weak references to the pipes whose exceptions this pipe (an `on_error`) skips.
     claimed: list[Any] = field(default_factory=list)
@@ -118,7 +113,6 @@ def record_of(datapipe: Any) -> PassRecord:
 
 
 def passed(datapipe: Any) -> int:
-    """The result is the position in the source."""
     record = existing_record(datapipe)
     skipped = 0 if record is None else sum(record.skipped.values())
     return token_of(datapipe).yielded + skipped
