@@ -38,13 +38,16 @@ A, B = ("a.txt", STREAM), ("b.txt", STREAM)
 
 @dataclass(frozen=True)
 class Sample:
-    """Args:
-    code: the expression that the picture shows.
-    inputs: the items of the pipes in `names`.
-    run: the expression that is evaluated, if it contains details that the picture need not show, such as a seed.
-    shown: the rows of output items. If they are given, nothing is evaluated.
-    labels: the label of each output row.
-    names: the names of the input pipes."""
+    """One pipe and an example of its use.
+
+    Args:
+        code: the expression that the picture shows.
+        inputs: the items of the pipes in `names`.
+        run: the expression that is evaluated, if it contains details that the picture need not show, such as a seed.
+        shown: the rows of output items. If they are given, nothing is evaluated.
+        labels: the label of each output row.
+        names: the names of the input pipes.
+    """
 
     name: str
     code: str
@@ -57,11 +60,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Group:
-    """Args:
-    key: the group's name in addresses.
-    text: a sentence or two that help users to choose among the pipes.
-    samples: one sample per pipe.
-    module: the module that exports the classes."""
+    """Pipes that do similar things.
+
+    Args:
+        key: the group's name in addresses.
+        text: a sentence or two that help users to choose among the pipes.
+        samples: one sample per pipe.
+        module: the module that exports the classes.
+    """
 
     key: str
     title: str

@@ -25,8 +25,7 @@ PAGES = {
 
 
 def with_urls(pyproject: str, address: str) -> str:
-    """Raises:
-    ValueError: the address is invalid, or the text already has a table of addresses."""
+    """Raises ValueError if the address is invalid, or the text already has a table of addresses."""
     if not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+/?", address):
         raise ValueError(f"the address of a repository begins with https:// and has a path, but got {address!r}")
     if "urls" in tomllib.loads(pyproject)["project"]:

@@ -35,8 +35,7 @@ def python_tests(report: Path) -> tuple[int, Counter[str]]:
 
 
 def tally(target: str, folder: Path, now: float) -> str:
-    """Raises:
-    ValueError: the folder does not contain a report."""
+    """Raises ValueError if the folder does not contain a report."""
     parts, reasons = [], Counter[str]()
     for log in sorted(folder.glob("*.log")):
         passed, ignored = cargo_tests(log.read_text(encoding="utf-8", errors="replace"))

@@ -51,12 +51,7 @@ print("distribution torchdata", version)
 
 
 def try_package(package: Path, name: Path | None = None) -> None:
-    """Args:
-        name: the wheel of the name `torchdata`; None to test the package without this wheel.
-
-    Raises:
-        subprocess.CalledProcessError: a command failed; its output shows the reason.
-    """
+    """If `name`, the wheel of the name `torchdata`, is None, the package is tested without this wheel."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         venv.create(home / "venv", with_pip=True)

@@ -56,8 +56,7 @@ def loaders() -> list[Any]:
 
 
 class Events:
-    """Args:
-    until: the time at which the run ends."""
+    """The run ends at the time `until`."""
 
     def __init__(self, until: float) -> None:
         self.until = until

@@ -24,8 +24,7 @@ _PACKAGES = {"sklearn": "scikit-learn", "PIL": "Pillow"}
 
 
 def optional(module: str) -> Any:
-    """Raises:
-    ModuleNotFoundError: the module is not installed. The message names the extra that contains the module."""
+    """If the module is not installed, the error message names the extra that contains it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

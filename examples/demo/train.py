@@ -69,9 +69,12 @@ def small(images: Any) -> Any:
 
 
 def epoch(batches: Any, model: Softmax | None = None, told: bool = False) -> Epoch:
-    """Args:
-    model: trained on the batches if it is given.
-    told: whether the batches are hashed, so that two runs can be compared."""
+    """Consumes all batches.
+
+    Args:
+        model: trained on the batches if it is given.
+        told: whether the batches are hashed, so that two runs can be compared.
+    """
     result, start = Epoch(), time.perf_counter()
     for batch in batches:
         if model is not None:

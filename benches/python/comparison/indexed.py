@@ -82,8 +82,7 @@ def consume(share: Any) -> None:
 
 
 def loader(order: dict[str, Any], length: int) -> Any:
-    """Args:
-    length: the number of samples in an epoch."""
+    """`length` is the number of samples in an epoch."""
     cls: Any
     if order["contender"] == "torch-indexed":
         from torch.utils.data import DataLoader as cls

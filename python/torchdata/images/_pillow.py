@@ -27,7 +27,9 @@ def opened(content: Any, needed_by: str = "torchdata.images") -> Any:
 
 
 def converted(image: Any, mode: str, keep: bool = False) -> Any:
-    """Args:
+    """Decodes an opened image.
+
+    Args:
         mode: one of Pillow's modes, or "I;16" for 16-bit gray, which requires a 16-bit gray image.
         keep: whether the available part of a truncated image is kept.
 

@@ -19,8 +19,7 @@ __all__ = ["PipePosition"]
 
 
 class PipePosition(PipePasses):
-    """Args:
-    seed: the seed for the random pipes of the graph in each epoch; None draws a new seed for each epoch."""
+    """If `seed` is None, the random pipes of the graph get a new seed for each epoch."""
 
     EPOCH_KEY, PIPE_KEY = "epoch", "pipe"
 

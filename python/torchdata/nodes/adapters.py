@@ -166,8 +166,7 @@ class IteratingNode(BaseNode[T]):
     # -- items --------------------------------------------------------------------------------------
 
     def next(self) -> T:
-        """Raises:
-        ValueError: there are fewer items than were yielded before the state was saved."""
+        """Raises ValueError if there are fewer items than were yielded before the state was saved."""
         if not self._started or self._to_drop:
             if self._stream is None:
                 self._advance()  # raises an error

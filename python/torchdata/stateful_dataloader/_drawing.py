@@ -1,9 +1,8 @@
 """Provides the random generators from which a loader draws orders and seeds. A resumed loader draws the original
 numbers, even if the program has seeded the global generators differently.
 
-Role: runs in the main process, with one object per loader. A state contains the positions of all generators for orders
-and seeds. A resumed loader sets its own generators to the saved positions, but not the global generators, which belong
-to the program.
+Role: a state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to
+the saved positions, but not the global generators, which belong to the program.
 
 Instead of a global generator, a resumed loader uses a *displaced* copy, which starts from the saved position. When the
 program draws from the real generator, the copy advances as well; when the loader draws from the copy, the real
@@ -58,17 +57,12 @@ _NEAR = 1 << 22
 
 
 class Drawing:
-    """Args:
-    names: the global generators that the samplers may draw from."""
-
     #: For each global generator, how many times a loader of this process has restored it from a loaded state.
     _restores: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: The keys are those of a `Moment`; the values are the names of global generators, or the loader's own
-        #: generators.
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
         #: For each displaced copy: its state, and the state that the real generator had at that time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
@@ -78,11 +72,6 @@ class Drawing:
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
-        """Returns the states of the generators from which the loader draws.
-
-        Args:
-            keys: the keys of the generators to include; None for all generators.
-        """
         with self.under_way():
             if keys is not None and not keys <= {*self._names}:
                 keys = keys | self._all.keys() - {*self._names}
@@ -145,11 +134,7 @@ class Drawing:
 
     def was_set(self, name: str, saved: Any) -> bool:
         """Returns whether, since this loader loaded a state, another loader has restored the generator, or the program
-        has set it to another sequence of numbers.
-
-        Args:
-            saved: the generator's state in the loaded state.
-        """
+        has set it to another sequence of numbers."""
         now, (then, restores) = read(name), self._at_load.get(name, (None, self._restores[name]))
         if restores != self._restores[name]:
             return True
@@ -218,7 +203,6 @@ class Drawing:
 
 
 def _stand_apart(one: Any, other: Any) -> bool:
-    """Returns whether two states are different positions of Mersenne Twister generators."""
     ours, theirs = words_of(one), words_of(other)
     if ours is None or theirs is None:
         return False
@@ -257,10 +241,13 @@ class Draws:
         self.begin({})
 
     def begin(self, first: Moment, noted: Iterable[list[Any]] = (), digest: SampleDigest | None = None) -> None:
-        """Args:
-        first: the states of the generators before the first index; empty if no index will be read.
-        noted: the draws that a loaded state has recorded for this epoch.
-        digest: the checksum of the indices that were read; None if no indices were read."""
+        """Begins an epoch.
+
+        Args:
+            first: the states of the generators before the first index; empty if no index will be read.
+            noted: the draws that a loaded state has recorded for this epoch.
+            digest: the checksum of the indices that were read; None if no indices were read.
+        """
         self._first = first
         self._digest = digest or SampleDigest()
         #: The values of `mark_of` for all generators after the sampler's last draw.
@@ -284,7 +271,6 @@ class Draws:
         Args:
             number: the number of indices that `Replay` must read to reach this index or batch.
             drawn: the number of indices, or batches of indices, that the sampler had returned earlier.
-            indices: the indices that were read.
         """
         digest = self._digest
         while number <= digest.next < number + len(indices):
@@ -311,8 +297,6 @@ def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
 
 
 class Replay(Iterator[Any]):
-    """Wraps a new iterator of a sampler, and moves it to the position of the saved iterator."""
-
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
         #: Indices that the saved iterator had returned, but that the user had not received.
@@ -327,7 +311,6 @@ class Replay(Iterator[Any]):
             given: the number of indices that the user has received.
             ahead: the number of further indices that were read.
             draws: for each recorded draw, the number of indices read before the draw, and the generators' states then.
-            saved: the checksum of the indices that were read; None if the indices are not compared.
 
         Raises:
             ValueError: the sampler returns fewer than `given` indices, or other indices than in the saved run.

@@ -1,8 +1,8 @@
 """Reads the samples of a batch from the dataset and collates them, as PyTorch's fetchers do.
 
-Role: used in the main process or in a worker. If a sample raises an exception, the fetcher adds a note with the number
-of the sample, or omits the sample and reports it. If Ctrl-C interrupts a batch of an iterable dataset, the samples that
-were already read are kept for the next call.
+Role: if a sample raises an exception, the fetcher adds a note with the number of the sample, or omits the sample and
+reports it. If Ctrl-C interrupts a batch of an iterable dataset, the samples that were already read are kept for the
+next call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from torchdata.datapipes.utils.collate import note_remedy
 
 __all__ = ["ENDS", "NOTHING", "Indexed", "IterableFetcher"]
 
-#: Returned for a batch whose samples were all skipped.
 NOTHING = object()
 _NAMED = 8
 #: The number of consecutive exceptions after which skipping stops, because the iterator makes no progress.
@@ -40,9 +39,7 @@ ENDS = (
 
 
 class _Fetcher(_BaseDatasetFetcher):
-    """Args:
-    *how: the dataset and the further positional arguments of PyTorch's fetcher.
-    skips: whether to omit samples for which the dataset raises an exception."""
+    """`how` contains the dataset and the further positional arguments of PyTorch's fetcher."""
 
     times = False
     read_at = num_read = 0
@@ -162,7 +159,6 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         self._samples = SampleDigest()
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """Returns `NOTHING` if all samples of the batch were skipped."""
         if not self._is_cut_off:
             self._data = []
             if self.skips:
@@ -207,7 +203,6 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
 
     def _read(self, wanted: int) -> None:
-        """Continues a batch whose reading was interrupted."""
         data, skipped = self._data, self.skipped
         while (missing := wanted - len(data) - len(skipped)) > 0:
             before = len(data)
@@ -227,7 +222,6 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 return
 
     def _count(self, before: int, raised: int) -> None:
-        """Updates the position and the checksum by the samples `_data[before:]` and by `raised` failed samples."""
         if self._in_a_row and len(self._data) > before:
             self._in_a_row, self._doubtful = 0, None
         if self.position is None:

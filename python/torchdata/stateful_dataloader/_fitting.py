@@ -74,7 +74,6 @@ def unstarted(loader: Any) -> EpochState:
 
 
 def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
-    """Returns the states of a sampler and of its iterator before an epoch; `UNKNOWN` in place of an unknown state."""
     own, inner, iterator = _told(index_sampler), innermost_of(index_sampler), None
     if isinstance(inner, _InfiniteConstantSampler):
         iterator = None if index_sampler is inner else endless_state(0, 0)
@@ -117,14 +116,7 @@ def facts_of(loader: Any) -> LoaderFacts:
 
 
 def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
-    """Returns the state in a form for this loader.
-
-    Args:
-        strict: whether it is an error if the order inside the epoch, or a recomputed sample, differs.
-
-    Raises:
-        ValueError: the remaining epoch cannot be reproduced exactly.
-    """
+    """If `strict` is True, it is an error if the order inside the epoch, or a recomputed sample, differs."""
     there, here = state.facts, facts_of(loader)
     if here.rank != there.rank and None not in (here.rank, there.rank):
         warnings.warn(
@@ -151,7 +143,6 @@ def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
 
 
 def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
-    """Returns an empty text if the loader has the order of the saved epoch."""
     for name, message in (
         ("sampler", "with a {there} as its sampler, and this loader has a {here}. Give the loader the same `shuffle`, "
          "`sampler` or `batch_sampler`"),
@@ -171,7 +162,6 @@ def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
 
 
 def _other_size(state: EpochState, loader: Any) -> str:
-    """Returns an empty text if the saved position can be converted to the loader's batch size."""
     index_sampler = loader._index_sampler
     old, new = state.order.batch_size, getattr(index_sampler, "batch_size", None)
     if old is None or new is None or old == new:
@@ -210,10 +200,6 @@ def _check_workers(state: EpochState, loader: Any) -> None:
 
 
 def shards_of(state: EpochState | None, loader: Any) -> int:
-    """Returns the number of workers that share the dataset in an epoch; 0 for a loader without workers.
-
-    Args:
-        state: the state to resume from; None for a new epoch.
-    """
+    """Returns 0 for a loader without workers."""
     workers: int = loader.num_workers
     return workers if state is None or state.is_over or loader._dataset_kind == 0 else state.workers

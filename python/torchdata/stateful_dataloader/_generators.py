@@ -39,8 +39,7 @@ Moment = dict[Any, Any]
 
 
 def read(which: Any) -> Any:
-    """Args:
-    which: the name of a global generator, or a generator object of torch, Python or NumPy."""
+    """`which` is the name of a global generator, or a generator object of torch, Python or NumPy."""
     which = _OBJECTS[which] if isinstance(which, str) else which
     if isinstance(which, torch.Generator):
         return which.get_state().numpy().tobytes()  # pickles faster than the tensor
@@ -74,7 +73,6 @@ def put_back_afterwards(generators: Sequence[Any]) -> Iterator[None]:
 
 
 def found_in(loader: Any) -> list[Any]:
-    """Returns the generators that the loader and its samplers own, without duplicates."""
     found = [loader.generator] if _is_generator(loader.generator) else []
     seen: list[Any] = [loader._index_sampler]
     for sampler in seen:  # the list grows during the loop
@@ -163,14 +161,7 @@ def encoded(state: Any, seeded: Any = None) -> Any:
 
 
 def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
-    """Converts plain values, or a torch state tensor, to an argument for `write`.
-
-    Args:
-        seeded: the argument `seeded` that was passed to `encoded`.
-
-    Raises:
-        ValueError: the values are damaged, or belong to another kind of generator.
-    """
+    """Converts plain values, or a torch state tensor, to an argument for `write`."""
     try:
         return _decoded(which, plain, seeded)
     except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, RuntimeError) as error:
@@ -334,8 +325,6 @@ def moved_on(words: Words, count: int) -> Words:
 
 
 class _Search:
-    """Searches a stream of random words for the words `needle`, section by section."""
-
     def __init__(self, stream: torch.Generator, needle: Any) -> None:
         self._stream, self._needle = _clone(stream), needle
         self._tail = _drawn(self._stream, _NEEDLE - 1)
@@ -371,7 +360,6 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     Args:
         seeded: a new generator with the same seed, if the seed is known. If `target` is nearer to the beginning of this
             generator than to `origin`, the result is None, because the generator was seeded again.
-        most: the maximum number of words to search.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0

@@ -1,8 +1,8 @@
 """The iterators of a loader without workers, which read in the main process.
 
-Role: the iterators run in the thread that requests a batch. `ShardsInProcessIterator` finishes an epoch that workers
-began, by reading the shards of these workers in turn. As in a worker process, each shard has a copy of the dataset, and
-its own random generators and worker info; between two batches, the program's generators and worker info are restored.
+Role: `ShardsInProcessIterator` finishes an epoch that workers began, by reading the shards of these workers in turn. As
+in a worker process, each shard has a copy of the dataset, and its own random generators and worker info; between two
+batches, the program's generators and worker info are restored.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ _NONE = object()
 
 class InProcessIterator(SharedIterator, StatefulIterator):
     def __init__(self, loader: Any, state: EpochState | None) -> None:
-        #: The saved states of those global generators that the dataset had used.
         self._moved: Moment = self._set_program_s(loader._drawing, state) if state is not None else {}
         super().__init__(loader, state)
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
@@ -74,7 +73,6 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         #: The last drawn index, and (`_before`) the number of batches that were returned before this index was drawn.
         self._index: Any = _NONE
         self._before = 0
-        #: The counts of skipped samples before the current batch.
         self._counts: Counts = {}, 0
         if state is not None and not state.is_over:
             self._go_on(state)
@@ -170,7 +168,6 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         return data
 
     def _read_counting(self, skipped: Skipped) -> Any:
-        """Returns `NOTHING` if all samples of the batch were skipped."""
         try:
             data = self._reader.read(self._index)
         except Exception:
@@ -204,7 +201,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether a batch is being read, as when a signal handler requests the state during the read."""
+        """A signal handler may request the state while a batch is being read."""
         return self._index is not _NONE and self._num_yielded == self._before
 
     def state_dict(self) -> dict[str, Any]:
@@ -234,7 +231,6 @@ class LocalPool:
     """Reads shards in this process, with the methods of `WorkerPool`, which reads in worker processes.
 
     Args:
-        job: the dataset and the settings that the workers of the epoch had.
         pin: copies a batch to pinned memory; None returns batches unchanged.
     """
 

@@ -1,7 +1,7 @@
 """The base class of a loader's iterators, which draws the indices of the epoch and creates the state.
 
-Role: runs in the main process, in one reading thread at a time. The class derives from PyTorch's iterator, so settings
-are read, seeds are drawn and batches are counted exactly as in PyTorch.
+Role: the class derives from PyTorch's iterator, so settings are read, seeds are drawn and batches are counted exactly
+as in PyTorch.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: resumes from the loaded state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch
-        #: that workers have read, and the workers are persistent.
+        #: Whether the loaded state is from the end of an epoch that workers have read, and the workers are persistent
+        #: (`_lives_on`).
         self.is_finished = self._lives_on = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
         #: Numbers of batches: with only skipped samples (`_num_empty`), from before the epoch was resumed
@@ -177,14 +177,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         next_worker: int = 0,
         skipped: Counts | None = None,
     ) -> dict[str, Any]:
-        """Returns the state of the loader in its saved form.
-
-        Args:
-            waiting: the indices of batches that the user has not received, in the order of drawing.
-            positions: the reading position of each worker, or of the main process.
-            next_worker: the worker that returns the next batch.
-            skipped: the counts of skipped samples; None for this iterator's current counts.
-        """
+        """`waiting` contains the indices of batches that the user has not received, in the order of drawing."""
         reading = self._reading
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)
         iterable = batches if reading.is_iterable else None

@@ -48,11 +48,9 @@ _MANY = 1 << 53
 _WORKERS = 1 << 16
 #: The maximum number of batches of abandoned epochs that a valid state makes a loader recompute.
 _AGAIN = 1 << 24
-#: The maximum number of batches between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31
 #: Keys of torchdata 0.11 that the state of a new loader may lack, because their values are user-defined dicts.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
-#: The keys of torchdata 0.11 that identify a state without workers, and a state with workers.
 _KINDS = {"_num_yielded", "_snapshot"}
 _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
 #: The saved keys of a reader's states, and the fields of `ReadingPosition` that contain these states.
@@ -164,11 +162,9 @@ def _mark(*states: Any) -> int:
 
 
 def parse(state: Any) -> EpochState:
-    """Validates a state of this loader or of the loader of torchdata 0.8 to 0.11. The result has a position for each
-    worker.
+    """The result has a position for each worker.
 
     Raises:
-        TypeError: the state is not a dict.
         ValueError: the state is damaged, or does not belong to a `StatefulDataLoader`.
     """
     if not isinstance(state, dict):
@@ -235,7 +231,6 @@ def _parsed(
         main: the part of the state that contains the sampler's states and the seeds.
         ours: the dict under the key `OURS`; None if torchdata 0.8 to 0.11 saved the state.
         found: the incomplete state, which contains the number of workers, their positions and the number of batches.
-        own: for each worker, the parts of its position under `OURS`.
     """
     seeds = main.get("_base_seed"), main.get("_shared_seed")
     for name, seed in zip(("_base_seed", "_shared_seed"), seeds, strict=True):
@@ -355,7 +350,6 @@ def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> R
     """Adds the data that torchdata 0.11 does not save to a position.
 
     Args:
-        more: the parts of the position under `OURS`.
         given: the number of batches of the epoch, which is the maximum number of batches after the snapshot.
     """
     is_list = isinstance(position.since, list)

@@ -74,8 +74,7 @@ def generators_drawn_by(index_sampler: Any) -> tuple[str, ...]:
 
 
 class IndexOrder:
-    """Args:
-    ahead: how many indices may be drawn before the first index is returned."""
+    """`ahead` indices may be drawn before the first index is returned."""
 
     def __init__(self, loader: Any, drawing: Drawing, ahead: int) -> None:
         self._sampler = loader._index_sampler
@@ -100,13 +99,11 @@ class IndexOrder:
         self._is_kept = False
 
     def note_random(self) -> None:
-        """Call this method before the sampler's iterator is created."""
         self._at_iter = {} if self._is_plain else self._drawing.now()
         self._at_first = None
 
     def begin(self, iterator: Iterator[Any]) -> None:
-        """Args:
-        iterator: the sampler's iterator, created after `note_random`."""
+        """`note_random` must be called before the iterator is created."""
         self._iterator: Iterator[Any] = iterator
         #: Indices that were drawn from the sampler in advance, and that `draw` returns first.
         self._owed: deque[Any] = deque()
@@ -188,7 +185,6 @@ class IndexOrder:
 
         Args:
             waiting: the indices of batches that the user has not received, in the order of drawing.
-            finished: whether the epoch is over.
             batches: for an iterable dataset, the number of returned batches and the number of samples per batch.
             in_order: whether the user receives the batches in the order in which their indices were drawn.
         """
@@ -221,7 +217,7 @@ class IndexOrder:
 
     def _with_beginning(self, state: OrderState, now: Moment, waiting: list[Any]) -> OrderState:
         """Adds the data for rereading a sampler from its beginning: the initial states of the generators, the number of
-        returned indices, and the recorded draws. Generators that have not changed are included only once."""
+        returned indices, and the recorded draws."""
         has_ended = self._ended or self._is_used_up
         if isinstance(self._iterator, BatchIndices):
             has_ended |= self._iterator.has_ended
@@ -320,11 +316,7 @@ class IndexOrder:
         self._is_kept = self._keeps_position
 
     def _replay(self, first: Moment, state: OrderState) -> None:
-        """Reads a new iterator of the sampler up to the position of the saved iterator.
-
-        Args:
-            first: the states of the generators before the first index.
-        """
+        """Reads a new iterator of the sampler up to the position of the saved iterator."""
         given = self.drawn = state.yielded + len(state.indices)
         self._owed.extend(state.indices)
         batches = self._iterator if isinstance(self._iterator, BatchIndices) else None
@@ -346,7 +338,7 @@ class IndexOrder:
             batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, old: int | None) -> None:
-        """Skips `count` indices or batches of indices. `old` is the batch size at the time of saving."""
+        """`old` is the batch size at the time of saving."""
         if count == 0:
             return
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
@@ -355,11 +347,7 @@ class IndexOrder:
             self._iterator.pass_samples(count * old, most_missing=old - 1)
 
     def follow(self, state: OrderState, unstarted: bool) -> None:
-        """Moves the sampler and the generators to their states at the end of the saved epoch.
-
-        Args:
-            unstarted: whether no batch had been read when the state was saved.
-        """
+        """Moves the sampler and the generators to their states at the end of the saved epoch."""
         _, _, now = self._moments(state)
         with self._drawing.going_on(now):
             inner, is_saved = innermost_of(self._sampler), not (state.sampler is None and state.iterator is None)

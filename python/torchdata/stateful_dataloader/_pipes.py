@@ -1,7 +1,4 @@
-"""Reads a dataset that is a pipe of `torchdata.datapipes`, and saves its position as the state of the pipe's graph.
-
-Role: used in the main process or in a worker. `source_of` decides whether a dataset is a pipe whose graph can be saved.
-"""
+"""Reads a dataset that is a pipe of `torchdata.datapipes`, and saves its position as the state of the pipe's graph."""
 
 from __future__ import annotations
 
@@ -38,9 +35,6 @@ class PipeSource(PipePasses):
     The state of the graph is serialized to bytes, because a checkpoint treats bytes as one value, and bytes need not be
     copied. If the graph cannot be saved, for example while it holds a stream that cannot be pickled, the state contains
     the number of read items, and a resumed reader rereads and drops these items.
-
-    Args:
-        shared_seed: returns the seed of the epoch; None if the loader does not seed the pipe.
     """
 
     PIPE_KEY, INSIDE_KEY, AGAIN_KEY = "pipe", "inside", "again"
@@ -48,7 +42,6 @@ class PipeSource(PipePasses):
     def __init__(self, pipe: IterDataPipe[Any], shared_seed: Callable[[], int | None]) -> None:
         super().__init__(pipe)
         self._shared_seed = shared_seed
-        #: The number of items that the next iteration rereads and drops.
         self._again = 0
 
     def _prepare(self) -> None:

@@ -1,8 +1,7 @@
 """The worker processes of one iterator. The main process sends orders (indices to read) to the workers, and receives
 batches.
 
-Role: runs in the main process. A `Collector` takes batches from the workers in turn, and monitors the processes and the
-timeout.
+Role: a `Collector` takes batches from the workers in turn, and monitors the processes and the timeout.
 
 The main process never blocks on a worker that may itself wait for the main process. If a command link is full, an order
 stays in a queue of the main process until the worker has taken an earlier order.
@@ -50,15 +49,8 @@ class _Restarts(Restarts):
 
 
 class WorkerPool(Group):
-    """Args:
-        job: the program of the workers, and its shards. If there are more shards than workers, the workers exit after
-            one epoch.
-        owner: a weak reference to the iterator, which sends outstanding orders again if a worker is replaced.
-
-    Raises:
-        TypeError: the start method requires pickling, but the dataset or a function cannot be pickled.
-        OSError: the system cannot start another process.
-    """
+    """If there are more shards than workers, the workers exit after one epoch. `owner` is a weak reference to the
+    iterator, which sends outstanding orders again if a worker is replaced."""
 
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
@@ -102,15 +94,14 @@ class WorkerPool(Group):
     # -- an epoch ------------------------------------------------------------------------------------
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
-        """Args:
+        """Begins an epoch in all workers.
+
+        Args:
             ahead: the maximum number of batches that each worker reads ahead.
             shared_seed: the epoch's seed for pipes of torch.
             positions: for each shard, the snapshot to load; None starts from the beginning.
             fresh: whether the snapshots were taken between two epochs, so that workers load them and begin a new epoch.
             first: the shard that returns the first batch.
-
-        Raises:
-            WorkerExitedError: a worker process has exited.
         """
         if self.restarts is None:
             self.members.check_alive()
@@ -138,7 +129,7 @@ class WorkerPool(Group):
         return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, starts)
 
     def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:
-        """Sends the orders of an exited worker to its replacement process.
+        """Sends the outstanding orders of an exited worker to its replacement process.
 
         Args:
             worker: the index of the worker. If `is_ordered` is True, its only shard has the same index.
@@ -158,18 +149,12 @@ class WorkerPool(Group):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
     def order(self, worker: int, number: int, index: Any) -> None:
-        """Makes a worker read an index, without waiting for the result.
-
-        Args:
-            number: the number of the order, which the worker returns with the batch.
-            index: the index, or the indices of a batch.
-        """
+        """`number` is the number of the order, which the worker returns with the batch."""
         with self.members.sending:  # another thread may replace the worker
             self.orders[worker].append((number, index))
             self._send_orders(worker)
 
     def settle(self, worker: int) -> Any:
-        """Removes the oldest order of a worker, after its batch was processed."""
         orders = self.orders[worker]
         _, index = orders.popleft()
         self._taken[worker] -= 1
@@ -199,9 +184,7 @@ class WorkerPool(Group):
                 message is lost: it is in `hand`, or the next call receives it.
 
         Raises:
-            StopIteration: all iterable datasets have ended.
             WorkerExitedError: a worker process has exited.
-            WorkerTimeoutError: no message arrived within the timeout.
         """
         if hand:
             return
@@ -274,7 +257,6 @@ class PinnedUnits:
 
     Args:
         pool: the workers, which end together with this object.
-        device: the kind of device for the pinned memory.
     """
 
     def __init__(self, pool: WorkerPool, device: str | None) -> None:

@@ -1,8 +1,8 @@
 """Defines the contents of a loader's state, as typed values. `_layout.parse` creates the values from a state, and
 `_layout.dump` converts the values back.
 
-Role: pure data. Each reader has its own `Trails`, in the process that reads the dataset. The main process has a
-`Progress` for each worker.
+Role: each reader has its own `Trails`, in the process that reads the dataset. The main process has a `Progress` for
+each worker.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ class ReadingPosition(NamedTuple):
 
     Args:
         dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
-        iterator: the state of the dataset's iterator.
-        collate: the state of the collate function.
         random: the states of the random generators at the time of the snapshot; without workers, at the time when the
             loader's state was saved.
         since: the number of batches that were read after the snapshot; for a map-style dataset, the indices of these
@@ -118,7 +116,6 @@ class OrderState(NamedTuple):
 
     Args:
         yielded: the number of indices, or batches of indices, that the user has received.
-        iterator: the state of the sampler's iterator.
         is_users: whether `sampler` and `iterator` are states of a user's sampler.
         is_batched: whether the iterator is of a `BatchSampler`, so that the keys of the iterator's state are known.
         indices: the indices that the sampler drew before its state, but that the user has not received.
@@ -133,7 +130,6 @@ class OrderState(NamedTuple):
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
         at_first: the states before the first index was drawn, for generators that have changed since `at_iter`.
         batch_size: the number of samples per batch, if the sampler provides it.
-        epoch: the epoch of a `DistributedSampler`.
     """
 
     yielded: int = 0
@@ -159,7 +155,6 @@ class LoaderFacts(NamedTuple):
 
     Args:
         sampler: the name of the sampler's class; None for a list or another sequence.
-        length: the number of samples of a map-style dataset.
         rank: the rank of a sampler that splits the dataset among ranks, or the rank in `torch.distributed`.
         ranks: the number of ranks of a sampler that splits the dataset among ranks.
     """
@@ -179,10 +174,8 @@ class EpochState(NamedTuple):
         given: the number of batches of the epoch that the user has received.
         unstarted: whether no batch was read yet.
         skipped: the counts of skipped samples; None if samples are not skipped.
-        length_called: the length that an iterable dataset has reported.
         base_seed: the seed from which the workers' seeds are derived.
         shared_seed: the epoch's seed for pipes of torch.
-        next_worker: the worker that returns the next batch.
         passing_over: for a state of torchdata 0.11, the number of batches that a resumed loader must read and drop.
         kind: the dataset's kind in PyTorch's loader, map-style or iterable; not contained in a loaded state.
         is_own_iterator: whether an iterable dataset is its own iterator, so that the keys of its state are known.
@@ -206,7 +199,6 @@ class EpochState(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether the next iteration of the loader begins a new epoch."""
         return self.finished or self.unstarted
 
 
@@ -250,11 +242,7 @@ class _Trail:
 
 
 class Trails:
-    """The last two snapshots of an iterable dataset, each with the batches that were read afterwards.
-
-    Args:
-        position: the position from which the reader resumes; None for a new reader.
-    """
+    """The last two snapshots of an iterable dataset, each with the batches that were read afterwards."""
 
     def __init__(self, position: ReadingPosition | None = None) -> None:
         self._trails = [_Trail()]
@@ -317,11 +305,7 @@ class Trails:
 
 
 class Progress:
-    """The position of one worker after the batches that the main process has received from it.
-
-    Args:
-        since: the number of batches since the worker's last snapshot, or the list of their indices; initially empty.
-    """
+    """The position of one worker after the batches that the main process has received from it."""
 
     def __init__(self, since: Any) -> None:
         #: The last snapshot of the worker's reader, which may be pickled.

@@ -1,7 +1,5 @@
 """Reads a dataset through PyTorch's fetchers, and saves the states of dataset, iterator and collate function.
 
-Role: runs in the process that reads the dataset, which is the main process or a worker.
-
 A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
 read after the snapshot (`since`). A resumed reader loads the snapshot, and then reads and drops these batches, so that
 not every batch needs a snapshot.
@@ -50,8 +48,6 @@ _NEVER = 1 << 62
 
 @dataclass
 class ReadingSettings:
-    """All workers of a loader have equal settings."""
-
     kind: int
     dataset: Any
     auto_collation: bool
@@ -59,7 +55,6 @@ class ReadingSettings:
     drop_last: bool
     #: Samples per batch, if an iterable dataset is read in batches.
     batch_size: int | None
-    #: Whether samples are skipped if the dataset raises an exception for them.
     skips: bool = False
     shared_seed: int | None = None
 
@@ -68,18 +63,14 @@ class ReadingSettings:
         return self.kind == _DatasetKind.Iterable
 
     def samples_of(self, index: Any) -> int:
-        """Returns the number of samples that a sampler's index, or an order for an iterable dataset, requests."""
         if self.is_iterable:
             return (self.batch_size or 1) if self.auto_collation else 1
         return len(index) if self.auto_collation else 1
 
 
 class EpochReader:
-    """Reads successive epochs.
-
-    Args:
-        generators: returns the generator states to include in snapshots; None if the caller saves these states.
-    """
+    """`generators` returns the generator states to include in snapshots; it is None if the caller saves these
+    states."""
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
         self.use(reading)
@@ -103,13 +94,11 @@ class EpochReader:
         self._timed_next = _NEVER
 
     def time_by(self, clock: BatchClock | None) -> None:
-        """Starts to measure the time of some batches; None stops the measurement."""
         self._clock, self._timed_next = clock, _NEVER if clock is None else self._fetched + 1
 
     # -- properties of the dataset -------------------------------------------------------------------
 
     def use(self, reading: ReadingSettings) -> None:
-        """The dataset and the settings may change from epoch to epoch."""
         self.reading = reading
         #: The object to iterate over: the dataset, or an adapter that saves the dataset's position.
         self._source = reading.dataset
@@ -182,11 +171,7 @@ class EpochReader:
         return ReadingPosition(dataset=states[0], collate=states[1], unbegun=True)
 
     def restore(self, position: ReadingPosition) -> None:
-        """Resumes from a saved position, including the random generators whose states the position contains.
-
-        Raises:
-            ValueError: the dataset ends before this position.
-        """
+        """Raises ValueError if the dataset ends before the saved position."""
         self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, False, False, False
         self._came_from = position if self.reading.is_iterable else None
         later, random, base = position.later, position.random, position.origin
@@ -238,12 +223,7 @@ class EpochReader:
                 self._complain(since, draws or SampleDigest.differ_in_numbers_alone(base.digest, self.digest or 0))
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Warns, or raises ValueError, because a dataset without a state has not repeated the samples of the saved run.
-
-        Args:
-            since: the number of batches that were reread.
-            is_noise: whether the difference may come from random numbers that are drawn for each sample.
-        """
+        """If `is_noise` is True, the difference may come from random numbers that are drawn for each sample."""
         if is_noise:
             warn_outside(
                 f"the samples of the first {since} batches have other numbers than when the state was saved. If these "
@@ -261,7 +241,7 @@ class EpochReader:
         )
 
     def _go_back(self, base: ReadingPosition) -> None:
-        """Restores the states of the dataset and the collate function from before the first epoch, if these differ."""
+        """The states are restored only if they differ from the current states."""
         now = self._states_now()
         for one, state, present in (
             (self._source, base.dataset, now.dataset), (self.reading.collate_fn, base.collate, now.collate)
@@ -316,7 +296,6 @@ class EpochReader:
         """Reads and drops the batches after the snapshot.
 
         Args:
-            since: the number of batches to reread, or their indices.
             now: the states of the generators for recomputing the last batches, and the number of these batches.
             is_left: whether a later epoch had begun when the state was saved, so that the dataset may end before all
                 `since` batches were reread.
@@ -335,7 +314,6 @@ class EpochReader:
             )
 
     def _read_once_more(self, index: Any) -> Exception | None:
-        """Rereads a batch that the program has received."""
         try:
             self._fetch(index)
         except Exception as error:
@@ -345,12 +323,7 @@ class EpochReader:
     # -- reading -------------------------------------------------------------------------------------
 
     def read(self, index: Any) -> Any:
-        """Returns the batch of an index, or an iterable dataset's next batch; `NOTHING` if all samples were skipped.
-
-        Raises:
-            StopIteration: the iterable dataset has ended.
-            BaseException: an exception of the dataset or the collate function.
-        """
+        """Returns the batch of an index, or an iterable dataset's next batch; `NOTHING` if all samples were skipped."""
         self._count_last()
         self._is_cut_off = True
         try:
@@ -455,8 +428,7 @@ class EpochReader:
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:
-        """Args:
-        position: the snapshot, with copied states, or a pickled snapshot."""
+        """`position` contains copied states, or is a pickled snapshot."""
         if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
             self._count_last()
             self._trails.note(position, is_end=self.has_ended)
@@ -488,7 +460,6 @@ class EpochReader:
 class _Trial:
     """Tests whether a dataset applies a loaded state only to the resumed epoch, or wrongly to each later epoch, too."""
 
-    #: The attributes of the dataset before it loaded the state.
     attributes: dict[str, Any]
     loaded: bytes
     #: The states after the first batch of the resumed epoch; `_ENDED` if the dataset had ended.

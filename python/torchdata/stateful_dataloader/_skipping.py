@@ -46,8 +46,6 @@ def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, dat
 
 
 class Skipped:
-    """Counts the skipped samples of the batches that the user has received in an epoch."""
-
     def __init__(self, loader: Any, counts: Counts | None) -> None:
         codes = codes_of_dataset(loader.dataset, ITERATED if loader._dataset_kind else READ)
         self._place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
@@ -73,7 +71,6 @@ class Skipped:
         """Writes the omitted samples of a batch to the log.
 
         Args:
-            skipped: the log lines of the omitted samples.
             worker: the worker that read the batch; None for the main process.
 
         Raises:

@@ -1,7 +1,7 @@
 """The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: runs in the main process. Indices are drawn from the sampler at the same times as in PyTorch's loader: at the
-beginning for all batches that workers may prefetch, and then one index whenever a batch is returned.
+Role: indices are drawn from the sampler at the same times as in PyTorch's loader: at the beginning for all batches that
+workers may prefetch, and then one index whenever a batch is returned.
 
 `RestartingIterator` replaces workers that exit, or that hang and are killed. A replacement process loads the worker's
 last snapshot, then reads and drops the batches that the main process has received since, and finally receives the
@@ -165,10 +165,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return position
 
     def _begin(self, positions: Sequence[ReadingPosition | None], fresh: bool, first: int) -> None:
-        """Args:
-        positions: for each worker, the snapshot to load; None starts from the beginning.
-        fresh: whether the snapshots were taken between two epochs.
-        first: the worker that returns the first batch."""
+        """Begins an epoch in all workers.
+
+        Args:
+            positions: for each worker, the snapshot to load; None starts from the beginning.
+            fresh: whether the snapshots were taken between two epochs.
+        """
         self.is_finished = False
         self._readers: set[int] = set()
         reading = self._reading
@@ -188,7 +190,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._has_begun = True
         #: Whether Ctrl-C or an error has interrupted the return of a batch.
         self._is_cut_off = False
-        #: A message from a worker that was received but not processed yet, or an empty list.
         self._hand: list[Any] = []
         #: Messages that `state_dict` has received before a batch was requested.
         self._held: deque[Any] = deque()
@@ -226,7 +227,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._number += 1
 
     def _wait(self) -> None:
-        """Ctrl-C may interrupt this method at any point."""
         if self._left_behind and (reader := threading.get_ident()) in self._left_behind:
             self._left_behind.discard(reader)
             raise RuntimeError(_LEFT)
@@ -326,7 +326,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return self._state([index for _, index in waiting], positions, self._next_worker)
 
     def _hear_all(self) -> None:
-        """Waits for a message from each worker that has not sent a message in this epoch."""
         iterates, orders = self._reading.is_iterable, self._pool.orders
         while not self.is_finished and any(iterates or orders[worker] for worker in self._unheard):
             try:

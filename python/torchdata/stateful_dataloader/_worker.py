@@ -1,8 +1,8 @@
 """The program of a `StatefulDataLoader` worker: reads the batches that the main process requests, and sends them.
 
-Role: runs in the worker process. Commands of the main process arrive over a link, and are executed in sequence: begin
-an epoch, read the batch of an index (an *order*), stop. For an iterable dataset, the main process may send no orders,
-and only limit the number of batches that the worker reads ahead.
+Role: commands of the main process arrive over a link, and are executed in sequence: begin an epoch, read the batch of
+an index (an *order*), stop. For an iterable dataset, the main process may send no orders, and only limit the number of
+batches that the worker reads ahead.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If a loader with
 more workers saved the state, a worker runs several shards in turn, each with a copy of the dataset.
@@ -92,7 +92,6 @@ class ShardReader:
     """Reads one shard of the dataset in successive epochs.
 
     Args:
-        job: the settings of the workers, with the shard's own copy of the dataset.
         counting: the counters of the process; None if batches are not timed.
         worker: the worker that runs the shard; None in the main process, where exceptions are raised unchanged.
     """
@@ -140,10 +139,12 @@ class ShardReader:
                 self.reader.read(index)
 
     def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: EpochStart) -> Batches:
-        """Args:
-        iterates: whether the shard reads an iterable dataset without orders.
-        shared_seed: the epoch's seed for pipes of torch.
-        fresh: whether the snapshot was taken between two epochs, so that a new epoch begins after it was loaded."""
+        """Begins an epoch, or resumes an epoch.
+
+        Args:
+            iterates: whether the shard reads an iterable dataset without orders.
+            fresh: whether the snapshot was taken between two epochs, so that a new epoch begins after it was loaded.
+        """
         position, again = start.position, start.again
         batches = Batches(self, iterates)
         try:
@@ -163,7 +164,7 @@ class ShardReader:
         return batches
 
     def _read_again(self, indices: Sequence[Any]) -> bool:
-        """Reads and drops the batches that the failed worker had read; returns False if the dataset ends."""
+        """Returns False if the dataset ends before the batches that the failed worker had read were reread."""
         assert self.reader is not None
         is_whole = True
         for index in indices:

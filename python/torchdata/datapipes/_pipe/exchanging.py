@@ -92,9 +92,8 @@ class ShardGlobals(SavedGlobals):
         self._kept: list[Any] = []
 
     def leave(self, *, is_all: bool = False) -> None:
-        """Args:
-        is_all: whether nothing else of the shard must be stopped or saved. If True, `ShardTurns` may switch to
-            another shard without calling `enter` and `leave`."""
+        """If `is_all` is True, nothing else of the shard must be stopped or saved, so `ShardTurns` may switch to
+        another shard without calling `enter` and `leave`."""
         exchange, self._others = _exchange()
         self.save(exchange)
         self._kept = [save() for save, _ in self._others]

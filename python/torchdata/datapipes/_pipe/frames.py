@@ -43,11 +43,14 @@ def check_device(pipe: str, device: Any) -> None:
 
 
 class FrameFormat:
-    """Args:
-    library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
-    dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
-    dtype_generator: a function that returns the dtype, used if `dtype` is None.
-    arrays: whether `"numpy"` is allowed, which creates dicts from column name to array (see `arrays_of`)."""
+    """The settings for creating frames.
+
+    Args:
+        library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
+        dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
+        dtype_generator: a function that returns the dtype, used if `dtype` is None.
+        arrays: whether `"numpy"` is allowed, which creates dicts from column name to array (see `arrays_of`).
+    """
 
     def __init__(
         self,

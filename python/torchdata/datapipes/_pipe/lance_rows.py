@@ -56,9 +56,12 @@ class _Ranges(Sequence[str]):
 
 
 class LanceRows(ArrowSource):
-    """Args:
-    filter: a SQL expression, a pyarrow expression, or None.
-    part_rows: rows per part; the last part may have fewer."""
+    """The parts of a Lance dataset are ranges of rows.
+
+    Args:
+        filter: a SQL expression, a pyarrow expression, or None.
+        part_rows: rows per part; the last part may have fewer.
+    """
 
     def __init__(self, dataset: Any, filter: Any, part_rows: int | None) -> None:
         self._opening = dataset.__reduce__()

@@ -63,8 +63,7 @@ class _Counted(Iterator[Any]):
 
 
 class Parts:
-    """Args:
-    done: the number of members that were already yielded."""
+    """`done` is the number of members that were already yielded."""
 
     __slots__ = ("_item", "_members", "left")
 

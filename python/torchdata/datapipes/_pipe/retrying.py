@@ -19,9 +19,12 @@ _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryEr
 
 
 def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[[], object] | None = None) -> R:
-    """Args:
-    what: the action, such as "opening 'a.txt'", with which the warning begins.
-    count: called before each repetition."""
+    """Repeats a call that may fail temporarily.
+
+    Args:
+        what: the action, such as "opening 'a.txt'", with which the warning begins.
+        count: called before each repetition.
+    """
     pause = PAUSE
     for _ in range(max_retries):
         try:

@@ -27,8 +27,7 @@ _END: Any = object()
 
 
 class SampledStream:
-    """Args:
-    saved: the result of `state` of an earlier iteration to resume; None for a new iteration."""
+    """If `saved`, the result of `state` of an earlier iteration, is None, a new iteration begins."""
 
     def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
         self._name = name
@@ -54,9 +53,7 @@ class SampledStream:
         is_strict: bool = True,
         if_empty: Callable[[], object] | None = None,
     ) -> Iterator[Any]:
-        """Args:
-        is_strict: whether to compare the samples of the skipped items with the saved samples.
-        if_empty: called if the stream is empty."""
+        """If `is_strict` is True, the samples of the skipped items are compared with the saved samples."""
         if position or self._generators is not None:
             return chain.from_iterable(self._resumed(make, position, is_strict))
         before = save_generators()
@@ -81,8 +78,7 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """Args:
-        is_noise: whether the difference may be due to random numbers that the stream draws for each item."""
+        """If `is_noise` is True, the difference may be due to random numbers that the stream draws for each item."""
         if is_noise:
             warn_outside(
                 f"the first {position} items of {self._name} have other numbers than before the state was saved. If "

@@ -192,9 +192,12 @@ def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | Non
 
 
 def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bool | TooManySkipped:
-    """Returns:
-    True if the next item is to be requested; False if the item cannot or must not be skipped; or the error to raise
-        because the limit is exceeded."""
+    """Skips a failed item, if this is permitted.
+
+    Returns:
+        True if the next item is to be requested; False if the item cannot or must not be skipped; or the error to raise
+            because the limit is exceeded.
+    """
     record = existing_record(datapipe)
     reference = None if record is None else record.claim
     owner = None if reference is None else reference()

@@ -132,8 +132,7 @@ class MultiNode(BaseNode[T]):
         return {**state, self.DATASETS_BARREN_KEY: sorted(self._barren)} if self._barren else state
 
     def __len__(self) -> int:
-        """Raises:
-        TypeError: the length of a source is unknown, or the criterion does not determine the length."""
+        """Raises TypeError if the length of a source is unknown, or the criterion does not determine the length."""
         lengths = [len(self.source_nodes[name]) for name in self.dataset_names]  # type: ignore[arg-type]
         if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
             return sum(lengths)

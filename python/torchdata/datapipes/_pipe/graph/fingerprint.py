@@ -36,9 +36,8 @@ _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "p
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
-    """Args:
-    begun: whether the graph may have been iterated. If True, the fingerprint leaves out attributes that an
-        iteration may change: the declared state, and for user-defined pipes all attributes except functions."""
+    """If the graph may have been iterated (`begun`), the fingerprint leaves out attributes that an iteration may
+    change: the declared state, and for user-defined pipes all attributes except functions."""
     graph = graph_of(datapipe)
     return [
         {

@@ -62,9 +62,12 @@ class Lead(NamedTuple):
 
 
 class Halt:
-    """Args:
-    number: the number of the pipe's iteration in which the thread pauses.
-    ahead: how far the thread reads before it pauses."""
+    """Pauses a thread that reads ahead in a replay.
+
+    Args:
+        number: the number of the pipe's iteration in which the thread pauses.
+        ahead: how far the thread reads before it pauses.
+    """
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number

@@ -37,28 +37,31 @@ _WORDS = 625
 
 
 class PipeEntry(NamedTuple):
-    """Args:
-    type: the name of the pipe's class.
-    restores: whether the next iteration of the pipe resumes, instead of starting from the beginning.
-    yielded: the number of items that the iteration to resume has yielded.
-    finished: whether the iteration has yielded its last item.
-    state: the pipe's declared state. If `restores` is False, it contains only the values that are kept between
-        iterations, including the seed for the next iteration.
-    seed: the argument for `set_seed` of a user-defined pipe.
-    follows: whether the pipe derives each seed from its previous seed, as in a graph that `set_graph_random_seed`
-        has seeded; otherwise, it draws its seeds from the global random generators.
-    skipped: the number of items that `on_error` has skipped after exceptions of this pipe, by class of exception.
-    later: the seed for the next iteration, which is set when the replay is complete.
-    drop: the number of items to drop at the beginning of the iteration, if the pipe is *replayed* because it has no
-        declared state. In a replay, the pipe and its sources begin with the states that they had at the beginning
-        of the saved iteration, and drop items up to the saved position, or to the end if `finished` is True.
-    seconds: the seconds from the beginning of the saved iteration until the state was saved.
-    generators: the states that the global random generators receive for the replay. After the replay, the
-        generators are set back to the states that they had before.
-    ahead: how far the pipe's thread must read ahead in the replay (see `Lead`).
-    left: the entry for the next iteration if the resumed iteration is abandoned.
-    given: a 1-tuple with the seed for the next iteration at the time of loading. If the pipe has another seed
-        later, this seed was set after loading."""
+    """The position of one pipe of a graph.
+
+    Args:
+        type: the name of the pipe's class.
+        restores: whether the next iteration of the pipe resumes, instead of starting from the beginning.
+        yielded: the number of items that the iteration to resume has yielded.
+        finished: whether the iteration has yielded its last item.
+        state: the pipe's declared state. If `restores` is False, it contains only the values that are kept between
+            iterations, including the seed for the next iteration.
+        seed: the argument for `set_seed` of a user-defined pipe.
+        follows: whether the pipe derives each seed from its previous seed, as in a graph that `set_graph_random_seed`
+            has seeded; otherwise, it draws its seeds from the global random generators.
+        skipped: the number of items that `on_error` has skipped after exceptions of this pipe, by class of exception.
+        later: the seed for the next iteration, which is set when the replay is complete.
+        drop: the number of items to drop at the beginning of the iteration, if the pipe is *replayed* because it has no
+            declared state. In a replay, the pipe and its sources begin with the states that they had at the beginning
+            of the saved iteration, and drop items up to the saved position, or to the end if `finished` is True.
+        seconds: the seconds from the beginning of the saved iteration until the state was saved.
+        generators: the states that the global random generators receive for the replay. After the replay, the
+            generators are set back to the states that they had before.
+        ahead: how far the pipe's thread must read ahead in the replay (see `Lead`).
+        left: the entry for the next iteration if the resumed iteration is abandoned.
+        given: a 1-tuple with the seed for the next iteration at the time of loading. If the pipe has another seed
+            later, this seed was set after loading.
+    """
 
     type: str
     restores: bool = False

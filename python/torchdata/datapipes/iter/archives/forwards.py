@@ -20,10 +20,8 @@ _BACK = 1 << 10
 
 
 class Forwards:
-    """Args:
-    rewind: moves the stream to its start and returns a new `next_piece`. If `rewind` is None, only the last piece
-        can be reread.
-    start: the current offset of the stream."""
+    """If `rewind`, which moves the stream to its start and returns a new `next_piece`, is None, only the last piece can
+    be reread."""
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
         self._next_piece, self._rewind = next_piece, rewind

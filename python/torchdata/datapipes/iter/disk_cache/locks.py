@@ -36,9 +36,12 @@ _watcher: threading.Thread | None = None
 
 
 class Lock:
-    """Attributes:
-    excludes_processes: False if the file system does not support locks.
-    thread: the id of a thread that must release this lock before waiting for another lock."""
+    """A held lock.
+
+    Attributes:
+        excludes_processes: False if the file system does not support locks.
+        thread: the id of a thread that must release this lock before waiting for another lock.
+    """
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")
 

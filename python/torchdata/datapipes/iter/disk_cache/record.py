@@ -22,13 +22,16 @@ _NONE: frozenset[str] = frozenset()
 
 
 class Record:
-    """Attributes:
-    paths: the paths of the item's files that `filepath_fn` returned.
-    targets: the absolute forms of `paths`; set once a file is missing.
-    written: the targets that were written.
-    ready: paths of complete files, to be yielded after the paths of all earlier items.
-    members: paths of files that were written for the item but are not in `paths`, such as members of an archive.
-    locks: the held locks, by target."""
+    """An item, its files and their locks.
+
+    Attributes:
+        paths: the paths of the item's files that `filepath_fn` returned.
+        targets: the absolute forms of `paths`; set once a file is missing.
+        written: the targets that were written.
+        ready: paths of complete files, to be yielded after the paths of all earlier items.
+        members: paths of files that were written for the item but are not in `paths`, such as members of an archive.
+        locks: the held locks, by target.
+    """
 
     __slots__ = ("item", "kind", "locks", "members", "paths", "ready", "targets", "written")
 

@@ -35,7 +35,9 @@ _LOCKED = 100
 
 
 class Section:
-    """Args:
+    """The items of one iteration between `on_disk_cache` and `end_caching`.
+
+    Args:
         paths_of: a function from an item to the paths of its files.
         found: a function from the paths of an item to the paths to yield, or to None if a file is missing.
         folder_for: a function from the path of an item to the folder that must contain its files.

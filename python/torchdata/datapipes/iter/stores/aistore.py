@@ -35,9 +35,7 @@ _VERSION = "Ais-Version"
 
 @dataclass(frozen=True)
 class _Cluster:
-    """Args:
-    endpoint: the URL of the cluster's proxy.
-    timeout: the seconds to wait for a response, and also the total seconds for a request and its retries."""
+    """`timeout` is both the time in seconds to wait for a response and the total time for a request and its retries."""
 
     pipe: str
     endpoint: str
@@ -167,8 +165,7 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
 
 @dataclass(frozen=True)
 class _AISRecipe:
-    """Args:
-    version: the version and the size in bytes of the object when it was first opened; None before."""
+    """`version` contains the version and the size in bytes of the object when it was first opened."""
 
     url: str
     cluster: _Cluster

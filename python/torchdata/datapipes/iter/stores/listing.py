@@ -96,9 +96,7 @@ def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, roo
 
 
 class ListsFolders(ListsRoots):
-    """Args:
-    root: a folder or file, a sequence of them, or a pipe that yields them.
-    masks: shell patterns for the names; empty for all names."""
+    """`root` may be a folder or file, a sequence of them, or a pipe that yields them."""
 
     def __init__(self, root: str | Sequence[str] | IterDataPipe[str], masks: str | list[str]) -> None:
         self.datapipe = source_pipe([root] if isinstance(root, str) else root, self)

@@ -37,10 +37,12 @@ _NOTHING = memoryview(b"")
 
 @dataclass(frozen=True)
 class S3Recipe:
-    """Args:
-    buffer_size: the maximum number of bytes per piece.
-    parallel: whether a piece of more than `PART_SIZE` bytes is fetched by several concurrent requests.
-    version: the ETag and the size in bytes of the object when it was first opened; None if it was not opened yet.
+    """Describes how to open an object of a store.
+
+    Args:
+        buffer_size: the maximum number of bytes per piece.
+        parallel: whether a piece of more than `PART_SIZE` bytes is fetched by several concurrent requests.
+        version: the ETag and the size in bytes of the object when it was first opened; None if it was not opened yet.
     """
 
     url: str

@@ -68,10 +68,8 @@ class _PoolWork(ReadAhead):
 
 
 class Pool:
-    """Args:
-    max_workers: the maximum number of threads. Each submitted item starts a thread until this maximum is reached.
-    **options: `thread_name_prefix`, `initializer` and `initargs`, as for `concurrent.futures.ThreadPoolExecutor`.
-    """
+    """Each submitted item starts a thread until there are `max_workers` threads. The options are those of
+    `concurrent.futures.ThreadPoolExecutor`."""
 
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
         self._work = _PoolWork(function, max_workers, **options)

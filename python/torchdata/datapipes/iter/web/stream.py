@@ -25,9 +25,7 @@ _PIECE = 1 << 20
 
 
 def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, StreamWrapper]:
-    """Raises:
-    requests.RequestException: the server cannot be reached, does not answer in time, or returns an error.
-    ValueError: `url` is not an HTTP URL."""
+    """The stream reads the file at `url`; the title is the result of `Client.title`."""
     client.check(url)
     response = client.answer(connections, url, {})
     try:
