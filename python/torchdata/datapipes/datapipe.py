@@ -1,8 +1,7 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
 Role: implements what all pipes share: registration of functional forms, pickling hooks, a single valid iterator per
-pipe, `reset()` at the start of an iteration, and resuming from a loaded state. This module's code runs in every process
-that has pipes. A pipe owns its sources and one `IterationToken`.
+pipe, `reset()` at the start of an iteration, and resuming from a loaded state.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share
 if TYPE_CHECKING:
     from torchdata.datapipes._forms import IterForms, MapForms
 else:
-    # Type checkers read the functional forms from stubs (`make stubs`). At run time, registries contain the forms.
+    # Type checkers read the functional forms from stubs (`make stubs`).
     class IterForms:
         """At run time, `IterForms[T]` is `FunctionalForms` for any type parameter `T`."""
 
@@ -72,7 +71,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # During the replay of a graph, the random generators have the states of the original pass.
+    # During the replay of a graph, the random generators have the states of the original iteration.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -97,7 +96,7 @@ def _begun(
     record = record_of(datapipe)
     renewal = None if record.claim is None else renewal_of(datapipe, function)
     if record.ended and (can_reset(type(datapipe)) or not is_restorable(datapipe)):
-        iterator: Iterator[Any] = iter(())  # an ended pass reads nothing from its sources
+        iterator: Iterator[Any] = iter(())  # an ended iteration reads nothing from its sources
     elif is_read_whole(datapipe):
         iterator = begin_whole(lambda: function(datapipe))
     else:
@@ -142,7 +141,7 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """A descriptor for the number of items that the pipe's iteration has yielded. PyTorch may replace the value."""
+    """PyTorch may replace the number of items that the pipe's iteration has yielded."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
@@ -180,7 +179,6 @@ class _PicklingHooks:
 
     @classmethod
     def _take_declaration(cls) -> None:
-        """Sets the class attributes that follow from the declared attributes."""
         if cls.__dict__.get("one_to_one") and "iteration_state" not in cls.__dict__:
             cls.iteration_state = ()
         cls._declared = declare(cls)
@@ -216,7 +214,6 @@ class _PicklingHooks:
                     state.reset(self)
 
     def _attributes_to_copy(self) -> dict[str, Any]:
-        """Returns the attributes that a pickled or deep-copied pipe contains."""
         left_out = self._not_copied
         if not left_out:
             return self.__dict__

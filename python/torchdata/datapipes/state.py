@@ -3,11 +3,12 @@
 A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
 pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
 readers. The key `checksums` contains checksums of the values of `graph` and `pipes`. In a pipe's own state, values that
-require pickle are stored as bytes under `"__pickled__"`. Nested containers are stored under `"__nested__"`.
+require pickle are stored as bytes under `"__pickled__"`, and nested containers under `"__nested__"`.
 
 A pipe without a declared state is *replayed*: it starts from the beginning and drops the items that it had yielded. Its
-sources begin with the states that they had at the beginning of the pass. The whole graph is replayed if user functions
-have drawn from the global random generators, or if a pipe that is not replayed reads a source of a replayed pipe.
+sources begin with the states that they had at the beginning of the iteration. The whole graph is replayed if user
+functions have drawn from the global random generators, or if a pipe that is not replayed reads a source of a replayed
+pipe.
 """
 
 from __future__ import annotations
@@ -233,11 +234,9 @@ class _Saving:
         return [pipe for pipe in replayed if id(pipe) not in below]
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
-        """Returns whether the last pipe of the graph must be replayed.
-
-        This is necessary if a replayed pipe and another pipe read one source (as children of a `fork` do), or if user
-        functions have drawn random numbers, because it is unknown which pipes called these functions.
-        """
+        """The last pipe of the graph must be replayed if a replayed pipe and another pipe read one source (as children
+        of a `fork` do), or if user functions have drawn random numbers, because it is unknown which pipes called these
+        functions."""
         if is_torchs(self.end):
             return False
         beginning = record_of(self.end).beginning

@@ -1,9 +1,9 @@
 """`torchdata.nodes`: data loading by composing iterators whose positions can be saved and restored. PyTorch's torchdata
 has a package of the same name.
 
-Role: the public names. A node reads other nodes, and returns an item for each call of `next`. A node can be reset to
-its beginning or to a saved state. `Loader` reads the last node once per epoch. Importing this package imports PyTorch,
-which other parts of `torchdata` do not need.
+Role: a node reads other nodes, and returns an item for each call of `next`. A node can be reset to its beginning or to
+a saved state. `Loader` reads the last node once per epoch. Importing this package imports PyTorch, which other parts of
+`torchdata` do not need.
 """
 
 from __future__ import annotations

@@ -52,7 +52,6 @@ class NodeRecorder(BatchRecorder):
 
 
 def _rows_of(root: BaseNode[Any]) -> Iterator[tuple[IterationToken, str, str, int | None, int, int]]:
-    """Yields the rows of the statistics, sources first, and gives each node a counter."""
     nodes = [node for node in reversed(nodes_of(root)) if not _is_part(node)]
     readers = {id(source): number for number, node in enumerate(nodes) for source in _read_by(node)}
     for node in nodes:

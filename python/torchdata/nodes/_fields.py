@@ -20,13 +20,9 @@ _REQUIRED: Any = object()
 
 
 class StateFields:
-    """The fields of a node's state.
-
-    Args:
-        state: a result of the node's `get_state`. If `state` is None, as at the beginning of an epoch, integers have
-            their smallest allowed value, flags have their default, lists are empty, and other fields are None.
-        begins: whether `state` may be None.
-    """
+    """Args:
+    state: a result of the node's `get_state`. If `state` is None, as at the beginning of an epoch, integers have
+        their smallest allowed value, flags have their default, lists are empty, and other fields are None."""
 
     def __init__(self, node: str, state: Any, begins: bool = True) -> None:
         if not isinstance(state, Mapping) and (state is not None or not begins):
@@ -79,7 +75,6 @@ class StateFields:
         return value
 
     def by_name(self, key: str, names: list[str]) -> Mapping[str, Any]:
-        """Returns the value of a field that contains a dict with a key for each name."""
         value: Mapping[str, Any] = self.state(key)
         missing = [name for name in names if name not in value]
         if missing:
@@ -87,7 +82,6 @@ class StateFields:
         return value
 
     def reset(self, source: BaseNode[T], key: str) -> Callable[[], T]:
-        """Moves a source to the state in a field, and returns the function that reads its next item."""
         source.reset(self[key])
         return advance_of(source)
 

@@ -44,11 +44,7 @@ class PipePosition(PipePasses):
         return {self.EPOCH_KEY: self._epoch, self.PIPE_KEY: save_state(self.pipe)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume from the saved position. A state can be loaded several times.
-
-        Raises:
-            ValueError: the state belongs to another graph, or its epoch number is out of range.
-        """
+        """A state can be loaded several times."""
         fields = StateFields("from_pipe", state_dict, begins=False)
         epoch = fields.integer(self.EPOCH_KEY, least=0)
         load_state(self.pipe, fields[self.PIPE_KEY])

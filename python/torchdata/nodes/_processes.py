@@ -1,8 +1,7 @@
 """The processes of a ParallelMapper, which take items from threads of the main process, and return results.
 
-Role: `Workers` and `MapWorker` run in the main process, and `_Caller` in the worker process. A thread sends one item,
-or several small items in one message, and waits for the answers. Each answer is a separate message, so if a process
-exits, only unfinished answers are lost.
+Role: a thread of the main process sends one item, or several small items in one message, and waits for the answers.
+Each answer is a separate message, so if a process exits, only unfinished answers are lost.
 
 The first message to a process also contains the seed of its random numbers. The base seed is the number that PyTorch's
 loader would draw from torch's global generator. It is drawn from a copy of this generator, so that the random numbers
@@ -75,10 +74,6 @@ class Workers(Group):
         survived: the kinds of process exits after which the process is replaced, instead of raising an error.
         timeout: seconds until a process must have returned a result; None for no limit.
         pages: the pages for the processes' counters in the loader's statistics; None without a loader.
-
-    Raises:
-        TypeError: the start method requires pickling, but the function cannot be pickled.
-        OSError: the system cannot start another process.
     """
 
     def __init__(
@@ -114,7 +109,7 @@ class Workers(Group):
 
 
 class MapWorker:
-    """Sends calls from a thread of the main process to one process. This object does not keep the group alive."""
+    """This object does not keep the group alive."""
 
     def __init__(self, group: Workers, number: int, output: Link) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
@@ -242,7 +237,6 @@ class MapWorker:
             self._read(group, link)
 
     def _read(self, group: Group, link: Link) -> None:
-        """Stores the new process, its links, and the seed that the next message to it contains."""
         members = self._members
         self._process, self._commander = members.processes[self._index], members.commanders[self._index]
         self._collector = group.collect([link], self._index)

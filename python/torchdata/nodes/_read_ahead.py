@@ -47,11 +47,9 @@ _SECONDS = 5.0
 
 
 class _Work(ReadAhead):
-    """The data that all threads share between two resets of a node. Only the thread that currently reads the source
-    uses the `reader`.
+    """Only the thread that currently reads the source uses the `reader`.
 
     Args:
-        name: the name of the node in messages and in names of threads.
         limit: the maximum number of items that are taken but not yet yielded.
         wanted: the minimum number of items of the source, according to a loaded state; an earlier end is an error.
         **options: the arguments `in_order`, `place` and `grows` of the queue. `place` consists of a snapshot of the
@@ -122,7 +120,6 @@ class _Work(ReadAhead):
             most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 
     def _stop(self, slot: int, error: BaseException) -> None:
-        """Stores the end or the error of the source in a slot of the queue, instead of a result."""
         reader = self.reader
         reader.ended = True
         if not isinstance(error, StopIteration):
@@ -162,9 +159,6 @@ class ReadSource:
     """Reads a source in threads, from one reset of a node to the next. The threads end when this object is deleted.
 
     Args:
-        node: the node that reads ahead. `ReadSource` resets the node's source.
-        functions: for each thread, the function that the thread calls with its items.
-        state: a result of `state` to resume from; None starts from the beginning.
         limit: the maximum number of items that are taken but not yet yielded.
         in_order: whether results keep the source's order, instead of being yielded once they are ready.
         prepare: a function that each thread calls once, before it reads the source.
@@ -276,15 +270,9 @@ class ReadSource:
     # -- shutdown -----------------------------------------------------------------------------------
 
     def leave(self, read_on: bool) -> None:
-        """Makes the threads stop reading, and waits until no thread uses the source.
-
-        Args:
-            read_on: whether to read the source up to the maximum read-ahead, so that its position at the beginning of
-                the next epoch does not depend on timing. This reading stops after `patience` seconds.
-
-        Raises:
-            TimeoutError: the source took longer than `patience` seconds for an item.
-        """
+        """Args:
+        read_on: whether to read the source up to the maximum read-ahead, so that its position at the beginning of
+            the next epoch does not depend on timing. This reading stops after `patience` seconds."""
         work = self.work
         work.close()
         if work.is_inherited:
@@ -324,15 +312,12 @@ class ReadSource:
 
 
 class ThreadedNode(PassingNode[T]):
-    """Subclasses define the work of the threads in `_begin`."""
-
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run"})
 
     _run: ReadSource | None = None
 
     def __init__(self, source: BaseNode[Any], snapshot_frequency: int) -> None:
         super().__init__()
-        #: The name of the node in messages.
         self._called = type(self).__name__
         self.source = check_node(self._called, "source", source)
         self.snapshot_frequency = check_int(self._called, "snapshot_frequency", snapshot_frequency, least=0)
@@ -345,9 +330,6 @@ class ThreadedNode(PassingNode[T]):
 
         If the last epoch is not over, the source is first read ahead up to the limit. As a result, the state of the
         source (for example, the number of epochs in a sampler) does not depend on how far the threads had read.
-
-        Raises:
-            TimeoutError: the source took more than a minute for one item.
         """
         if self._run is not None:
             self._run.leave(read_on=initial_state is None)
@@ -373,7 +355,7 @@ class ThreadedNode(PassingNode[T]):
             run.work.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Another thread may start new threads during this call."""
+        """Another thread may start new threads meanwhile."""
         run = self._run
         if run is not None:
             run.work.close()

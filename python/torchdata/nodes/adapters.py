@@ -32,7 +32,7 @@ K = TypeVar("K", covariant=True)
 
 
 class IteratingNode(BaseNode[T]):
-    """A node that reads an iterable. Subclasses set `_stateful`, and define `reset`."""
+    """Subclasses set `_stateful`, and define `reset`."""
 
     NUM_YIELDED_KEY = "_num_yielded"
     STARTED_KEY = "_started"
@@ -139,7 +139,6 @@ class IteratingNode(BaseNode[T]):
             raise fields.wrong(self.DIGEST_KEY, "must be two integers") from None
 
     def _arrive(self) -> None:
-        """Rereads and drops the items that were yielded before the loaded state was saved."""
         if self._digest is None and seek(self._it, self._to_drop):
             self._to_drop = 0
         while self._to_drop:

@@ -1,7 +1,7 @@
 """PyTorch's samplers with iterators that can be saved and restored.
 
-Role: `StatefulDataLoader` uses these samplers instead of PyTorch's own. They produce PyTorch's order, and draw the same
-numbers from the same generators at the same times as PyTorch's samplers. The states have the format of torchdata 0.11.
+Role: the samplers produce PyTorch's order, and draw the same numbers from the same generators at the same times as
+PyTorch's samplers. The states have the format of torchdata 0.11.
 """
 
 from __future__ import annotations
@@ -57,11 +57,10 @@ class RandomSampler(torch.utils.data.RandomSampler):
 
 
 class RandomIndices(Iterator[int]):
-    """One epoch of a `RandomSampler`. The order is drawn when the first index is requested."""
+    """The order is drawn when the first index is requested."""
 
     def __init__(self, sampler: RandomSampler) -> None:
         self._sampler, self._yielded = sampler, 0
-        #: The state of the generator from before the epoch's order was drawn.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
         #: The indices that were drawn last, and (`_place`) the position of the next index in `_chunk`.
@@ -168,7 +167,6 @@ class BatchSampler(torch.utils.data.BatchSampler):
     """
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Returns an iterator over the batches of an epoch, with `state_dict` and `load_state_dict`."""
         return BatchIndices(self)
 
 

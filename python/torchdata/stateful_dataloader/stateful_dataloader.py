@@ -1,7 +1,7 @@
 """PyTorch's `DataLoader` on this package's engine, with a state that can be saved at any batch.
 
 Role: PyTorch's class provides the constructor, the attributes and their checks. This package provides the iterators
-(`_in_process`, `_with_workers`). The loader refers to its last iterator, which has the position.
+(`_in_process`, `_with_workers`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torchdata.datapipes.map.grouping import *
     from torchdata.datapipes.map.wrapping import *
 
-#: The modules of the pipes, as in `torchdata.datapipes.iter`.
 _PIPES = late_names(
     {
         "arrow": "ArrowParts",

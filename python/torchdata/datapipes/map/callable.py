@@ -1,7 +1,4 @@
-"""Map pipes that apply a function or store items: Mapper, InMemoryCacheHolder.
-
-Role: InMemoryCacheHolder owns the items of its process.
-"""
+"""Map pipes that apply a function or store items: Mapper, InMemoryCacheHolder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Draws a pipe graph with graphviz.
-
-Role: the program `dot` is needed only for rendering the result.
-"""
+"""Draws a pipe graph with graphviz."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The streams that pipes yield: `StreamWrapper`, a file object that closes itself and can be reopened.
 
 Role: a wrapper has a *recipe* to reopen its stream, such as a path, or an archive and a position in it. A pickled or
-deep-copied wrapper consists of the recipe and the current offset, and opens its file on first use. A saved state can
-therefore contain streams.
+deep-copied wrapper consists of the recipe and the current offset, and opens its file on first use.
 """
 
 from __future__ import annotations
@@ -37,15 +36,11 @@ _SKIPPED_AT_ONCE = 1 << 20
 
 
 class Recipe(Protocol):
-    """Describes how to reopen a stream. Recipes can be pickled."""
-
     def open(self) -> Any:
         """Returns a new file object at the start of the stream."""
 
 
 class FileRecipe:
-    """The recipe of a stream that `open(path, mode, encoding=...)` created."""
-
     __slots__ = ("encoding", "mode", "path")
 
     def __init__(self, path: str, mode: str, encoding: str | None = None) -> None:

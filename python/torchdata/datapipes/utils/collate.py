@@ -1,7 +1,6 @@
 """Converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
-Role: implements the default function of `collate`, and its argument `conversion`. Stacked arrays are allocated by
-`torchdata.empty`, so that a worker can send them without a copy.
+Role: stacked arrays are allocated by `torchdata.empty`, so that a worker can send them without a copy.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ __all__ = [
     "stacked_tensors",
 ]
 
-#: The `kind` of each NumPy dtype that has a corresponding tensor type.
 _TENSOR_KINDS = "biufc"
 
 
@@ -94,7 +92,6 @@ def _keys(item: Any) -> str:
 
 
 def _nones(item: Any, where: str) -> Iterator[str]:
-    """Describes each position in an item (also in nested members) that contains None."""
     if item is None:
         yield where
     elif isinstance(item, Mapping):
@@ -200,11 +197,7 @@ def is_stackable(torch: Any, batch: Any) -> bool:
 
 
 def stacked_tensors(torch: Any, batch: Any) -> Any:
-    """A worker can send the memory of the stacked tensors without a copy.
-
-    Raises:
-        RuntimeError: the shapes differ, or a tensor requires a gradient.
-    """
+    """A worker can send the memory of the stacked tensors without a copy."""
     from torchdata import empty
 
     return torch.stack(tuple(batch), out=empty((len(batch), *batch[0].shape), batch[0].dtype))

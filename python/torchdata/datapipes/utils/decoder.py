@@ -2,8 +2,6 @@
 
 A handler is a function of an extension and the file's contents that returns None for unsupported extensions. The
 handlers in `torch.utils.data.datapipes.utils.decoder` also work.
-
-Role: defines the built-in handlers. This module's code runs in the process that iterates the pipe, and keeps no state.
 """
 
 from __future__ import annotations
@@ -268,7 +266,6 @@ class Decoder:
         self.key_fn = key_fn
 
     def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
-        """`basichandlers` receives the `allow_pickle` of the constructor."""
         if self.allow_pickle is None:
             return list(handlers)
         told = partial(basichandlers, allow_pickle=self.allow_pickle)

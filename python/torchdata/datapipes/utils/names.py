@@ -1,7 +1,6 @@
 """Converts foreign names to safe file paths: `file_name`, `path_inside`, `check_target`.
 
-Names in archives, on servers and in object stores may be arbitrary. Code that uses such a name as a file name, or joins
-it to a folder, should use the functions of this module.
+Code that uses such a name as a file name, or joins it to a folder, should use the functions of this module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shared code of readers of archives and compressed files: open archives, safe names, size limits and clear errors.
 
-Role: contains the base class of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader. An archive object owns the
-stream that it reads. A member refers to its archive, which can reopen the member (see `utils/_streams.py`).
+Role: an archive object owns the stream that it reads. A member refers to its archive, which can reopen the member (see
+`utils/_streams.py`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _NO_WAY_BACK = "a streamed archive cannot go back: read each member before the n
 
 
 class Refused(OSError):
-    """A member or stream is not read because it could do harm. The caller converts this error to an error of the
-    archive's format, such as tarfile.ReadError."""
+    """A member or stream is not read because it could do harm; the caller raises an error of the archive's format
+    instead."""
 
 
 def check_max_ratio(pipe: str, value: Any) -> float | None:
@@ -70,13 +70,7 @@ def folder_of(path: str) -> str:
 
 
 def path_in(folder: str, name: str) -> str:
-    """Returns the path of the member `name`.
-
-    Leading slashes are dropped, as by `tar` and `unzip`.
-
-    Raises:
-        Refused: the name refers to a path outside the folder.
-    """
+    """Leading slashes are dropped, as by `tar` and `unzip`."""
     try:
         return folder + path_inside(name)
     except ValueError:
@@ -137,8 +131,6 @@ def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
 
 
 class CountedStream:
-    """A compressed stream from its current position, which counts the bytes that were read."""
-
     def __init__(self, file_obj: Any) -> None:
         self._file_obj = file_obj
         self._start = position_of(file_obj) or 0
@@ -222,7 +214,6 @@ class MemberFile(io.RawIOBase):
 
     @property
     def name(self) -> str:
-        """The member's name in the archive."""
         return self._name
 
     def readable(self) -> bool:
@@ -233,8 +224,7 @@ class MemberFile(io.RawIOBase):
 
 
 class LibraryMember(MemberFile):
-    """The bytes of one member, read through another library's file object. Errors name the member, the archive and the
-    pipe."""
+    """Errors name the member, the archive and the pipe."""
 
     def __init__(self, archive: Any, key: Any, name: str, file_obj: Any, cheap: bool) -> None:
         super().__init__(archive, name, file_obj)
@@ -306,7 +296,6 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
         self.max_ratio = check_max_ratio(type(self).__name__, max_ratio)
 
     def _place_of(self, archive: Any) -> Any:
-        """Returns the position in the archive after the last yielded member."""
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
@@ -326,7 +315,6 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
 class IndexedArchive(Archive):
     """An archive with a directory of its members, which is read when the archive is opened."""
 
-    #: Index of the entry after the last yielded entry.
     next = 0
 
     def entries(self) -> list[Any]:
@@ -337,8 +325,7 @@ class IndexedArchive(Archive):
 
 
 class IndexedLoader(ArchiveLoader):
-    """The base class of loaders for archives with a directory. A saved position is the index of an entry in the
-    directory."""
+    """A saved position is the index of an entry in the archive's directory."""
 
     _format: str
     _opens: type[IndexedArchive]

@@ -92,7 +92,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """Describes how to read a compressed stream; `source` is a placeholder for this stream, or None."""
+    """`source` is a placeholder for the compressed stream, or None."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -157,7 +157,7 @@ class _OpenZip(zipfile.ZipFile):
 
 
 class _Decompressed(LibraryMember):
-    """The decompressed bytes of a stream. Seeking back restarts decompression."""
+    """Seeking back restarts decompression."""
 
     mode = "rb"
 

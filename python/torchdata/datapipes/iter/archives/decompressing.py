@@ -1,7 +1,6 @@
 """Decompresses the consecutive streams of a file with modules of Python and of other libraries.
 
-Role: each function returns a file object that decompresses another file object while it is read. Closing the returned
-file object does not close the compressed file object.
+Role: closing a returned file object does not close the compressed file object.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from torchdata._optional import optional_import
 
 __all__ = ["bzip2_reader", "gzip_reader", "lzma_reader", "zstd_reader"]
 
-#: Number of compressed bytes to request at a time.
 _AT_ONCE = 64 << 10
 
 #: Bytes to decompress at a time if the whole stream is read or skipped.
@@ -55,8 +53,6 @@ class _Streams:
     """The contents of a file that consists of one or several consecutive compressed streams.
 
     Args:
-        file_obj: the compressed file, which is read from its current position.
-        new: creates a decompressor for one stream.
         padding: the bytes that may follow a stream.
     """
 
@@ -91,7 +87,7 @@ class _Streams:
         return b""
 
     def _after_stream(self) -> bytes:
-        """Returns the first bytes of the next stream, after the padding that may follow a finished stream."""
+        """The padding after a finished stream is skipped."""
         data: bytes = self._decompressor.unused_data
         while not (data := data.lstrip(self._padding) if self._padding else data):
             data = self._file_obj.read(_AT_ONCE)

@@ -1,7 +1,6 @@
 """Lets archive readers, which read at offsets, read a stream that moves only forward.
 
-Role: `Forwards` is the file object of an archive in a stream that cannot seek or that is compressed. `Forwards` does
-not close the stream. It keeps the last bytes that were read, so that short backward seeks need no further reading.
+Role: the last bytes that were read are kept, so that short backward seeks need no further reading.
 """
 
 from __future__ import annotations

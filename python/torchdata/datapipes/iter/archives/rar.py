@@ -76,7 +76,6 @@ class _RarArchive(IndexedArchive):
         return list(self.rar.infolist())
 
     def open_entry(self, index: int) -> Any:
-        """The entry is opened when it is first read."""
         rarfile, rar = _rarfile(), self.rar
         info = rar.infolist()[index]
         stored = info.compress_type == rarfile.RAR_M0

@@ -55,7 +55,6 @@ PIECE = 16 << 20
 #: Maximum size in bytes of all headers of one member: 1 MiB of contents, and the 512-byte blocks before the contents.
 LARGEST_HEADERS = (1 << 20) + (8 << 10)
 
-#: Maximum number of additional headers of one member.
 MOST_HEADERS = 100
 
 #: Maximum number of records in the global headers of an archive, which `tarfile` copies for each member.
@@ -101,8 +100,7 @@ _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
 
 
 class _HeaderBytes:
-    """The stream of an archive while the headers of one member are read. Reading stops if the headers become
-    too long."""
+    """Reading stops if the headers become too long."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -110,7 +108,6 @@ class _HeaderBytes:
         self._ahead = b""
         self._left = LARGEST_HEADERS
         self._headers = 0
-        #: Whether reading the stream failed, rather than parsing its contents.
         self.failed = False
 
     def count(self) -> None:
@@ -199,8 +196,6 @@ class _Header(tarfile.TarInfo):
 
 
 class OpenTar(tarfile.TarFile):
-    """Limits headers for the whole archive, and may own the stream that it reads."""
-
     owned: Any = None
     #: Whether the archive is uncompressed, so that offsets in the archive are also offsets in its stream.
     plain = False
@@ -227,8 +222,6 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     Reading a compressed archive raises Refused once its decompressed size exceeds `max_ratio` times the bytes read.
 
     Args:
-        mode: the mode, as for `tarfile.open`.
-        max_ratio: the largest allowed ratio of decompressed to compressed size; None for no limit.
         header: the offset of a header in an uncompressed archive. The stream is positioned `BEFORE` bytes before this
             header, or at its start if `header` is 0.
     """
@@ -410,11 +403,8 @@ class _TarMemberRecipe:
 
 
 class _TarMember(MemberFile):
-    """The bytes of one member: a section of the archive's (decompressed) bytes.
-
-    Equivalent to `tarfile.ExFileObject`, but faster. Each read first seeks in the archive, because all members read
-    from one stream.
-    """
+    """Equivalent to `tarfile.ExFileObject`, but faster. Each read first seeks in the archive, because all members read
+    from one stream."""
 
     _archive: _TarArchive
 

@@ -1,7 +1,7 @@
 """The parts of a split pipe: a main pipe, which reads the source, and its children, which the user reads.
 
-Role: shared code of `fork`, `unzip`, `demux` and `round_robin_demux`. The main pipe reads the source once and owns the
-items that are buffered for a child.
+Role: in `fork`, `unzip`, `demux` and `round_robin_demux`, the main pipe reads the source once and owns the items that
+are buffered for a child.
 
 The children of one main pipe are iterated in *rounds*. When `iter` is called on a child, the child joins the current
 round. If it has already joined, the call begins a new round, which restarts the source and invalidates other iterators.
@@ -92,7 +92,7 @@ class Main(IterDataPipe[Any]):
         self._joined.add(child.instance_id)
 
     def open(self, child: Child) -> None:
-        """Called when a child begins to read. The first call of a round begins the iteration of the source."""
+        """The first call in a round begins the iteration of the source."""
         self._joined.add(child.instance_id)
         if token_of(self).armed:
             start_pass(self)
@@ -128,8 +128,7 @@ class Main(IterDataPipe[Any]):
 
 
 class DealMain(Main):
-    """The main pipe of `demux` and `round_robin_demux`. While one child is read, items of the other children are put
-    into their buffers."""
+    """While one child is read, items of the other children are put into their buffers."""
 
     _buffers: list[deque[Any]] = queues()
     _buffered: int = state(0)

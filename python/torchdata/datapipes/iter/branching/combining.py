@@ -307,13 +307,8 @@ def _sample_multiplex(
     """Yields items of pipes that are chosen at random by their weights, until all pipes have ended.
 
     Args:
-        source_datapipe: the first pipe to read.
-        pipes_to_weights_dict: the pipes to read, each with its positive weight.
         seed: as for `SampleMultiplexer`.
         weight: the weight of the first pipe, if the dict does not name it.
-
-    Raises:
-        ValueError, TypeError: as for `SampleMultiplexer`.
     """
     weights = pipes_to_weights_dict
     if isinstance(weights, dict) and weights and source_datapipe not in weights:

@@ -1,7 +1,4 @@
-"""Pipes that join items by key: IterKeyZipper, MapKeyZipper.
-
-Role: IterKeyZipper owns the buffered items of its reference pipe, and the streams in these items.
-"""
+"""Pipes that join items by key: IterKeyZipper, MapKeyZipper."""
 
 from __future__ import annotations
 
@@ -104,7 +101,6 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
             close_dropped(waiting.popitem()[1])
 
     def _read_until(self, key: Any, reference: Iterator[Any]) -> None:
-        """Reads items of `ref_datapipe` into the buffer, up to the first item with the key `key`."""
         key_of, waiting, limit = self.ref_key_fn, self._waiting, self.buffer_size
         while True:
             item = next(reference, _NOTHING)

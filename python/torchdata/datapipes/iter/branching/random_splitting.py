@@ -87,7 +87,6 @@ class _SplitMain(IterDataPipe[Any]):
                 close_dropped(item)
 
     def _draw(self) -> int:
-        """Returns the number of the child that receives the next item."""
         weights = self._weights
         if self._remaining == 0:
             error = ValueError(

@@ -60,8 +60,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class FolderSearch:
-    """Finds regular files under a folder, and ignores other paths. A link is treated like the file that it
-    refers to."""
+    """A link is treated like the file that it refers to."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)

@@ -1,6 +1,6 @@
 """Stores an item between `on_disk_cache` and `end_caching`, and the paths that are yielded for it.
 
-Role: `section.Section` keeps a record for each item that was read and not yielded. The record owns the item's locks.
+Role: `section.Section` keeps a record for each item that was read and not yielded.
 """
 
 from __future__ import annotations

@@ -76,7 +76,6 @@ class Section:
     # The section's pipes --------------------------------------------------------------------------------
 
     def items(self) -> Iterator[Any]:
-        """Yields the items whose files this process must create."""
         while (record := self._next_missing()) is not None:
             yield record.item
 
@@ -118,11 +117,8 @@ class Section:
         return True
 
     def _settle(self, record: Record) -> str | None:
-        """Determines whether this process or another process creates the files of a pending record.
-
-        Returns:
-            The path of a file that another process is creating.
-        """
+        """Returns the path of a file that another process is creating, or None if this process creates all missing
+        files."""
         try:
             for path in sorted(record.aim()):
                 lock = locks.acquire(path, self._thread)
@@ -197,7 +193,7 @@ class Section:
         return None
 
     def _wait(self, path: str, since: float | None) -> float:
-        """Waits briefly for a path that another process creates. Returns when the wait began."""
+        """Returns when the wait for the path began."""
         locks.release_all_of(self._thread)  # other sections of this thread write nothing while it waits
         now, limit = time.monotonic(), self._timeout()
         if since is None:

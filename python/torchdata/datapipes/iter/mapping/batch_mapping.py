@@ -1,8 +1,4 @@
-"""Pipes that apply a function to batches, or concurrently to the items of a batch: BatchMapper, BatchAsyncMapper.
-
-Role: a pipe owns the remaining results of the current batch. BatchAsyncMapper also owns the event loop of its iteration
-(see `event_loop`).
-"""
+"""Pipes that apply a function to batches, or concurrently to the items of a batch: BatchMapper, BatchAsyncMapper."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ _LENGTHS = 256
 
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
-    """Returns whether one of `columns` is missing. A negative index does not count from the end, so it is always
-    missing in a tuple or list."""
+    """A negative index does not count from the end, so it is always missing in a tuple or list."""
     for column in columns:
         try:
             item[column]

@@ -66,7 +66,6 @@ def to_node(datapipe: IterDataPipe[T_co], seed: int | None = None) -> Any:
     PyTorch.
 
     Args:
-        datapipe: the last pipe of a graph.
         seed: the seed of the graph's random pipes in each epoch; None (the default) draws new seeds for each epoch.
     """
     return import_module("torchdata.nodes").from_pipe(datapipe, seed)  # imported by name, because nodes depend on pipes

@@ -80,11 +80,10 @@ class EventLoop:
         self._finalizer = weakref.finalize(self, _close, self._runner, self._process)
 
     def run(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
-        """Returns the results of `function` for each item, in order.
+        """The results are in the order of the items.
 
         Raises:
             Exception: the first exception that a call raised. The other calls are canceled.
-            RuntimeError: in a forked child.
         """
         if self._process != os.getpid():
             raise RuntimeError(

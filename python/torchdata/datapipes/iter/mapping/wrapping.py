@@ -1,7 +1,4 @@
-"""Pipes that begin a pipeline over an iterable, or set the length of a pipeline: IterableWrapper, LengthSetter.
-
-Role: IterableWrapper refers to the user's iterable, and owns a copy of it during an iteration.
-"""
+"""Pipes that begin a pipeline over an iterable, or set the length of a pipeline: IterableWrapper, LengthSetter."""
 
 from __future__ import annotations
 
@@ -138,7 +135,6 @@ class IterableWrapper(IterDataPipe[T_co]):
     #: earlier epoch has already read it.
     _was_read = _is_used_up = False
     _has_warned = False
-    #: Whether items that are reread after a resume are compared with the original items.
     _is_strict = True
     _epoch: int | None = None
 

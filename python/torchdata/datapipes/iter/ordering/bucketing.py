@@ -1,7 +1,4 @@
-"""Pipes that batch items of similar size, so that little padding is needed: BucketBatcher, MaxTokenBucketizer.
-
-Role: BucketBatcher returns a chain of other pipes. MaxTokenBucketizer owns a heap of items and an incomplete batch.
-"""
+"""Pipes that batch items of similar size, so that little padding is needed: BucketBatcher, MaxTokenBucketizer."""
 
 from __future__ import annotations
 

@@ -134,8 +134,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
 
 def size_of(item: Any) -> int:
-    """Returns the size of an item in bytes, including the members of containers. An object that appears twice counts
-    twice."""
+    """An object that appears twice counts twice."""
     total, waiting = 0, [item]
     while waiting:
         obj = waiting.pop()

@@ -1,8 +1,4 @@
-"""Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler.
-
-Role: Shuffler and InBatchShuffler own a random generator, Shuffler also owns a buffer of items, and Sampler the order
-that its sampler returned.
-"""
+"""Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler."""
 
 from __future__ import annotations
 

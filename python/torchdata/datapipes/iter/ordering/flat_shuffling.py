@@ -1,7 +1,4 @@
-"""The pipe that applies a function to items and mixes the members of the results: ShuffledFlatMapper.
-
-Role: owns a random generator and a buffer of results.
-"""
+"""The pipe that applies a function to items and mixes the members of the results: ShuffledFlatMapper."""
 
 from __future__ import annotations
 
@@ -63,7 +60,6 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     _buffer: list[Any] = state(list, items=True, saved=False)
     #: The index in the full buffer of the result whose next member is yielded next.
     _next: int | None = state()
-    #: The result from which a member was last requested.
     _asked: Parts | None = state(items=True, saved=False)
     #: A list with the item that was read, and whose result waits for room in the buffer.
     _waiting: list[Any] = state(list, items=True)

@@ -1,7 +1,4 @@
-"""Pipes that make batches or unfold them: Batcher, UnBatcher, Grouper.
-
-Role: Grouper owns the items of incomplete groups, and UnBatcher the remaining members of the current batch.
-"""
+"""Pipes that make batches or unfold them: Batcher, UnBatcher, Grouper."""
 
 from __future__ import annotations
 
@@ -266,7 +263,6 @@ class Grouper(IterDataPipe[Any]):
             yield self._take(next(iter(groups)))
 
     def _may_yield(self, size: int) -> bool:
-        """Returns whether a group of `size` items may be yielded because the buffer is full."""
         if self.guaranteed_group_size is None or size >= self.guaranteed_group_size:
             return True
         if self.drop_remaining:

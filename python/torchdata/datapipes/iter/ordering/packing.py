@@ -1,7 +1,4 @@
-"""The pipe that packs sequences of different lengths into rows of one length: Packer.
-
-Role: the state contains the incomplete rows, and the parts of a long sequence that are not in a row yet.
-"""
+"""The pipe that packs sequences of different lengths into rows of one length: Packer."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ __all__ = ["Packer"]
 #: An item or a part of an item: a sequence of tokens, or a dict from column to sequence; all its lengths are equal.
 Piece = Any
 
-#: The name of the column of a row if the items are sequences.
 _TOKENS = "input_ids"
 
 _ADDED = ("position_ids", "cu_seqlens")
@@ -194,7 +190,6 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return _cut(piece, [0, *range(most, size, most), size] if self.long == "split" else [0, most])
 
     def _columns_of(self, item: Any) -> Piece:
-        """Returns `item` if it is a sequence, or a dict of the columns to pack if it is a mapping."""
         if type(item) in _KINDS or not isinstance(item, Mapping):
             _kind_of(_TOKENS, item)
             return item
@@ -294,7 +289,6 @@ class _Lists:
 
     @staticmethod
     def counted(sizes: list[int]) -> Any:
-        """Returns one sequence with the numbers from 0 to `size - 1` for each of `sizes`."""
         return [*chain.from_iterable(map(range, sizes))]
 
     @staticmethod

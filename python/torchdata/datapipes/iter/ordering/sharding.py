@@ -214,12 +214,8 @@ class ShardingFilter(IterDataPipe[T_co]):
         )
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
-        """Returns this process's share of the items of an iterator.
-
-        Args:
-            is_unloaded: whether the iterator yields indices. In this case, the source's token does not record the end
-                of the iteration, because the source pipe itself is not iterated.
-        """
+        """If the iterator yields indices (`is_unloaded`), the source's token does not record the end of the iteration,
+        because the source pipe itself is not iterated."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         if self._behind:  # the state was saved with a common part, which a function of the user may now change

@@ -26,7 +26,6 @@ __all__ = ["AISFileLister", "AISFileLoader"]
 
 #: The oldest version of `aistore` that lists empty buckets and reads objects of any name.
 OLDEST_VERSION = (1, 18)
-#: Default timeout for a cluster that does not answer, in seconds.
 DEFAULT_TIMEOUT_S = 20.0
 
 _LONGEST_NUMBER = 18
@@ -68,7 +67,6 @@ class _Cluster:
         return sdk.Client(self.endpoint, timeout=(self.timeout, self.timeout), retry_config=retries)
 
     def bucket(self, url: str) -> tuple[Any, str]:
-        """Returns the bucket of a URL, and the object's name (or the prefix) in the bucket."""
         provider, name, inner = split_url(self.pipe, url)
         return self.client().bucket(name, provider), inner
 
@@ -78,7 +76,6 @@ _clients: dict[tuple[int, str, float], Any] = {}
 
 
 def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, str, str]:
-    """Splits a URL such as `ais://bucket/name` into provider, bucket and name (or prefix, which may be empty)."""
     provider, separator, rest = check_name(pipe, "every item of the source", url).partition("://")
     bucket, _, name = rest.partition("/")
     if not provider or not separator or not bucket or (needs_name and not name):
@@ -207,7 +204,6 @@ class _AISObject(RemoteFile[_AISRecipe]):
             answer.close()
 
     def _ask(self, recipe: _AISRecipe, start: int) -> Any:
-        """Requests the object from `start` on, and returns the headers of the response (`_answer`)."""
         self.drop_answer()
         answer = recipe.get(start)
         known, found = recipe.version, answer.headers.get(_VERSION, "")

@@ -75,7 +75,7 @@ class FSSpecFileLister(ListsFolders):
 
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
-    """Returns a function from a name in the listing of `root` to a URL with the protocol and links of `root`."""
+    """The returned function converts a name in the listing of `root` to a URL with the protocol and links of `root`."""
     links = root.split("::")
     # Names are listed in the first link with a path. A caching protocol such as `simplecache` has no path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
@@ -120,7 +120,6 @@ class _FSSpecRecipe:
         return {**vars(self), "count": None}
 
     def open(self) -> Any:
-        """Raises RuntimeError if the file has changed since it was first opened."""
         fs, path = _file_system(self.pipe, self.url, self.for_connection)
 
         def opened() -> Any:

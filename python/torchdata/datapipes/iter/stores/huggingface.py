@@ -1,7 +1,6 @@
 """The pipe over datasets of the Hugging Face Hub: HuggingFaceHubReader.
 
-Role: every iteration creates a new dataset object, which owns its connections and files. The library `datasets` is
-imported when a pipe is built.
+Role: every iteration creates a new dataset object, which owns its connections and files.
 """
 
 from __future__ import annotations

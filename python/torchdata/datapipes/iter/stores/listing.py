@@ -37,11 +37,8 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
 
 
 class ListsRoots(IterDataPipe[str]):
-    """A pipe that yields the names found under each root that its source yields.
-
-    The state contains the root that is being listed, and the last entry of this root that was yielded. A resumed
-    iteration lists this root again.
-    """
+    """The state contains the root that is being listed, and the last entry of this root that was yielded. A resumed
+    iteration lists this root again."""
 
     #: The root that is being listed. `_last` is the position of the last yielded entry of this root, or None.
     _root: str | None = state()
@@ -73,9 +70,7 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """Yields the entries after `last`, a pair of an index and a name.
-
-    If other names were added or removed since, the name in `last` determines the position.
+    """If other names were added or removed since, the name in `last` determines the position.
 
     Raises:
         RuntimeError: the name in `last` no longer exists.

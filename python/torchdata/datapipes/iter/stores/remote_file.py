@@ -42,7 +42,7 @@ R = TypeVar("R", bound=ObjectRecipe)
 
 
 class RemoteFile(io.RawIOBase, Generic[R]):
-    """A file object that requests the contents of an object when they are read. `seek` sends no request.
+    """`seek` sends no request.
 
     Args:
         recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
@@ -59,7 +59,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         self._recipe: R = recipe if recipe.version is not None else self._opened(recipe)
 
     def _opened(self, recipe: R) -> R:
-        """Sends the first request for the object, and returns a recipe with the object's current version."""
+        """The returned recipe contains the object's current version."""
         raise NotImplementedError
 
     @property
@@ -68,7 +68,6 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         return self._recipe.version[1]
 
     def recipe(self) -> R:
-        """Raises an error if the object has changed since it was opened."""
         return self._recipe
 
     def drop_answer(self) -> None:

@@ -77,13 +77,10 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The arguments of a pipe for creating stores. These settings can be pickled, whereas obstore's stores cannot.
+    """These settings can be pickled, whereas obstore's stores cannot.
 
     Args:
         request_timeout_ms: milliseconds without a response after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
-        region: the region; if empty, the environment determines it.
-        endpoint_url: the server; if empty, the environment determines it, and by default Amazon's server is used.
-        config: further settings of obstore's `S3Store`.
     """
 
     pipe: str
@@ -104,7 +101,6 @@ class S3Settings:
         return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, variables)]), "")
 
     def connect(self, bucket: str, url: str) -> tuple[Any, Any]:
-        """Returns the module of obstore that works in this process, and the store of a bucket such as `s3://bucket`."""
         return _process.connect(self, bucket, url)
 
     def make_store(self, obstore: Any, bucket: str) -> Any:
@@ -216,11 +212,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _own_copy() -> Any:
-    """Returns a second copy of obstore's extension, with its own globals.
-
-    The extension is copied to an anonymous file, because the dynamic loader loads no file twice. The path of this file
-    contains the process id, because the loader also compares paths.
-    """
+    """The extension is copied to an anonymous file, because the dynamic loader loads no file twice. The path of this
+    file contains the process id, because the loader also compares paths."""
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -251,11 +244,7 @@ def _own_copy() -> Any:
 
 
 def split_url(pipe: str, url: Any, *, needs_key: bool) -> tuple[str, str]:
-    """Returns the bucket, such as `s3://bucket`, and the key (or prefix, which may be empty) of `s3://bucket/key`.
-
-    Raises:
-        S3Error: obstore does not support the key.
-    """
+    """Raises S3Error if obstore does not support the key."""
     if not isinstance(url, str):
         raise TypeError(f"{pipe} expects URLs such as 's3://bucket/key', but got {shown(url)}")
     scheme, _, rest = url.partition("://")

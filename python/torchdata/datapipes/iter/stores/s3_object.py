@@ -29,7 +29,6 @@ PART_SIZE = 4 << 20
 #: Number of bytes of the first request after a seek. Each following request for consecutive bytes asks for twice as
 #: many bytes as the previous request.
 AFTER_SEEK = 256 << 10
-#: Maximum number of concurrent requests for one piece.
 MOST_PARALLEL = 8
 
 _NOTHING = memoryview(b"")
@@ -82,12 +81,7 @@ class S3Recipe:
 
 
 class S3Object(RemoteFile[S3Recipe]):
-    """A read beyond the current piece requests a new piece.
-
-    Args:
-        recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
-            requested.
-    """
+    """A read beyond the current piece requests a new piece."""
 
     def __init__(self, recipe: S3Recipe) -> None:
         self._piece, self._start, self._end = _NOTHING, 0, 0

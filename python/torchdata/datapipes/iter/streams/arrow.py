@@ -1,7 +1,7 @@
 """The pipes that read a table part by part: ArrowReader, and LanceReader, for which each row is a part.
 
-Role: the pipes yield the rows, or frames of rows, of a table. The map pipe `ArrowParts` lists the numbers of the
-table's parts. One part is in memory at a time, such as a row group of a Parquet file.
+Role: the map pipe `ArrowParts` lists the numbers of the table's parts. One part is in memory at a time, such as a row
+group of a Parquet file.
 """
 
 from __future__ import annotations

@@ -33,7 +33,6 @@ def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[st
     Args:
         path: the final path; links are followed.
         replace: whether an existing file is replaced; otherwise, it stays unchanged.
-        ending: the suffix of the temporary name.
     """
     path = os.path.realpath(path)
     try:
@@ -68,7 +67,6 @@ def _move_unless_there(source: str, target: str) -> None:
 
 
 def temporary_name(path: str, ending: str = ".part") -> str:
-    """Returns a path in the folder of `path` for a temporary file, or, with another `ending`, for a lock file."""
     import hashlib
 
     folder, name = os.path.split(path)
@@ -117,7 +115,6 @@ def write_file(
 
     Args:
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
-        mode: `"wb"` or `"wt"`.
         alone: whether the caller holds the lock of the path. Without the lock, the temporary file gets a unique name.
         expected: the checksum that the contents must have.
     """

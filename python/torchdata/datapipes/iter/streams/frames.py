@@ -1,7 +1,6 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
-Role: the frames belong to pandas, polars or pyarrow; ParquetDataFrameLoader can also yield dicts of arrays. It owns the
-file that it reads, with one row group in memory at a time.
+Role: ParquetDataFrameLoader owns the file that it reads, with one row group in memory at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The base class of pipes that yield many items from one (path, stream) pair: readers of files, lines and archives.
 
-Role: the state of such a pipe is the pair that is being read, and the position in its stream. The pipe keeps this pair,
-because the source cannot yield it a second time. When the iterator is abandoned, the pipe closes the stream and keeps a
-placeholder that can reopen it.
+Role: the state of such a pipe is the pair that is being read, and the position in its stream. When the iterator is
+abandoned, the pipe closes the stream and keeps a placeholder that can reopen it.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ def position_of(stream: Any) -> int | None:
 class HoldsStream(IterDataPipe[T_co]):
     """Subclasses define `_source`, `_read` and, if an offset cannot describe the position in a stream, `_bookmark`."""
 
-    #: The current pair of path and stream.
     _held: Any = state(saved=False)
     #: The position in the current stream where `_read` begins.
     _place: Any = state(saved=False)
@@ -124,7 +122,7 @@ class HoldsStream(IterDataPipe[T_co]):
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """Drops the current pair after an exception. The failed iterator has already closed the stream."""
+        """The failed iterator has already closed the stream."""
         self._held = self._place = None
         self._reading = False
 

@@ -16,9 +16,6 @@ __all__ = ["SavesItems"]
 
 
 class SavesItems(ItemByItem[str]):
-    """A pipe that reads pairs of metadata and data, saves the data of each pair to a file, and yields the
-    file's path."""
-
     def __init__(
         self, source_datapipe: Iterable[tuple[Any, Any]], mode: str, filepath_fn: Callable[[Any], str] | None
     ) -> None:

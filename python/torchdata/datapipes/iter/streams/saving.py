@@ -26,7 +26,6 @@ __all__ = ["HashChecker", "Saver"]
 
 _CHUNK = 1 << 20
 
-#: The number of hexadecimal digits for each kind of hash.
 _DIGITS = {"sha256": 64, "md5": 32}
 
 
@@ -90,7 +89,6 @@ class Saver(ItemByItem[str]):
 
 
 def _write(path: str, mode: str, data: Any) -> None:
-    """Writes the file completely or not at all."""
     target = os.path.realpath(path)
     try:
         os.stat(target)

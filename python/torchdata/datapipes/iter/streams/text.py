@@ -68,7 +68,6 @@ def _reads_bytes(file_obj: Any) -> bool:
 
 
 def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
-    """Decodes a binary file in an encoding such as UTF-16."""
     decoder, rest, is_over = codecs.getincrementaldecoder(encoding)(errors), "", False
     while not is_over:
         piece = file_obj.read(_PIECE)
@@ -81,8 +80,6 @@ def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
 
 
 class _Text(HoldsStream[Any]):
-    """The base class of LineReader and the CSV pipes: options, skipping lines, decoding, and the position in a file."""
-
     source_datapipe: Any
 
     #: The stream's position when the pipe received the stream. `_lines_before` is the number of lines to skip from this

@@ -1,7 +1,6 @@
 """The pipe that reads TFRecord files: TFRecordLoader.
 
-Role: `torchdata._native.TFRecordReader` parses the records and verifies their checksums. This module converts the
-values as the argument `spec` describes. The position in a stream is the offset and the number of the next record.
+Role: the position in a stream is the offset and the number of the next record.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
 
     datapipe: Any
     _open: tuple[Any, _native.TFRecordReader] | None = state(saved=False)
-    #: Whether the current stream has a working `tell`.
     _tells: bool = state(False, saved=False)
 
     def __init__(

@@ -57,7 +57,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: A list with the incomplete sample; each iteration has its own list.
+    #: Each iteration has its own list with the incomplete sample.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
     #: For recent and for older samples of this iteration, a dict from the key of a sample to its fields.

@@ -1,8 +1,7 @@
 """The pipe that copies batches into pinned memory: PinMemory.
 
-Role: `PinMemory` is the last pipe of the graph in the main process. Its thread reads and pins one item ahead, so
-training does not wait for reading or pinning, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap
-with computing.
+Role: the thread of this pipe reads and pins one item ahead, so training does not wait for reading or pinning, and
+copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap with computing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The thread pool that calls the function of a `threadpool_map` pipe, and returns results in order.
 
 Role: a pool serves one iteration, and its queue owns the submitted items and the pending results. The threads do not
-refer to the pool, so that dropping the iterator closes the pool. A thread ends after its current call.
+refer to the pool, so that dropping the iterator closes the pool.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Pool"]
 
 
 class _PoolWork(ReadAhead):
-    """The tasks of a pool's threads. The threads keep this object alive, so it must not refer to the pool."""
+    """The threads keep this object alive, so it must not refer to the pool."""
 
     def __init__(
         self,
@@ -41,7 +41,6 @@ class _PoolWork(ReadAhead):
             self.max_workers = len(self.threads)
 
     def serve(self) -> None:
-        """Each thread runs this method, which calls the function with submitted items until the pool is closed."""
         broken: BaseException | None = None
         if self.initializer is not None:
             try:
@@ -101,7 +100,6 @@ class Pool:
         self._work.start_thread()  # Ctrl-C may interrupt this call after the item was added
 
     def wait(self) -> None:
-        """Waits for the first result, or until the pool is closed."""
         if not self._work.threads and not self.closed:
             self._work.start_thread()  # the first thread is missing if its start was interrupted
         self._queue.wait()

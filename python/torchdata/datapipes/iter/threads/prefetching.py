@@ -4,7 +4,7 @@ Role: the source's iteration begins in the thread that iterates the pipe. A daem
 a bounded native queue, until the source ends or fails, or the pipe's iterator is closed. The thread does not refer to
 the pipe's iterator, so that dropping the iterator ends the thread.
 
-A forked child has no such thread, and does not use the inherited queue. The child can iterate the pipe in a new thread.
+A forked child has no such thread, and does not use the inherited queue.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class _PrefetchData(ReadAhead):
-    """The data that the thread of one iteration shares with its consumer."""
-
     def __init__(self, name: str, source: Iterator[Any], buffer_size: int) -> None:
         super().__init__(name, min(buffer_size, sys.maxsize), "torchdata-prefetch")
         self.source: Iterator[Any] | None = source
@@ -70,7 +68,6 @@ class _PrefetchData(ReadAhead):
         return not self.queue.closed or not self.others() or self.released.wait(seconds)
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
-        """Returns the buffered items, and the error that the thread put into the queue after these items."""
         items: list[Any] = []
         error = None
         for _, kind, content, _ in self.queue.slots():
@@ -81,11 +78,7 @@ class _PrefetchData(ReadAhead):
         return items, error
 
     def leave(self, for_good: bool) -> None:
-        """Makes the thread end after its current item.
-
-        Args:
-            for_good: False if the pipe begins its next iteration. Only the first call determines this.
-        """
+        """Makes the thread end after its current item."""
         if not self._left:
             self._left, self.abandoned = True, for_good
         self.queue.close()
@@ -146,7 +139,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
 
 
 class _PrefetchBase(IterDataPipe[T_co]):
-    """A pipe that reads its source in a separate thread. Subclasses pass additional arguments to `thread_worker`."""
+    """Subclasses pass additional arguments to `thread_worker`."""
 
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items of a loaded state, and the error to raise after these items.
@@ -172,7 +165,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Processes the buffered items of a loaded state in the same way as the thread, for example by pinning."""
+        """The thread processes items in the same way, for example by pinning."""
         return items
 
     def __iter__(self) -> Iterator[T_co]:
@@ -331,11 +324,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
 
 def end_threads(datapipe: Any) -> None:
-    """Ends the read-ahead threads of a graph's pipes, except for `fullsync`, each after its current item.
-
-    Raises:
-        TimeoutError: a thread took longer than its pipe's `patience`.
-    """
+    """Ends the read-ahead threads of a graph's pipes, except for `fullsync`, each after its current item."""
     for pipe in pipes_with_threads(datapipe):
         if not hasattr(pipe, "set_process_group"):
             pipe.shutdown()
@@ -345,9 +334,6 @@ def stop_reading(datapipe: Any) -> None:
     """Stops the read-ahead threads of an abandoned iteration, before the seeds of the next iteration are set.
 
     Otherwise, a running thread could begin another iteration of a `cycle` in the graph with the new seeds.
-
-    Raises:
-        TimeoutError: a thread does not finish its item within its pipe's `patience`.
     """
     for pipe in pipes_with_threads(datapipe) if are_there_any() else ():
         pipe._stop_reading()

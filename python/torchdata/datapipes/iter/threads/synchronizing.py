@@ -1,7 +1,7 @@
 """The pipe that makes all ranks of a distributed job end their epochs together: FullSync.
 
 Role: `fullsync` is the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks
-all ranks whether they also have an item. The pipe yields an item only if all ranks have an item.
+all ranks whether they also have an item.
 
 Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. With n
 ranks, the number `-(r + 1)` means that rank r ends its run, and `-(n + r + 1)` that rank r has raised an exception. The
@@ -56,13 +56,10 @@ _SHUTDOWN_WAIT = 5.0
 
 
 class _StepData(_PrefetchData):
-    """The data that the thread of one iteration shares with its consumer: the queue and the vote.
-
-    Args:
-        again: if positive, the number of items to reread without a vote, because the ranks have already voted on these
-            items. If negative, `-again` is the number of votes to repeat without an item, because other ranks have yet
-            to take part in these votes.
-    """
+    """Args:
+    again: if positive, the number of items to reread without a vote, because the ranks have already voted on these
+        items. If negative, `-again` is the number of votes to repeat without an item, because other ranks have yet
+        to take part in these votes."""
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)

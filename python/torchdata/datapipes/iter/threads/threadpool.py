@@ -68,7 +68,6 @@ class _Results(Iterator[Any]):
         return take()
 
     def _read_ahead(self, wanted: int) -> None:
-        """Submits items until the pool contains `wanted` items and results, or the source ends or fails."""
         pool = self._pool
         while self._ahead and len(pool) < wanted and pool.source_error is None and not pool.closed:
             try:
@@ -82,7 +81,6 @@ class _Results(Iterator[Any]):
             pool.submit(item)
 
     def _end(self) -> None:
-        """Raises the exception that follows the last result: the source's error, or StopIteration."""
         error, self._pool.source_error = self._pool.source_error, None
         if error is None:
             self.close()

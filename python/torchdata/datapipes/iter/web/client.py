@@ -1,7 +1,6 @@
 """HTTP requests: time limits, retries, connections, and errors that name the pipe.
 
-Role: HttpReader, GDriveReader, OnlineReader and their streams share this code. Each iteration owns its `Connections`,
-which stay open between URLs until the iteration ends.
+Role: each iteration owns its `Connections`, which stay open between URLs until the iteration ends.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None
 
 
 class Retrying:
-    """The number of retries of a pipe, and a callback that counts them. The callback is not pickled."""
+    """The callback that counts the retries is not pickled."""
 
     def __init__(self, pipe: str, max_retries: int) -> None:
         self.max_retries = check_int(pipe, "max_retries", max_retries, least=0)
@@ -88,10 +87,7 @@ class Retrying:
 
 
 class Connections:
-    """Connections that are reused for the next request to the same server.
-
-    Every process and every iteration has its own connections.
-    """
+    """Every process and every iteration has its own connections."""
 
     def __init__(self, retrying: Retrying) -> None:
         self._retrying = retrying
@@ -134,11 +130,7 @@ class Connections:
 
 
 class Client:
-    """Sends the requests of a pipe. A client can be pickled, as part of the recipes of its streams.
-
-    Args:
-        options: arguments for `requests.Session.get`.
-    """
+    """A client can be pickled, as part of the recipes of its streams."""
 
     def __init__(self, pipe: str, timeout: Any, retrying: Retrying, options: Mapping[str, Any]) -> None:
         requests = optional_import("requests", extra="http", needed_by=pipe)
@@ -189,7 +181,6 @@ class Client:
         return response
 
     def explain(self, error: Exception, what: str) -> None:
-        """Adds the pipe, the location and a remedy to an error of `requests` or `urllib3`."""
         from requests import RequestException, Timeout
         from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 

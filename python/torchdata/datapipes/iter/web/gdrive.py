@@ -1,7 +1,4 @@
-"""Requests the file of a link to Google Drive, also if the link leads to a confirmation page before the download.
-
-Role: GDriveReader uses this client for all links, and OnlineReader uses it for links to Google Drive.
-"""
+"""Requests the file of a link to Google Drive, also if the link leads to a confirmation page before the download."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ def download_url(url: str) -> str:
 
 class DriveClient(Client):
     def title(self, url: Any, response: Any) -> str:
-        """Returns the file name that the server sent. Folders are removed, because users join the name to a folder."""
+        """Folders are removed from the file name, because users join the name to a folder."""
         told = response.headers.get("content-disposition", "")
         if (found := re.search(r'filename="([^"]+)"', told)) is not None:
             name = found[1]
@@ -63,11 +60,7 @@ class DriveClient(Client):
             ) from None
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
-        """The body of the returned response is unread.
-
-        Raises:
-            RuntimeError: the quota of the file is exceeded, or the link does not lead to a file.
-        """
+        """The body of the returned response is unread."""
         from urllib3.exceptions import HTTPError
 
         session = connections.session()  # both requests use this session, and share its cookies
@@ -92,7 +85,6 @@ class DriveClient(Client):
         )
 
     def _confirmed_url(self, response: Any, asked: str, url: Any) -> str | None:
-        """Returns the download URL that a confirmation page contains."""
         for name, value in response.cookies.items():
             if name.startswith("download_warning"):
                 return f"{asked}&{urlencode({'confirm': value})}"

@@ -13,8 +13,6 @@ __all__ = ["Page"]
 
 
 class Page(HTMLParser):
-    """The relevant parts of a page of Google Drive: its title, and its form for the download."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         title = re.search(r"<title>Google Drive - ([^<]{1,200})</title>", text)

@@ -1,7 +1,7 @@
 """Pipes that read files from the network by their URLs: HttpReader, GDriveReader, OnlineReader.
 
 Role: an iteration owns its connections, and closes them when it ends or is abandoned. A stream closes itself when the
-last reference to it is dropped. `requests` is imported when a pipe is built.
+last reference to it is dropped.
 """
 
 from __future__ import annotations

@@ -75,11 +75,7 @@ class _Version(NamedTuple):
 
 
 class HttpRecipe:
-    """The recipe is pickled with all settings of its pipe, including credentials.
-
-    Args:
-        url: the URL that the pipe received, before redirects.
-    """
+    """The recipe is pickled with all settings of its pipe, including credentials."""
 
     def __init__(self, client: Client, url: Any, version: _Version) -> None:
         self.client, self.url, self.version = client, url, version
@@ -95,7 +91,6 @@ class HttpRecipe:
 
         Raises:
             requests.RequestException: the file is not available.
-            RuntimeError: the file has changed, or the server sends another part of the file.
         """
         headers = {}
         own_range = any(name.lower() == "range" for name in self.client.options.get("headers") or {})
@@ -152,8 +147,7 @@ class HttpRecipe:
 
 
 class _Body(io.RawIOBase):
-    """The unbuffered file object under `HttpStream`. Requests the file on the first read, unless the constructor
-    received a response."""
+    """Requests the file on the first read, unless the constructor received a response."""
 
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
         self.recipe, self.response = recipe, response
