@@ -20,9 +20,8 @@ _REQUIRED: Any = object()
 
 
 class StateFields:
-    """Args:
-    state: a result of the node's `get_state`. If `state` is None, as at the beginning of an epoch, integers have
-        their smallest allowed value, flags have their default, lists are empty, and other fields are None."""
+    """If `state` is None, as at the beginning of an epoch, integers have their smallest allowed value, flags have their
+    default, lists are empty, and other fields are None."""
 
     def __init__(self, node: str, state: Any, begins: bool = True) -> None:
         if not isinstance(state, Mapping) and (state is not None or not begins):

@@ -270,9 +270,8 @@ class ReadSource:
     # -- shutdown -----------------------------------------------------------------------------------
 
     def leave(self, read_on: bool) -> None:
-        """Args:
-        read_on: whether to read the source up to the maximum read-ahead, so that its position at the beginning of
-            the next epoch does not depend on timing. This reading stops after `patience` seconds."""
+        """If `read_on` is True, the source is read up to the maximum read-ahead, so that its position at the beginning
+        of the next epoch does not depend on timing. This reading stops after `patience` seconds."""
         work = self.work
         work.close()
         if work.is_inherited:

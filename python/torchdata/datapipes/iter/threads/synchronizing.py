@@ -56,10 +56,9 @@ _SHUTDOWN_WAIT = 5.0
 
 
 class _StepData(_PrefetchData):
-    """Args:
-    again: if positive, the number of items to reread without a vote, because the ranks have already voted on these
-        items. If negative, `-again` is the number of votes to repeat without an item, because other ranks have yet
-        to take part in these votes."""
+    """If `again` is positive, it is the number of items to reread without a vote, because the ranks have already voted
+    on these items. If it is negative, `-again` is the number of votes to repeat without an item, because other ranks
+    have yet to take part in these votes."""
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
