@@ -1,8 +1,6 @@
 """Writes the sources of the API reference, and chooses a page for each object.
 
-Role: each public module gets a page, and the pipes get one page for each group of `pipe_groups.py`. Sphinx fills the
-pages from the docstrings. An object that several modules export is documented on one page, and the pages of all other
-modules link to it.
+An object that several modules export is documented on one page, and the pages of all other modules link to it.
 """
 
 from __future__ import annotations
@@ -102,7 +100,6 @@ def _page_of(module: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Returns the text of every page, in reStructuredText, by the page's name."""
     entries = _Entries()
     bases = [entry for module, names in _BASES.items() for entry in entries.of(module.__name__, names)]
     made = {"pipes-base": _page("Base classes", "What all pipes derive from.", bases)}

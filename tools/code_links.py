@@ -50,7 +50,6 @@ class CodeLinks(SphinxPostTransform):
             link += literal
 
     def _index(self) -> dict[str, str]:
-        """Returns the full name for each short form that documents use."""
         found: dict[str, str] = {}
         objects = self.env.domaindata["py"]["objects"]
         # Map-style pipes and iterable-style pipes share class names. A short name refers to the iterable-style pipe, so
@@ -82,10 +81,7 @@ def _ancestors(node: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Converts a docstring's backticks to reStructuredText, and adds the functional form.
-
-    The `Role:` paragraph of a module's docstring is removed, because it is meant for developers.
-    """
+    """The `Role:` paragraph of a module's docstring is removed, because it is meant for developers."""
     if what == "module":
         paragraphs = "\n".join(lines).split("\n\n")
         lines[:] = "\n\n".join(part for part in paragraphs if not part.startswith("Role: ")).split("\n")
@@ -101,7 +97,6 @@ def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
 
 
 def without_private(app: Sphinx, name: str, value: Any, options: Any, bases: list[Any]) -> None:
-    """Omits base classes that the reference does not document."""
     public = [base for base in bases if getattr(typing.get_origin(base) or base, "__name__", "") in _PUBLIC]
     bases[:] = public or [object]
 

@@ -1,7 +1,6 @@
 """Redraws the pictures of docs/guides/slow-loader.md by running the examples of that guide.
 
-Role: run this program after a change to the guide or to the drawing of loaders. The numbers in the pictures are
-measured on the current machine.
+The numbers in the pictures are measured on the current machine.
 """
 
 from __future__ import annotations

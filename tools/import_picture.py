@@ -1,7 +1,6 @@
 """Draws docs/imports.svg: the folders of the package and their imports, as found in the code.
 
-Role: folders are arranged in the layers of `LAYERS`, with the highest layer on top. An arrow points from the importer
-to the imported folder. A test checks that the code follows the layers and that the picture matches the code.
+A test checks that the code follows the layers and that the picture matches the code.
 """
 
 from __future__ import annotations
@@ -149,8 +148,7 @@ def _needed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
-    """The arrow bends around the folders between its ends, toward the side of its end. If its end is straight below its
-    start, the sides alternate."""
+    """The arrow bends around the folders between its ends, toward the side of its end."""
     (x, y), (to_x, to_y) = (start[0], start[1] + _BOX), (end[0], end[1] - 4)
     layers = round((to_y - y) / _ROW)
     aside = 0 if layers < 1 else 70 + 34 * layers

@@ -30,7 +30,6 @@ from tally import python_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "python"
-#: The packages that every test needs, in addition to the requirements of the wheel.
 NEEDED = ["hypothesis>=6.100", "pytest>=9", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 #: The tests that depend on the interpreter, in addition to the tests that start no process.
 DEPENDENT = [

@@ -151,7 +151,6 @@ def readme_programs(with_torch: bool) -> dict[str, tuple[str, str]]:
 
 
 def check_installed(version: Version, package: Path, torch: str | None, folder: Path) -> str:
-    """Runs a program and the README's examples in an empty environment, and measures the import time."""
     shutil.rmtree(folder, ignore_errors=True)
     version.folder = folder / "venv"
     shown = package.name.partition("-")[0] + ("" if package.suffix == ".whl" else " (sdist)")

@@ -210,7 +210,6 @@ class Form:
         return ast.unparse(_Renamed(self._name).visit(tree)).replace("'", '"')
 
     def _name(self, name: str) -> str:
-        """Returns the stub's name for an object that the module calls `name`, and imports it if necessary."""
         if name in self.variables:
             if self.variables[name] == name != ITEM:
                 self.stub.variables.add(name)

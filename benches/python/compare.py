@@ -40,8 +40,6 @@ ALARM_S = 120
 
 
 class Harness:
-    """Starts the children, each in its own process group, and reads their output."""
-
     def __init__(
         self,
         upstream_python: Path | None,
@@ -163,7 +161,6 @@ class Harness:
         return runs
 
     def watch_memory(self, seconds: float) -> memory.Course | None:
-        """Samples the memory of a child of this project that constantly moves 150 KiB arrays."""
         workload = next(one for one in WORKLOADS if one.name == "arrays")
         with self.start(workload, ours, seconds + 60) as child:
             try:

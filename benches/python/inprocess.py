@@ -45,7 +45,6 @@ def gen_map(function: Callable[[Any], Any], source: Iterable[Any]) -> Iterator[A
 
 
 def gen_skip(functions: Sequence[Callable[[Any], Any]], source: Iterable[Any]) -> Iterator[Any]:
-    """Skips items if one of the functions raises an exception, like a hand-written loop."""
     for item in source:
         try:
             for function in functions:
@@ -78,7 +77,6 @@ def gen_unbatch(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def gen_shuffle(size: int, source: Iterable[Any]) -> Iterator[Any]:
-    """Shuffles with the same random draws as the pipe, as fast as a plain generator can."""
     getrandbits, buffer = random.Random(1).getrandbits, list[Any]()
     for item in source:
         if len(buffer) < size:

@@ -71,8 +71,6 @@ class Measured(Rows):
 
 
 class Columns(Rows):
-    """An item is the sum over some of the rows of an Arrow table or a pandas frame."""
-
     def __len__(self) -> int:
         return ITEMS
 
@@ -133,8 +131,6 @@ def arrow_strings(size: float) -> Any:
 
 
 class Every(Rows):
-    """Each item reads a hundredth of the data."""
-
     def __len__(self) -> int:
         return ITEMS
 
@@ -360,7 +356,6 @@ def run(order: Order, python: str) -> dict[str, float] | None:
 
 
 def verdict(*parts: tuple[float, float]) -> str:
-    """Each argument is a pair of a value and a target."""
     return "met" if all(value <= target for value, target in parts) else "NOT MET"
 
 
@@ -380,7 +375,6 @@ def against_torch(order: Order, figures: dict[str, float], rival: dict[str, floa
 
 
 def further(order: Order) -> None:
-    """Prints the memory of an additional worker that reads the data, and of one with an empty dataset."""
     costs = []
     for row in (f"{order.row}{EMPTY}{READ}", f"{order.row}{READ}"):
         few, many = (run(replace(order, row=row, workers=order.workers + more), sys.executable) for more in (0, 2))

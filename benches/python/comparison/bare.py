@@ -26,7 +26,6 @@ def _decode(number: int, workers: int, seconds: float, start: Any, rates: Any) -
 
 
 def decoding(workers: int, seconds: float) -> float:
-    """The processes are independent; their rates are added up."""
     context = multiprocessing.get_context("fork")
     start, rates = context.Barrier(workers), context.SimpleQueue()
     processes = [
@@ -54,7 +53,7 @@ def _seconds_each(work: Any, seconds: float) -> float:
 
 
 def array_floor(seconds: float) -> dict[str, float]:
-    """Returns the rate of creating 150 KiB arrays in one process, and the time to copy one in and out of cache."""
+    """The time to copy an array of 150 KiB is measured in cache and out of cache."""
     import numpy
 
     made = _seconds_each(items.array, seconds / 3)

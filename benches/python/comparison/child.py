@@ -127,7 +127,6 @@ def array_floor(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def in_process(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds per item for a case of `inprocess`, in which pipes and plain generators take turns."""
     import statistics
 
     import inprocess
@@ -196,7 +195,6 @@ KINDS = {
 
 
 def main() -> None:
-    """If the shutdown hangs after the result was printed, the harness kills the child."""
     order = json.loads(sys.argv[1])
     result, loader = KINDS[order["kind"]](order)
     print(json.dumps(result), flush=True)

@@ -19,12 +19,8 @@ LARGE_JPEGS, TIMES = 8, 4
 
 
 def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path:
-    """Creates the environment if it is missing or incomplete.
-
-    Args:
-        packages: the packages to install in addition to torch.
-        wheels: a folder from which torch is installed if it has a wheel for this Python; otherwise the index is used.
-    """
+    """If the folder `wheels` has a wheel of torch for this Python, torch is installed from it; otherwise, from the
+    index."""
     python, finished = home / "bin" / "python", home / "finished"
     if finished.exists() and finished.read_text() == " ".join(packages):
         return python
@@ -54,7 +50,7 @@ def jpeg_folder(bench: Path) -> Path | None:
 
 
 def write_jpegs(folder: Path, count: int, times: int) -> None:
-    """Writes files that look like noisy photographs. The images have 500 by 375 pixels times `times`."""
+    """The images have 500 by 375 pixels times `times`."""
     import numpy
     from PIL import Image
 
@@ -72,7 +68,6 @@ def write_jpegs(folder: Path, count: int, times: int) -> None:
 
 
 def format_files(bench: Path) -> Path | None:
-    """Returns None if a library to compare with is missing."""
     from importlib.util import find_spec
 
     if find_spec("tfrecord") is None or find_spec("webdataset") is None:

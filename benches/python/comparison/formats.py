@@ -149,8 +149,7 @@ def _opened(path: str) -> Iterator[Any]:
 
 @cache
 def _bucket(path: str) -> Any:
-    """Returns a client of a server with a bucket `files` that contains a folder's files. Also sets the environment
-    variables for this server."""
+    """Also sets the environment variables for this server."""
     import boto3
 
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL)
@@ -194,7 +193,6 @@ arrays."""
 
 
 def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """The rate is measured over complete passes through the file."""
     name = order["item"]
     read = READERS[name.partition("-")[0]][order["options"].get("library", "ours")]
     path = os.path.join(os.environ[FOLDER], name)

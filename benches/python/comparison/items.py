@@ -77,14 +77,12 @@ def _template(size: int) -> Any:
 
 
 def array(n: int) -> Any:
-    """Returns a new array of 150 KiB, at the cost of one copy."""
     fresh = _template(ARRAY_BYTES).copy()
     fresh[0] = n & 0xFF
     return fresh
 
 
 def flipped(n: int) -> Any:
-    """The rows of a mirrored image are read backward."""
     return array(n).reshape(IMAGE_SHAPE)[:, ::-1]
 
 
@@ -264,7 +262,7 @@ def _files(n: int, large: bool) -> list[str]:
 
 
 def _box(width: int, height: int) -> tuple[int, int, int, int]:
-    """Returns a random crop by torchvision's rules: left, top, width, height."""
+    """Returns left, top, width and height by torchvision's rules."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1.0)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -275,7 +273,6 @@ def _box(width: int, height: int) -> tuple[int, int, int, int]:
 
 
 def crops_by_pillow(n: int, large: bool = False) -> Any:
-    """Returns random crops as `torchvision.transforms` creates them with Pillow: tensors of bytes, stacked by torch."""
     import numpy
     import torch
     from PIL import Image
@@ -303,7 +300,6 @@ def crops_by_us(n: int, large: bool = False, scale: Any = "exact") -> Any:
 
 
 def crops_by_spdl(n: int, large: bool = False) -> Any:
-    """FFmpeg crops and scales the images during decoding."""
     import spdl.io
     import torch
 

@@ -25,7 +25,7 @@ def family(pid: int) -> list[int]:
 
 
 def proportional(pids: list[int]) -> tuple[int, int]:
-    """Returns the memory of the processes in bytes, counting shared pages once: all memory, and shared memory alone."""
+    """Shared pages are counted once. Returns all memory, and shared memory alone, in bytes."""
     total = shared = 0
     for pid in pids:
         try:
@@ -40,8 +40,6 @@ def proportional(pids: list[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Course:
-    """The memory over time in bytes: its level, its growth in the second half, and its peaks."""
-
     level: float
     growth: float
     peak: float

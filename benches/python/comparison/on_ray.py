@@ -83,7 +83,6 @@ def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
 
 
 def one_by_one(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Yields one object per item, from Ray's generators."""
     make = items.MAKERS[order["item"]]
 
     class Maker:

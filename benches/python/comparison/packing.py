@@ -121,7 +121,7 @@ PACKERS: dict[str, Callable[[list[Any], dict[str, Any]], Iterator[dict[str, Any]
 
 
 def measured(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the sequences per second over complete passes, or with `padding` the fraction of padding in the rows."""
+    """Returns the sequences per second, or with `padding` the fraction of padding in the rows."""
     options = order["options"]
     packer, source = PACKERS[options["packer"]], sequences(order["item"])
     if options.get("padding"):

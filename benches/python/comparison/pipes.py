@@ -8,14 +8,12 @@ from comparison import items
 
 
 def shared_out(source: range, make: Any) -> Any:
-    """The source is sharded among the workers, which create the items."""
     from torchdata.datapipes.iter import IterableWrapper
 
     return IterableWrapper(source, deepcopy=False).sharding_filter().map(make)
 
 
 def dispatched(source: range, make: Any) -> Any:
-    """The source runs in the dispatching process, which distributes the items to the workers."""
     from torchdata.datapipes.iter import IterableWrapper
 
     try:
@@ -31,7 +29,6 @@ def batched(source: range, make: Any) -> Any:
 
 
 def members(source: range, make: Any) -> Any:
-    """The tar files are sharded among the workers."""
     return shared_out(source, items.tar_path).open_files("b").load_from_tar().map(make)
 
 

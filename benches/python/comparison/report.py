@@ -14,7 +14,7 @@ PLAIN = "plain generators"
 
 
 def ratio_of(mine: list[float], theirs: list[float]) -> float:
-    """The median of the ratios of runs that directly followed each other, so that machine drift cancels out."""
+    """Only runs that directly followed each other are compared, so that machine drift cancels out."""
     return statistics.median(a / b for a, b in zip(mine, theirs, strict=False))
 
 
@@ -33,8 +33,6 @@ def _goal_line(goal: str, measured: str, met: bool | None) -> str:
 
 
 class Report:
-    """Prints a block for every finished workload, and keeps the verdicts for the summary."""
-
     def __init__(self) -> None:
         self.verdicts: list[tuple[str, str, str, bool | None]] = []
         self.speeds: dict[str, list[float]] = {}
@@ -100,8 +98,7 @@ class Report:
         self._judge(title, goal, f"{growth:+.2f} MB in the second half", course.flat)
 
     def summary(self) -> None:
-        """Prints all goals in one table, with missed goals last. In a comparison with an earlier version, prints the
-        speed of each row relative to that version."""
+        """Prints all goals in one table, with missed goals last."""
         if self.speeds:
             print("\nTimes as fast as before: median, and lowest to highest pair of runs")
             for name, speeds in sorted(self.speeds.items(), key=lambda one: statistics.median(one[1])):

@@ -1,8 +1,7 @@
 """The time from a state to the next item must not grow with the position, if the source restores its position.
 
-Role: a kind of measurement for `child`. A source is a stream with a state, an indexable dataset of numbers, the lines
-of a file, or the rows of an Arrow table in a Parquet file. The loader is one of the three classes, with or without
-workers.
+Role: a source is a stream with a state, an indexable dataset of numbers, the lines of a file, or the rows of an Arrow
+table in a Parquet file. The loader is one of the three classes, with or without workers.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _lines() -> Any:
-    """The first call writes the file."""
     from torchdata.datapipes.iter import FileOpener
 
     path = Path(_folder().name, "lines.txt")
@@ -68,7 +66,6 @@ def _lines() -> Any:
 
 
 def _rows() -> Any:
-    """The first call writes the table."""
     import pyarrow
     from pyarrow import parquet
 

@@ -1,9 +1,9 @@
 """Measures the cost of states: the slowdown of the running job, the time to save a state, its size, and the time to
 resume.
 
-Role: kinds of measurement for `child`. A case is a pipeline for two workers: plain items, a shuffle buffer of 18 MB, or
-dispatched items. Torch-style loaders (upstream 0.11 in a separate environment) read numbers by index, or a dataset
-whose iterators have a state of 18 MB.
+Role: a case is a pipeline for two workers: plain items, a shuffle buffer of 18 MB, or dispatched items. Torch-style
+loaders (upstream 0.11 in a separate environment) read numbers by index, or a dataset whose iterators have a state of 18
+MB.
 """
 
 from __future__ import annotations
@@ -71,8 +71,6 @@ def _of_torchs_kind(order: dict[str, Any]) -> Any:
             return index
 
     class Weighty(IterableDataset[int]):
-        """A dataset with a state as large as the large buffer."""
-
         def __init__(self) -> None:
             self.held, self.at = [text(number) for number in range(HELD)], 0
 
@@ -96,7 +94,6 @@ def _built(order: dict[str, Any]) -> Any:
 
 
 def state_rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """The rate is measured while the job is running."""
     from comparison import measure
 
     loader = _loader(order)
@@ -104,7 +101,6 @@ def state_rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def state_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """The states are saved in the middle of an epoch."""
     loader = _built(order)
     iterator = iter(loader)
     found = []

@@ -11,7 +11,7 @@ from comparison import items
 
 
 class Shared(IterableDataset[Any]):
-    """Yields this worker's shard of a range. If `together` is above 1, yields lists of items."""
+    """If `together` is above 1, yields lists of items."""
 
     def __init__(self, source: range, make: Callable[[int], Any], together: int = 1) -> None:
         self.source = source
@@ -30,7 +30,6 @@ class Shared(IterableDataset[Any]):
 
 
 def loader(source: range, make: Callable[[int], Any], start_method: str, workers: int, options: dict[str, Any]) -> Any:
-    """Options are `prefetch_factor`, `workers`, `together`, `persistent` and `numpy`."""
     more: dict[str, Any] = {}
     if "prefetch_factor" in options:
         more["prefetch_factor"] = options["prefetch_factor"]

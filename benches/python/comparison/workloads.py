@@ -31,8 +31,6 @@ class Contender:
 
 @dataclass(frozen=True)
 class Goal:
-    """A limit for the ratio of this project's figure to the figure of the rival."""
-
     text: str
     rival: str
     at_least: float | None = None
@@ -58,7 +56,6 @@ class Workload:
     start_method: str = "fork"
 
     def beside_before(self) -> Workload:
-        """Compares the project with an earlier version of it, without rivals and goals."""
         now = next(one for one in self.contenders if one.name == OURS)
         return replace(self, contenders=(now, replace(now, name=BEFORE)), goals=())
 
@@ -106,7 +103,6 @@ def starting_with_torch(start_method: str, late: bool = False) -> Workload:
 
 
 def restarting(start_method: str, most: float, dispatched: bool = False) -> Workload:
-    """The gap after a killed worker is compared with the start of a whole loader."""
     options = {"dispatched": True} if dispatched else {}
     anew = Contender("a loader started anew", "ours", options, kind="first_item")
     return Workload(
@@ -123,7 +119,6 @@ def restarting(start_method: str, most: float, dispatched: bool = False) -> Work
 
 
 def laid_out(item: str, title: str) -> Workload:
-    """Arrays that are not contiguous numbers are compared with plain arrays of the same size."""
     plain = Contender("plain arrays, moved by us", "ours", item="array")
     goals = (
         Goal("no slower than torch", torch_numpy.name, at_least=1.0),
@@ -143,14 +138,12 @@ def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
 
 
 def timed(name: str, title: str, item: str, least: float) -> Workload:
-    """Pipes whose time is measured are compared with pipes that are only counted."""
     both = (Contender(OURS, "ours", {"stats": "full"}), Contender("only counted", "ours"))
     goal = Goal(f"at least {least:g} of the rate without", both[1].name, at_least=least)
     return Workload(name, f"{title}, the time of each pipe taken", item, both, (goal,))
 
 
 def of_objects(item: str, title: str) -> Workload:
-    """Plain Python objects are compared with torch, which pickles them."""
     goals = (Goal("no slower than torch", torch.name, at_least=1.0),)
     return Workload(item.replace("_", "-"), title, item, (ours, torch), goals)
 
@@ -164,7 +157,6 @@ def crowd(workers: int) -> Workload:
 
 
 def in_splits(name: str, title: str, item: str, graph: str, most: float) -> Workload:
-    """64 shards in two workers are compared with one shard in each worker."""
     options = {"graph": graph}
     both = (Contender(OURS, "ours", {**options, "splits": 64}), Contender("a shard for each worker", "ours", options))
     goal = Goal(f"at most {most:g} times the time of one shard in each worker", both[1].name, at_least=1 / most)
@@ -205,7 +197,6 @@ def training(name: str, title: str, crops: str, least: float, fast: bool = False
 
 
 def reading(name: str, title: str, *libraries: str, least: float = 1.0) -> Workload:
-    """This project and others read a file of `formats` in one process."""
     rivals = tuple(Contender(library, "bare", {"library": library}) for library in libraries)
     goals = tuple(Goal(f"{least:g} of the rate of {library}", library, at_least=least) for library in libraries)
     unit = "records/s" if name.startswith("tfrecord") else "members/s"
@@ -213,7 +204,6 @@ def reading(name: str, title: str, *libraries: str, least: float = 1.0) -> Workl
 
 
 def packing(name: str, title: str, item: str) -> tuple[Workload, Workload]:
-    """Returns two workloads for rows of packed sequences: the rate, and the share of padding."""
     options = {method: {"packer": "ours", "method": method} for method in ("first_fit", "in_order")}
     first_fit, in_order = (Contender(OURS, "ours", options[method]) for method in options)
     in_order = replace(in_order, name="ours, in order")

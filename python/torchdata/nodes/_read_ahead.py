@@ -94,11 +94,8 @@ class _Work(ReadAhead):
             del stopped
 
     def call(self, worker: MapWorker, sharers: int) -> None:
-        """All threads except the one that runs `read` run this method, which sends items to a process.
-
-        Args:
-            sharers: the number of threads that share the items, each with its own process.
-        """
+        """All threads except the one that runs `read` run this method. `sharers` of them, each with its own process,
+        share the items."""
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
             slots, items = claimed
@@ -148,7 +145,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads and drops items until `read_on_to` items were read. No other thread reads the source meanwhile."""
+        """No other thread reads the source meanwhile."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -156,14 +153,12 @@ class _Work(ReadAhead):
 
 
 class ReadSource:
-    """Reads a source in threads, from one reset of a node to the next. The threads end when this object is deleted.
+    """Reads a source in threads, from one reset of a node to the next.
 
     Args:
-        limit: the maximum number of items that are taken but not yet yielded.
         in_order: whether results keep the source's order, instead of being yielded once they are ready.
         prepare: a function that each thread calls once, before it reads the source.
-        workers: instead of `functions`, for each thread the object that sends items to a process. An additional thread
-            reads the source.
+        workers: instead of `functions`, for each thread the object that sends items to a process.
         grows_to: the maximum to which `limit` grows while items are small; 0 for a fixed limit.
     """
 
@@ -231,14 +226,13 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """Returns the number of consecutive small items and the current limit; see `grows` of `_Work`."""
+        """See the argument `grows` of `_Work`."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
         return growth[0], growth[1]
 
     def _loaded(self, fields: StateFields) -> tuple[Any, int, list[int]]:
-        """Returns the position in a state, in the form of the argument `place` of `_Work`."""
         snapshot = fields[self.SNAPSHOT_KEY]
         steps = fields.integer(self.STEPS_KEY, least=0)
         ahead = fields.list_of(self.AHEAD_KEY)
@@ -252,8 +246,6 @@ class ReadSource:
         return snapshot, steps, ahead
 
     def state(self) -> dict[str, Any]:
-        """Returns the position after the last result: a snapshot of the source, and the numbers of the items that were
-        yielded after the snapshot."""
         position = self.work.queue.place()
         assert position is not None
         snapshot, steps, given, ahead = position

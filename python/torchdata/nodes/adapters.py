@@ -1,6 +1,6 @@
 """Nodes at the beginning of a graph: IterableWrapper, SamplerWrapper, MapStyleWrapper.
 
-Role: an iterable with a state is read by a `StatefulStream`. Any other iterable is reread up to a saved position.
+Any other iterable is reread up to a saved position.
 """
 
 from __future__ import annotations

@@ -72,7 +72,6 @@ class BaseNode(Iterator[T]):
     #: Names of attributes that are valid from one `reset` to the next, so copies of a node omit these attributes.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
-    #: A function that returns the next item of the source; `reset` sets this attribute of the instance.
     _advance: Callable[[], Any]
     #: The counter and clock of the node's items; None if the loader does not measure its nodes.
     _counted: IterationToken | None = None

@@ -41,7 +41,6 @@ class Batcher(BaseNode[list[T]]):
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_partial"})
 
-    #: The items of an incomplete batch that were read before the source raised an error.
     _partial: list[Any] = []  # noqa: RUF012 - never changed in place
 
     def __init__(self, source: BaseNode[T], batch_size: int, drop_last: bool = True) -> None:

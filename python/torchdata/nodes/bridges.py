@@ -1,6 +1,6 @@
 """Converts between nodes and the pipes of `torchdata.datapipes`, with exact states: from_pipe, to_pipe.
 
-Role: a graph may contain nodes and pipes. `pipe.to_node()` is the functional form of `from_pipe`.
+Role: `pipe.to_node()` is the functional form of `from_pipe`.
 """
 
 from __future__ import annotations

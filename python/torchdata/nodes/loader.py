@@ -1,6 +1,7 @@
 """Loader: reads a graph of nodes in several epochs, and saves its state.
 
-Role: several threads may share the loader. Only one thread at a time begins an epoch, reads an item or saves a state.
+Role: several threads may share the loader, but only one thread at a time begins an epoch, reads an item or saves a
+state.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ class Loader(ObservedLoader, Generic[T]):
 
 
 class LoaderIterator(SharedIterator, BaseNode[T]):
-    """The iterator of a `Loader`. Only one thread at a time runs `next`."""
+    """Only one thread at a time runs `next`."""
 
     NUM_YIELDED_KEY = "num_yielded"
     ROOT_KEY = "root"
@@ -239,7 +240,6 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 
     def _take_state_of(self, reference: weakref.ref[Loader[T]]) -> Any:
-        """Resets this iterator to the state that the loader has loaded, and returns the next item."""
         loader = reference()
         state = None if loader is None else loader._loaded
         if loader is None or state is None or self._num_yielded > self._given_before:

@@ -1,7 +1,7 @@
 """Nodes that call a function with each item: Mapper, ParallelMapper.
 
 Role: `ParallelMapper` reads an inner node: `_InlineMapper` without workers, otherwise `_ThreadMapper`, whose threads
-call the function themselves or in processes. With `prebatch`, `_Unpacker` splits the lists of results.
+call the function themselves or in processes.
 """
 
 from __future__ import annotations
@@ -85,8 +85,6 @@ class _InlineMapper(BaseNode[T]):
 
 
 class _ThreadMapper(ThreadedNode[T]):
-    """Calls a function in threads, or in processes to which the threads send the items."""
-
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers", "_pages"})
 
     #: The processes, which a reset of the node does not end, and (`_pages`) the statistics in which the processes

@@ -19,10 +19,9 @@ class NothingThere(Exception):
 
 
 class MultiNode(BaseNode[T]):
-    """The base class of nodes over several sources. Subclasses choose a source, and read it by `_item_of`.
+    """Subclasses choose a source, and read it by `_item_of`.
 
     Args:
-        source_nodes: the nodes to read, by name.
         stop_criteria: when the epoch ends; a value of `StopCriteria`.
         tag_output: whether items contain the name of their source.
     """
@@ -91,7 +90,6 @@ class MultiNode(BaseNode[T]):
         """With the `CYCLE_...` criteria, a source that has ended starts over.
 
         Raises:
-            StopIteration: the epoch is over.
             NothingThere: the source is exhausted.
         """
         if self._datasets_exhausted[name] and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:

@@ -131,7 +131,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         super().reset(initial_state)
 
     def _get_new_weighted_sampler(self, initial_state: dict[str, Any] | None = None) -> Any:
-        """Returns an iterator over names of sources, with a `state_dict`."""
         state = StateFields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY)
         how = self.weights, self.seed, self.rank, self.world_size, self._epoch
         return _WeightedSampler(*how, initial_state=state)
@@ -176,13 +175,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
 
 class _WeightedSampler:
-    """Chooses names of sources at random in one epoch: an endless iterator.
-
-    Args:
-        seed: the seed of the choices, which also depend on `rank`, `world_size` and `epoch`.
-        random_tensor_batch_size: the number of choices that are drawn together.
-        initial_state: a result of `state_dict` to resume from; None for the beginning.
-    """
+    """Chooses names of sources at random in one epoch, without an end. The choices depend on `seed`, `rank`,
+    `world_size` and `epoch`."""
 
     GENERATOR_KEY, OFFSET_KEY = "g_state", "offset"
 
