@@ -60,12 +60,12 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: resumes from the loaded state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: Whether the loaded state is from the end of an epoch that workers have read, and the workers are persistent
-        #: (`_lives_on`).
+        #: `_lives_on` is True if the loaded state is from the end of an epoch that workers have read, and the workers
+        #: are persistent.
         self.is_finished = self._lives_on = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: Numbers of batches: with only skipped samples (`_num_empty`), from before the epoch was resumed
-        #: (`_given_before`), and to read and drop for a state of torchdata 0.11 (`_passing_over`).
+        #: Numbers of batches: `_num_empty` had only skipped samples, `_given_before` were returned before the epoch was
+        #: resumed, and `_passing_over` are read and dropped for a state of torchdata 0.11.
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given

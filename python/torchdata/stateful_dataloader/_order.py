@@ -236,7 +236,7 @@ class IndexOrder:
 
     @property
     def _keeps_user_s(self) -> bool:
-        """The result is correct even before the sampler's iterator begins."""
+        """Returns whether the sampler has a user-defined state, even before its iterator begins."""
         return self._keeps_position or is_stateful(innermost_of(self._sampler))
 
     def _draw_ahead(self) -> None:

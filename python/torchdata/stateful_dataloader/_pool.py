@@ -72,7 +72,7 @@ class WorkerPool(Group):
         try:
             outputs = self.start()
             self._senders, self._processes = self.members.commanders, self.members.processes
-            #: Each function checks a worker while the main process waits for space to send an order.
+            #: Functions that check a worker while the main process waits for space to send an order.
             self._looks = [self.look_at(worker) for worker in range(workers)]
             self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=self._timeout)
             self._finish_when_shut_down()

@@ -80,7 +80,7 @@ def _is_plain_container(value: Any) -> bool:
 
 
 def chain(datapipe: Any) -> str:
-    """The numbers of the pipes also appear in notes of exceptions."""
+    """The output numbers the pipes in the same order as notes on exceptions."""
     graph = Graph(datapipe)
     pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}

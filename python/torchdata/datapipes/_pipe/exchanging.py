@@ -131,8 +131,8 @@ _saved: tuple[list[Any], dict[str, Any]] | None = None
 
 
 def _generators() -> dict[str, Any]:
-    """The last result is returned again while the generators are unchanged, because comparing their memory is much
-    faster."""
+    """The last result is returned again while the generators are unchanged, because comparing their memory is faster
+    than saving their states."""
     global _saved
     exchange, others = _exchange()
     if others:

@@ -15,7 +15,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SameLength:
-    """This class must precede IterDataPipe or MapDataPipe."""
+    """This class must precede IterDataPipe or MapDataPipe in the list of base classes."""
 
     def __len__(self) -> int:
         return length_of(self, sources_of(self)[0])

@@ -27,7 +27,7 @@ _END: Any = object()
 
 
 class SampledStream:
-    """If `saved`, the result of `state` of an earlier iteration, is None, a new iteration begins."""
+    """`saved` is a result of `state` of an earlier iteration to resume; None begins a new iteration."""
 
     def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
         self._name = name

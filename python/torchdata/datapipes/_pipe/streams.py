@@ -12,7 +12,7 @@ from typing import Any
 
 from torchdata.datapipes.datapipe import DataChunk
 
-#: Items of these types contain no streams, so callers may skip the call.
+#: Items of these types contain no streams, so callers need not search them.
 PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(None)})
 
 

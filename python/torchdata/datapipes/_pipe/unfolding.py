@@ -47,7 +47,7 @@ class Unfolding:
     """The state contains the remaining parts of the current item. If the parts are generated on demand, the state
     instead contains the item and the number of parts that were yielded; to resume, the parts are generated again."""
 
-    #: None before the first item.
+    #: The remaining parts of the current item; None before the first item.
     _left: Iterator[Any] | None = state(items=True, saved=False)
     _in_memory: Any = state(items=True, saved=False)  # the parts, if they are in memory
     _item: Any = state(items=True, saved=False)  # the item, if its parts are generated on demand

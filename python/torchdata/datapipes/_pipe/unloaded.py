@@ -104,7 +104,7 @@ def getter_of(datapipe: Any) -> Load:
 
 
 class PipeStep:
-    """Calls the function of one pipe. A note in an exception names the pipe.
+    """Calls the function of one pipe, and adds a note with the pipe's name to an exception.
 
     Args:
         before: loads the item of the pipe's source; without it, `function` receives the index.

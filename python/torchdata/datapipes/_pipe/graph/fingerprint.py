@@ -192,7 +192,7 @@ def _shape(value: Any) -> str:
 
 
 def _name_of(value: Any) -> str:
-    """The main module is `__main__`, also in spawned workers."""
+    """In spawned workers, objects of the main module also get the module name `__main__`."""
     module = getattr(value, "__module__", None) or "builtins"
     if module == "__mp_main__":
         module = "__main__"

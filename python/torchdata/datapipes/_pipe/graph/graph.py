@@ -16,7 +16,7 @@ __all__ = ["Graph", "graph_of"]
 
 
 class Graph:
-    """The `pipes` are without duplicates, with sources before their readers."""
+    """`pipes` has no duplicates, and contains sources before their readers."""
 
     __slots__ = ("_places", "_sources", "end", "pipes")
 

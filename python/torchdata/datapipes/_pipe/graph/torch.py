@@ -76,7 +76,7 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """PyTorch joins datasets by `ChainDataset` and `ConcatDataset`; None if `other` is a pipe or not a dataset."""
+        """Returns PyTorch's class that joins datasets; None if `other` is a pipe or not a dataset."""
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
             return None

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-#: A container is not searched if its members would exceed this number.
+#: The search skips a container if more members than this would be inspected for one attribute.
 LARGEST_STRUCTURE = 4096
 
 #: A nested container counts as this many members, because inspecting a container is slower than inspecting a member.

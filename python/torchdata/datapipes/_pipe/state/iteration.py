@@ -234,7 +234,7 @@ def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
 
 
 def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
-    """If `begin` is None, later iterations are ordinary."""
+    """If `begin` is None, the next iteration is not a replay."""
 
     def once_asked() -> Iterator[Any]:  # starts with the first request, after the sources were restored
         if begin is not None:

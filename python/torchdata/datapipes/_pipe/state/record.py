@@ -25,7 +25,7 @@ NEVER = object()
 
 @dataclass(slots=True, eq=False)
 class Beginning:
-    """A replay starts from this state."""
+    """The state of a graph at the beginning of an iteration, from which a replay starts."""
 
     moved: dict[str, Any]
     #: The states of the global random generators for a replay. They differ from `moved` if the iteration began with a
@@ -71,7 +71,7 @@ class PassRecord:
     #: Whether a loader sets the pipe's seed in each epoch. If so, further iterations in the epoch derive their seeds
     #: from this seed.
     seeded: bool = False
-    #: The seed for the next iteration from a loaded state.
+    #: The seed for the next iteration that a loaded state contained.
     given: Any = None
     #: The seed for the iteration after the replayed iteration, set when the replay is complete.
     later: Any = None
