@@ -141,16 +141,16 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """PyTorch may replace the number of items that the pipe's iteration has yielded."""
+    """The number of items that the pipe's iteration has yielded. PyTorch may set this number."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
 
 
 class _PicklingHooks:
-    """Hooks by which graph tools inspect pipes during pickling, with the names that they have in torch.
+    """Hooks by which graph tools inspect pipes during pickling, with the same names as in torch.
 
-    Graph tools of torch set the hooks of torch's classes. These hooks also apply to the pipes of this package.
+    If a graph tool sets the hooks of torch's classes, they also apply to the pipes of this package.
     """
 
     counterpart: ClassVar[Counterpart]
@@ -248,7 +248,7 @@ class _PicklingHooks:
         return chain(self)
 
     def __repr__(self) -> str:
-        # Error messages contain the `repr` of a pipe. `str` describes the whole pipeline.
+        # Error messages contain the `repr` of a pipe, so it is short; `str` describes the whole pipeline.
         return type(self).__qualname__
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -261,7 +261,7 @@ class _PicklingHooks:
 
 
 class _PipeMeta(ABCMeta):
-    """The metaclass of pipes. Torch's pipes also receive attributes that users add to the base classes."""
+    """The metaclass of pipes. A public method that a user adds to a base class is also added to torch's pipes."""
 
     counterpart: Counterpart
 

@@ -90,7 +90,8 @@ class ReadingPosition(NamedTuple):
             return self
         if self.base is not None or self.later:
             return self.base
-        # Before the first epoch, only a dataset that is its own iterator has an iterator state.
+        # Before the first epoch, no other iterator exists, so `iterator` is set only if the dataset is its own
+        # iterator.
         own = self.iterator if self.dataset is None else self.dataset
         return ReadingPosition(own, None, self.collate, unbegun=True)
 

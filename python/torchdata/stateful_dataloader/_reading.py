@@ -272,7 +272,7 @@ class EpochReader:
             give(self._iterator, part)
 
     def _of_dataset(self, base: ReadingPosition) -> Any:
-        """A dataset that is its own iterator has the iterator's state."""
+        """For a dataset that is its own iterator, the snapshot contains the state under `iterator`."""
         is_iterator = base.dataset is None and hasattr(self._source, "__next__")
         return base.iterator if is_iterator else base.dataset
 
@@ -282,8 +282,8 @@ class EpochReader:
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL):
                 if self._read_once_more(None) is None:
-                    # `_read_once_more` has read a batch, because the loaded state already belongs to the next epoch, so
-                    # the state is loaded again.
+                    # The loaded state already belonged to the next epoch, of which `_read_once_more` has read a batch.
+                    # The state is loaded again to undo this.
                     if self._of_dataset(base) is not None:
                         give(self._source, self._of_dataset(base))
                     self._trial = None
@@ -372,7 +372,7 @@ class EpochReader:
         return batch
 
     def _seen(self) -> tuple[bytes, bytes]:
-        """The results are compared to detect changes."""
+        """Returns a copy of all states, to detect whether reading a batch has changed them."""
         iterator, dataset = self._iterator, self._source
         inner = None if iterator is dataset else state_of(iterator)
         return freeze(state_of(dataset)), freeze((inner, self.has_ended))
@@ -423,7 +423,7 @@ class EpochReader:
             return self._came_from
         if not self.restores_position:
             return self._state()
-        # The position also contains the dataset's current states, so that user code can inspect them. They are not
+        # The position also contains the dataset's current states, for user code that inspects them. They are never
         # loaded.
         return self._trails.at_the_beginning(self._state())
 

@@ -138,7 +138,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._order.begin(self._sampler_iter)
 
     def _positions_for_workers(self, state: EpochState) -> list[ReadingPosition | None]:
-        """If the state has fewer workers, several workers get the same position."""
+        """If the state has fewer positions than this loader has workers, several workers get the same position."""
         positions = state.positions
         if not state.is_over and not self._num_shards:
             return [self._position_of_program(positions[0], state)]
@@ -354,7 +354,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._units.shutdown()
 
     def _shutdown_workers(self) -> None:
-        """Some trainers call PyTorch's method of this name."""
+        """Trainers call this method of PyTorch's iterator, so it must exist here, too."""
         self.shutdown()
 
 

@@ -225,8 +225,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             return self._iterator
         if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
             if self._iterator.lasts_one_epoch:
-                # The workers exit, because the loaded state has a different number of workers. State that is kept
-                # between epochs is transferred to the new workers.
+                # These workers cannot serve another epoch, because the loaded state had a different number of workers.
+                # If the epoch is finished, its state is transferred to the new workers.
                 if self._iterator.is_finished:
                     self.load_state_dict(self.state_dict())
                     return iter(self)

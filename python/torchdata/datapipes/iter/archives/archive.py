@@ -42,8 +42,8 @@ _NO_WAY_BACK = "a streamed archive cannot go back: read each member before the n
 
 
 class Refused(OSError):
-    """A member or stream is not read because it could do harm; the caller raises an error of the archive's format
-    instead."""
+    """Raised for a member or stream that could do harm if it were read. The caller converts this error to the error of
+    the archive's format."""
 
 
 def check_max_ratio(pipe: str, value: Any) -> float | None:
@@ -64,7 +64,7 @@ def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
 
 
 def folder_of(path: str) -> str:
-    """All members of the archive get paths in this folder."""
+    """Returns the folder that the paths of all members of the archive `path` begin with."""
     folder = os.path.normpath(path)
     return "" if folder == os.curdir else os.path.join(folder, "")
 
@@ -179,8 +179,8 @@ class Archive:
         #: The offset of the archive's first byte in its stream; None if unknown.
         self.start = position_of(source) if start is None else start
 
-        #: Describes how to reopen the source, for pickling, possibly after the source was closed. For in-memory files,
-        #: the recipe is omitted, because it would contain a copy of the file.
+        #: The object from which a pickled archive reopens its source, even if the source was closed before pickling.
+        #: For in-memory files, it is None, because it would contain a copy of the file.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None
@@ -202,7 +202,7 @@ class Archive:
 
     @property
     def parent(self) -> StreamWrapper | None:
-        """This wrapper counts the open members."""
+        """The wrapper that counts the open members of the archive."""
         return self.source if isinstance(self.source, StreamWrapper) else None
 
 
@@ -307,7 +307,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        # Other streams stay open, because nothing counts the members that still read from them.
+        # Streams without a wrapper stay open, because nothing counts the members that still read from them.
         if isinstance(stream, StreamWrapper):
             stream.autoclose()
 

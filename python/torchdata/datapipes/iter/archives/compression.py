@@ -84,7 +84,7 @@ def _kind_of_name(path: str) -> CompressionType | None:
 
 
 def _kind_by_suffix(path: str) -> CompressionType | None:
-    """The suffix of a URL may precede a query or fragment."""
+    """In a URL, a query or fragment may follow the suffix."""
     names = [path, re.split("[?#]", path, maxsplit=1)[0]]
     if path.lower().startswith(("http://", "https://")):  # other names may contain a question mark
         names.reverse()

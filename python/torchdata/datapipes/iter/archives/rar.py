@@ -99,7 +99,7 @@ def _mend_bsdtar(rarfile: Any) -> None:
 
 
 def _opened(file_obj: Any) -> Any:
-    """Also checks that the archive is complete, because `rarfile` does not check this."""
+    """Opens the archive, and checks that it is complete, because `rarfile` does not check this."""
     rarfile = _rarfile()
     size = file_obj.seek(0, os.SEEK_END)
     last: Any = None

@@ -100,7 +100,7 @@ _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
 
 
 class _HeaderBytes:
-    """Reading stops if the headers become too long."""
+    """A stream for reading headers, which raises an error if the headers of a member become too long."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -232,7 +232,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         # Open an empty archive and then replace its stream, because `tarfile` reads a header when it opens an archive.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # If the stream is buffered, reading this byte now avoids a later request for the byte.
+            # Reading this byte now makes a buffered stream request the following header, too.
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True

@@ -106,7 +106,7 @@ class Main(IterDataPipe[Any]):
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Called before a new round drops the buffered items, whose streams subclasses may close."""
+        """Called before a new round drops the buffered items. Subclasses may close the streams of these items."""
 
     def length(self, instance: int) -> int:
         return length_of(self, self.main_datapipe)

@@ -47,8 +47,7 @@ class _ForkMain(Main):
         super().__init__(datapipe, num_instances, buffer_size)
 
     def _deliver(self, instance: int) -> Callable[[Any], Any] | None:
-        """Returns a function from an item to what the child `instance` yields; None if the child yields the item
-        itself."""
+        """Returns the function that the child `instance` applies to an item before it yields the item, or None."""
         return self.copy_fn
 
     def read(self, instance: int) -> Iterator[Any]:
@@ -301,6 +300,7 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
 
 def _check_instances(name: str, num_instances: int) -> None:
     if check_int(name, "num_instances", num_instances) < 1:
-        # Users may match the spelling of torchdata 0.9, which has a typo only for round_robin_demux.
+        # The message keeps the spelling of torchdata 0.9, which has a typo only for round_robin_demux, because programs
+        # may match it.
         spelled = "num_instaces" if name == "round_robin_demux" else "num_instances"
         raise ValueError(f"{name}: Expected `{spelled}` larger than 0, but {num_instances} is found")

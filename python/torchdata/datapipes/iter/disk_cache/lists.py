@@ -60,7 +60,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class FolderSearch:
-    """A link is treated like the file that it refers to."""
+    """Finds files inside `folder`; a link counts as the file that it refers to."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)

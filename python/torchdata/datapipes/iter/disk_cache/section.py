@@ -294,8 +294,8 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Lets the pipes between `on_disk_cache` and `end_caching` begin another iteration, because a file must be
-        computed after their previous iteration has ended."""
+        """Lets the pipes between `on_disk_cache` and `end_caching` begin another iteration. This is necessary if a file
+        must be computed after their previous iteration has ended."""
         self.chain_ended = self._input_has_paused = False
 
     def end_round(self) -> None:

@@ -150,7 +150,7 @@ class Collator(Mapper[T_co]):
 
 @cache
 def _say_that_tensors_come() -> None:
-    """The message tells users that batches are tensors, because any library may have imported PyTorch."""
+    """Logs that batches are tensors, because a library may have imported PyTorch without the user's knowledge."""
     import logging
 
     logging.getLogger("torchdata").info(

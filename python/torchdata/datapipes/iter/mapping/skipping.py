@@ -67,7 +67,7 @@ class OnError(IterDataPipe[T_co]):
     iteration_state = ()
     #: A resumed run may write to another log file.
     tuning = frozenset({"log"})
-    #: See `skipper_of`.
+    #: `skipper_of` finds this pipe by this attribute.
     _skips = True
 
     def __init__(

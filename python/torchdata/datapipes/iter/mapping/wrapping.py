@@ -190,7 +190,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         return f"{kind} given to IterableWrapper"
 
     def _warn_if_empty(self) -> None:
-        """An empty stream was usually already read.
+        """Warns of an empty epoch, which usually means that the iterable was already read.
 
         In worker processes, there is no warning, because a worker's share of the items may be empty.
         """

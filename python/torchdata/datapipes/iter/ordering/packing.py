@@ -209,7 +209,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return piece
 
     def _placed(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Adds a piece to a row; returns a row that must be yielded, or None."""
+        """Adds a piece to a row; returns a row to yield, or None."""
         for row in self._rows:
             if row[0] >= size:
                 row[0] -= size
@@ -223,7 +223,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return 0, row[1]
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Begins a row with a piece that fits into no incomplete row; returns a row that must be yielded, or None."""
+        """Begins a new row with the piece; returns a row to yield, or None."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]

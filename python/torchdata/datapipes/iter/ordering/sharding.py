@@ -190,7 +190,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return can_wait(self.source_datapipe)
 
     def _gives_each_item_to_one_worker(self) -> bool:
-        """If there is only one worker, the result is still True."""
+        """The result does not depend on the number of workers."""
         if not self._sharding_enabled or self.source_splits_itself:
             return False
         return self.sharding_group_filter in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
@@ -214,7 +214,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         )
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
-        """If the iterator yields indices (`is_unloaded`), the source's token does not record the end of the iteration,
+        """If `is_unloaded`, `source` yields indices, and the source's token does not record the end of the iteration,
         because the source pipe itself is not iterated."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded

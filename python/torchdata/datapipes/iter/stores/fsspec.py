@@ -75,7 +75,8 @@ class FSSpecFileLister(ListsFolders):
 
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
-    """The returned function converts a name in the listing of `root` to a URL with the protocol and links of `root`."""
+    """Returns a function that converts a name in the listing of `root` to a URL with the protocol and links
+    of `root`."""
     links = root.split("::")
     # Names are listed in the first link with a path. A caching protocol such as `simplecache` has no path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
@@ -264,7 +265,7 @@ class FSSpecSaver(SavesItems):
 
 
 def _give_up(file: Any) -> None:
-    """If the file system supports this, no incomplete file is uploaded."""
+    """Closes the file after a failed write. If the file system supports this, the incomplete file is not uploaded."""
     from fsspec.spec import AbstractBufferedFile
 
     inner = getattr(file, "buffer", None) if not isinstance(file, AbstractBufferedFile) else file

@@ -23,7 +23,7 @@ __all__ = ["IoPathFileLister", "IoPathFileOpener", "IoPathSaver"]
 
 
 def _path_manager(pipe: str, given: Any) -> Any:
-    """Creates a new path manager for local paths, HTTP, OneDrive and, with boto3, S3 if none is given."""
+    """If `given` is None, creates a path manager for local paths, HTTP, OneDrive and, if boto3 is installed, S3."""
     file_io = optional_import("iopath.common.file_io", extra="iopath", needed_by=pipe)
     if given is not None:
         if not isinstance(given, file_io.PathManager):

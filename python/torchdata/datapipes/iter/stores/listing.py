@@ -70,7 +70,8 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """If other names were added or removed since, the name in `last` determines the position.
+    """Yields the names after `last`, each with its position. If other names were added or removed, the name in `last`
+    determines where to continue.
 
     Raises:
         RuntimeError: the name in `last` no longer exists.
@@ -122,7 +123,7 @@ class OpensFiles(ItemByItem[tuple[str, StreamWrapper]]):
         self.mode = check_mode(type(self).__name__, mode)
 
     def _recipe(self, name: str) -> Any:
-        """A pickled stream uses the recipe to reopen the file."""
+        """Returns the recipe by which an unpickled stream reopens the file."""
         raise NotImplementedError
 
     def _result(self, name: Any) -> tuple[str, StreamWrapper]:

@@ -154,7 +154,7 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
     except FileNotFoundError:
         return True
     except Exception as error:
-        # A user who may list objects may lack the permission to read them.
+        # A user may have the permission to list objects, but not to read them.
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False

@@ -173,7 +173,7 @@ def _pieces(data: Any) -> Iterator[Any]:
 
 
 class _Empty:
-    """Equal to the empty bytes or str that a stream returns at its end."""
+    """An object that equals the empty bytes or str that a stream returns at its end."""
 
     def __eq__(self, other: object) -> bool:
         return not other

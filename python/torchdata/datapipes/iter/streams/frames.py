@@ -151,8 +151,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     #: The position after the last yielded item: the number of a row group, and of a row in this group.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: Number of items that the reader of this pipe will drop. If each row group is one item, these row groups are not
-    #: read.
+    #: Number of items that the reader of this pipe will drop.
     _unwanted: int = state(0, saved=False)
 
     def __init__(

@@ -159,7 +159,7 @@ class _Text(HoldsStream[Any]):
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name in ("utf-8", "utf-8-sig") else b""
 
     def _lines_read(self) -> int:
-        """The `_lines_before` skipped lines are not included."""
+        """Returns the number of lines that were read, without the `_lines_before` skipped lines."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:

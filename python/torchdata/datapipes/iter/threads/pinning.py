@@ -54,7 +54,7 @@ class PinMemory(_PrefetchBase[T_co]):
         self.pin_memory_fn = pin_memory_fn
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Items lose their pinned memory when a state is pickled."""
+        """Pins the items of a loaded state, because pickling has removed them from pinned memory."""
         if items and self.pin_memory_fn is _default_fn:
             return [_default_fn(item, _require_cuda(self.device)) for item in items]
         return items
@@ -100,7 +100,8 @@ def _require_cuda(device: Any) -> int:
 
 
 def _work_for(device: Any) -> None:
-    """By default, a new thread uses the first GPU, so pinning would allocate memory on the GPU of another rank."""
+    """Makes this thread use `device`. By default, a new thread uses the first GPU, and pinning would allocate memory on
+    the GPU of another rank."""
     torch = sys.modules.get("torch")
     if device is not None and torch is not None and torch.cuda.is_available():
         torch.cuda.set_device(device)
