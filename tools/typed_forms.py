@@ -234,7 +234,7 @@ class Form:
         return name
 
     def _module_of(self, name: str) -> types.ModuleType:
-        """A base class of the pipe, instead of the function's own module, may define `name`."""
+        """Returns the module that defines `name`: the function's own module, or that of a base class of the pipe."""
         bases = self.maker.__mro__ if isinstance(self.maker, type) else ()
         modules = [sys.modules[one.__module__] for one in (self.function, *bases) if one.__module__ != "builtins"]
         return next((module for module in modules if name in vars(module)), modules[0])

@@ -1,8 +1,8 @@
 """Determines the order of an epoch: draws the next index or batch, and saves and restores the order.
 
-Role: indices are drawn from the loader's sampler in the same way as in PyTorch's loader. Because workers read ahead,
-the sampler has returned more indices than the user has received batches, but a state must contain the position of the
-user. The contents of a state depend on the kind of the sampler:
+Role: indices are drawn from the loader's sampler in the same way as in PyTorch's loader. When
+workers read ahead, the sampler has returned indices whose batches the user has not received, but a state must contain
+the position of the user. The contents of a state depend on the kind of the sampler:
 
 - For PyTorch's `RandomSampler`, or batches of its indices, a state contains the generator from before the order was
   drawn, and the number of indices that the user has received.

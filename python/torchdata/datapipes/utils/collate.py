@@ -62,7 +62,7 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
 
 
 def note_remedy(error: Exception, batch: Any) -> None:
-    """The remedy concerns items of the batch that have different keys or contain None."""
+    """Adds a remedy to the error if items of the batch have different keys or contain None."""
     remedy = _remedy(batch)
     if remedy is not None:
         add_note(error, remedy)
@@ -189,7 +189,8 @@ def _stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def is_stackable(torch: Any, batch: Any) -> bool:
-    """If shapes differ or a gradient is required, `torch.stack` may fail although the result is True."""
+    """The result may also be True for tensors that `torch.stack` refuses, for example because their shapes differ or a
+    gradient is required."""
     first = batch[0]
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:
         return False

@@ -51,7 +51,7 @@ _LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError,
 
 @contextlib.contextmanager
 def _decoding(extension: str) -> Iterator[None]:
-    """An undocumented error of a library for invalid contents becomes a ValueError."""
+    """Converts an undocumented error of a library for invalid contents to a ValueError."""
     try:
         yield
     except _LIES as error:

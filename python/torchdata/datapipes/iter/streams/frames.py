@@ -151,7 +151,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     #: The position after the last yielded item: the number of a row group, and of a row in this group.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: Number of items that the reader of this pipe will drop.
+    #: Number of row groups that need not be read, because the reader of this pipe drops their data frames.
     _unwanted: int = state(0, saved=False)
 
     def __init__(

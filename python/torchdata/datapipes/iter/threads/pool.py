@@ -75,7 +75,7 @@ class Pool:
         self._queue = self._work.queue
         #: Returns the next result, or raises the error of its call; raises StopIteration if the pool was closed.
         self.take = self._queue.pop
-        #: This error of the source follows the results.
+        #: The source's error, which is raised after all results.
         self.source_error: Exception | None = None
         #: Keeps the threads paused after a state was saved, until the consumer requests an item.
         self.rest: ReadAheadHold | None = None

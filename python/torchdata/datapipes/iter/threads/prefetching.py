@@ -165,7 +165,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """The thread processes items in the same way, for example by pinning."""
+        """Processes the items of a loaded state as the thread processes new items, for example pins them."""
         return items
 
     def __iter__(self) -> Iterator[T_co]:

@@ -136,7 +136,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be in the middle of an item
             data.released.set()
         failure = data.failure
-        # A rank that ends its run reports this even if its source has ended, because the workers were stopped.
+        # If this rank ends its run, its vote says so even if the source has ended, because stopping the workers ends
+        # the source.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
