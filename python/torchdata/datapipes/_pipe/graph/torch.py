@@ -1,8 +1,9 @@
 """Makes the pipe classes of PyTorch and of this package work together in one pipeline.
 
-Role: this package never imports torch, so its pipes do not derive from PyTorch's base classes, as pipes did in torchdata
-0.9. Once other code has imported torch, `isinstance` checks and functional forms of each package also work for the
-pipes of the other package. PyTorch's `Dataset` is not an ABC, so it becomes a real base class of this package's pipes.
+Role: this package never imports torch, so its pipes cannot derive from PyTorch's base classes, as pipes did in
+torchdata 0.9. Once other code has imported torch, `isinstance` checks and functional forms of each package also work
+for the pipes of the other package. PyTorch's `Dataset` is not an ABC, so it becomes a real base class of this package's
+pipes.
 
 This module patches four parts of PyTorch:
 
