@@ -115,7 +115,7 @@ class Form:
         #: The annotation of `self` in an overload, which determines the type variables of the class.
         self.made = ""
         if isinstance(maker, type):
-            this = parameters.pop(0)  # self or cls
+            this = parameters.pop(0)
             self.made = "" if this.annotation is this.empty else this.annotation
         source = "Any"
         if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:

@@ -66,7 +66,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
         return running
     number, resumed, dropped, to_the_end = start_pass(datapipe)
     if getattr(marked, "name", "") == "Restored" and not type(datapipe)._not_copied:
-        resumed = True  # as in torch, a copy with this mark continues with its pickled state
+        resumed = True  # as in torch, the snapshot state "Restored" makes a pipe continue with its pickled state
     started = number, resumed, dropped, to_the_end
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:

@@ -104,7 +104,7 @@ class Workers(Group):
 
     def serve(self, queue: ReadAheadQueue) -> None:
         self.patience.is_awaited = lambda: queue.is_awaited
-        self.end_epoch()  # the previous run's epoch
+        self.end_epoch()  # ends the epoch of the previous run
         self.begin_epoch()
 
 

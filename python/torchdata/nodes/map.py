@@ -131,7 +131,7 @@ class _ThreadMapper(ThreadedNode[T]):
         super().shutdown()
 
     def _end_workers(self) -> None:
-        workers, self._workers = self._workers, None  # before the run is closed; `reset` uses the opposite order
+        workers, self._workers = self._workers, None  # set before the run is closed; `reset` starts a run, then checks this attribute
         self._close_run()
         if workers is not None:
             workers.shutdown()

@@ -144,12 +144,12 @@ def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple
     parts = position.collate, position.random, position.then, position.now_since, since, position.digest
     own = {key: value for key, value in zip(_OWN, parts, strict=True) if value}
     told = {key: one for key, one in zip(_STATES, position[:2], strict=False) if one is not None and one is not UNKNOWN}
-    if position.later is not None:  # the mark shows whether a program has modified the dataset's state afterwards
+    if position.later is not None:  # "mark" is a checksum that detects later changes of the state
         own |= {"later": list(position.later), "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
         if position.base is not None:
             base = {key: getattr(position.base, name) for key, name in _STATES.items()}
             base |= {"ended": position.base.ended, "unbegun": position.base.unbegun}
-            now = own | told  # values that are equal in the base and in the current snapshot are left out
+            now = own | told  # the base omits values that the current snapshot also contains
             own["base"] = {key: one for key, one in base.items() if one is not False and not is_same(one, now.get(key))}
     return theirs, own | told
 

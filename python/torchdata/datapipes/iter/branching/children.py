@@ -163,7 +163,7 @@ class DealMain(Main):
             if self._buffers[instance] is own:
                 self._park()
             raise
-        finally:  # this step also runs if the iterator is dropped early
+        finally:
             done.add(instance)
 
     def _park(self) -> None:

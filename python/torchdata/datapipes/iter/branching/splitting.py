@@ -72,7 +72,7 @@ class _ForkMain(Main):
                 else:
                     self._exhausted = True
                     return
-        finally:  # this step also runs if the iterator is dropped early
+        finally:
             done.add(instance)
 
     def _overflow(self, instance: int) -> BufferError:
