@@ -131,7 +131,8 @@ class _ThreadMapper(ThreadedNode[T]):
         super().shutdown()
 
     def _end_workers(self) -> None:
-        workers, self._workers = self._workers, None  # set before the run is closed; `reset` starts a run, then checks this attribute
+        # This attribute is set before the run is closed, because `reset` starts a run and then checks the attribute.
+        workers, self._workers = self._workers, None
         self._close_run()
         if workers is not None:
             workers.shutdown()

@@ -313,7 +313,7 @@ class LocalPool:
                 if reader.must_go_back:
                     reader.restore(reader.position().copied())
                 reader.keep_position()
-                hand.extend(islice(self._units[number], 1))  # Ctrl-C cannot interrupt between reading and storing a batch
+                hand.extend(islice(self._units[number], 1))  # Ctrl-C cannot interrupt between reading and storing
             if not hand:
                 self._ended.add(number)
                 self.turn = number + 1
