@@ -314,7 +314,7 @@ def crops_by_spdl(n: int, large: bool = False) -> Any:
 
 
 def tar_path(n: int) -> str:
-    """The file stands for every shard of a dataset, and its pages stay in memory."""
+    """All workers read this file as their shard, and its pages stay in memory."""
     from comparison import formats
 
     return os.path.join(os.environ[formats.FOLDER], "tar-large")

@@ -346,7 +346,7 @@ class ThreadedNode(PassingNode[T]):
             run.work.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Another thread may start new threads meanwhile."""
+        """Returns the closed run, because another thread may replace `_run` meanwhile."""
         run = self._run
         if run is not None:
             run.work.close()

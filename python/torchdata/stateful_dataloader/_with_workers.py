@@ -350,7 +350,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             self._skipped.end()
 
     def shutdown(self) -> None:
-        """The state remains available."""
+        """A state can still be saved after the shutdown."""
         self._units.shutdown()
 
     def _shutdown_workers(self) -> None:

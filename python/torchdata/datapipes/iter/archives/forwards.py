@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 __all__ = ["Forwards", "Pieces"]
 
-#: Returns the next bytes of a stream, as many as are cheap to read at once; empty at the end.
+#: A function that returns the next bytes of a stream, as many as are cheap to read at once; empty at the end.
 Pieces = Callable[[], bytes]
 
 #: A reader may always seek back by this number of bytes, which is enough to reread the last header.

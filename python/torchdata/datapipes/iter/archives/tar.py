@@ -340,7 +340,7 @@ class _TarArchive(Archive):
         return b"".join(pieces)
 
     def _read_to_the_end(self) -> None:
-        """The end of a compressed archive contains its checksum."""
+        """Reads the archive to its end, so that the checksum of a compressed archive is verified."""
         fileobj: Any = self.tar.fileobj
         while not self.is_plain and fileobj.read(PIECE):
             pass
@@ -418,7 +418,7 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """A reader may seek back and forth, for example to read a nested archive."""
+        """Code that reads the member may seek back and forth, for example to read a nested archive."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:

@@ -180,7 +180,8 @@ def _opened(file: str) -> int | None:
 
 
 def _leads_to(file: str, fd: int) -> bool:
-    """A lock on a removed file would exclude no other process."""
+    """Returns whether the opened lock file still exists at its path. A lock on a removed file would exclude no other
+    process."""
     try:
         return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:
@@ -188,7 +189,8 @@ def _leads_to(file: str, fd: int) -> bool:
 
 
 def _forget_inherited() -> None:
-    """An open copy in a forked child would keep a lock after the parent process was killed."""
+    """Closes the lock files that a forked child has inherited. Otherwise, the child would keep the locks after the
+    parent process was killed."""
     global _mutex, _watcher
     _mutex, _watcher = threading.RLock(), None
     _idle.clear()

@@ -193,7 +193,7 @@ class Section:
         return None
 
     def _wait(self, path: str, since: float | None) -> float:
-        """Returns when the wait for the path began."""
+        """Waits a short time for the file `path`, and returns the time at which the wait began."""
         locks.release_all_of(self._thread)  # other sections of this thread write nothing while it waits
         now, limit = time.monotonic(), self._timeout()
         if since is None:

@@ -56,7 +56,7 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Bytes in UTF-16 cannot be split into lines before decoding."""
+    """Returns False for encodings such as UTF-16, whose bytes cannot be split into lines before decoding."""
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
     except (LookupError, ValueError, TypeError):  # not a text encoding; decoding raises the error
