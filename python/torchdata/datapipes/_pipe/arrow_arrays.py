@@ -73,7 +73,7 @@ def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
 
 
 def _objects(values: list[Any]) -> Any:
-    """`numpy.array` would convert nested sequences to further dimensions."""
+    """Returns an array of objects, whereas `numpy.array` would convert nested sequences to further dimensions."""
     import numpy as np
 
     array = np.empty(len(values), dtype=object)

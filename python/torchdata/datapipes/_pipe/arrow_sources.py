@@ -82,7 +82,8 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """A file may store a column with another type of the same group, such as "integer"."""
+    """Returns the group of a type, such as "integer". Two files may store a column with different types of
+    one group."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)

@@ -28,8 +28,8 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
-    """For a pipe that reads a dataset, returns the name of the dataset's code, if that code has raised `error` or no
-    error is given."""
+    """Returns the name of the dataset's code that has raised `error`; if `error` is None, the name of the only dataset
+    that the pipe reads. In all other cases, returns the pipe's name."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

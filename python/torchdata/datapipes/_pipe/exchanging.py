@@ -92,8 +92,11 @@ class ShardGlobals(SavedGlobals):
         self._kept: list[Any] = []
 
     def leave(self, *, is_all: bool = False) -> None:
-        """If `is_all` is True, nothing else of the shard must be stopped or saved, so `ShardTurns` may switch to
-        another shard without calling `enter` and `leave`."""
+        """Saves the globals of the shard.
+
+        If `is_all` is True, nothing else of the shard must be stopped or saved, so `ShardTurns` may switch to another
+        shard without calling `enter` and `leave`.
+        """
         exchange, self._others = _exchange()
         self.save(exchange)
         self._kept = [save() for save, _ in self._others]

@@ -94,7 +94,7 @@ class LanceRows(ArrowSource):
         return self.read_all([part], columns, use_threads)
 
     def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
-        """A single request to Lance is faster than one request per part."""
+        """Reads the rows of all parts in a single request, which is faster than one request per part."""
         size = self._part_rows
         rows = [row for part in parts for row in range(part * size, min(part * size + size, self._count))]
         return self._dataset().take(rows if self._chosen is None else self._chosen[rows].tolist(), columns)

@@ -115,7 +115,7 @@ def taken_again(datapipe: Any) -> Iterator[Any] | None:
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """After an exception, the pipe that reads `datapipe` continues with this iterator."""
+    """Stores the iterator `guard`, so that the pipe that reads `datapipe` continues with it after an exception."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

@@ -56,7 +56,8 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """User functions, which may call `get_worker_info`, are not examined."""
+    """Returns whether the pipe's own code never calls `get_worker_info`. Functions that the user has passed to the pipe
+    are not examined."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":

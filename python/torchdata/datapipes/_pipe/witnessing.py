@@ -151,7 +151,7 @@ class SampleDigest:
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """If only floating-point numbers or arrays differ, the upper halves are equal."""
+        """Returns whether the upper 32 bits are equal, so that only floating-point numbers or arrays differ."""
         return one >> 32 == other >> 32
 
 

@@ -153,7 +153,7 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """The text to hash is not shortened, unlike `words`, which describes the value."""
+    """Returns the text of a value to hash. For text and bytes, it is complete, whereas `words` may be shortened."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 

@@ -63,7 +63,7 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """`issubclass` is slow, because it also asks every subclass."""
+    """`issubclass` is called only if necessary, because it is slow: it also asks every subclass of the pipe bases."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True

@@ -131,7 +131,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
-    """PyTorch does not report the end of an iteration."""
+    """Records the end of a PyTorch pipe's iteration, which PyTorch does not report."""
     yield from iterator
     record_of(datapipe).ended = True
 
