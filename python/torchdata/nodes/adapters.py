@@ -1,6 +1,6 @@
 """Nodes at the beginning of a graph: IterableWrapper, SamplerWrapper, MapStyleWrapper.
 
-Any other iterable is reread up to a saved position.
+An iterable without a state is reread up to a saved position.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class IteratingNode(BaseNode[T]):
             self.next()
 
     def _new_digest(self) -> SampleDigest | None:
-        """Only an iterable without a state may yield other items when it is reread."""
+        """Returns None if the iterable has a state, because only an iterable without a state may yield other items when
+        it is reread."""
         iterable = getattr(self, self.ITERABLE)
         is_sampled = self._stateful is None and is_stream(iterable) and type(iterable) is not SequentialSampler
         return SampleDigest() if is_sampled else None
@@ -186,7 +187,6 @@ class IteratingNode(BaseNode[T]):
         return item
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         if isinstance(self._it, _Interrupted):
             self._it.read_again()
         state: dict[str, Any] = {self.NUM_YIELDED_KEY: self._num_yielded}
@@ -220,7 +220,7 @@ class IteratingNode(BaseNode[T]):
 
 
 class _Interrupted(Iterator[Any]):
-    """Replaces a node's iterator that an exception such as KeyboardInterrupt has left within an item.
+    """Replaces a node's iterator that an exception such as KeyboardInterrupt has interrupted.
 
     Before the next item or state, the node reads its iterable again.
     """
