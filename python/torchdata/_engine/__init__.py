@@ -1,4 +1,4 @@
-"""The processes around the Rust engine: modules that start, command, monitor and stop them. Private."""
+"""The processes around the Rust engine: modules that start, command, monitor and stop them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchdata._native import Sender
 
-#: In a worker, the sender of the link for its items, in which `torchdata.empty` allocates memory.
+#: In a worker process, `torchdata.empty` allocates memory through this sender.
 current_sender: Sender | None = None
 
 
 def empty(shape: Any, dtype: Any) -> Any:
-    """Creates an array or a tensor in shared memory if possible; see `torchdata.empty`."""
     if type(dtype).__module__ == "torch":
         from torchdata._engine.items.tensors import empty_tensor
 

@@ -1,4 +1,4 @@
-"""The engine's own exception, which `torchdata.dataloader2.error` exports."""
+"""Defines the exception `WorkerExitedError`, which `torchdata.dataloader2.error` exports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WorkerExitedError(RuntimeError):
         (1, -9)
     """
 
-    #: `on_error` never skips an item because a process has exited.
+    #: `on_error` never skips an item because a worker process has exited.
     never_skipped = True
 
     def __init__(

@@ -1,1 +1,1 @@
-"""The Python half of the codec for items and exceptions that are sent between processes. Private."""
+"""The Python half of the codec for items and exceptions that are sent between processes."""

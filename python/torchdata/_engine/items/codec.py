@@ -1,6 +1,6 @@
-"""Pickles objects that the extension cannot encode. This module is the part of the item codec that needs Python.
+"""Pickles the objects that the Rust encoder cannot encode.
 
-Role: the extension (rust/py/src/codec) calls this module. The code runs in the sending or receiving process.
+Role: the extension module (rust/py/src/codec) calls this module in the process that sends or receives an item.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
-#: The attribute of an exception that was raised while an item was pickled.
+#: The name of an attribute that is set on an exception that was raised while an item was pickled.
 UNSENT = "_torchdata_unsent"
 
 
 #: The first byte of each pickle that is followed by tensors. No pickle without tensors begins with this byte.
 _WITH_TENSORS = b"T"
 
-#: The slot for a pickler's table of reducers. The descriptor is used directly, because a pickler ignores an attribute
-#: `dispatch_table` of the instance if its class has an attribute of this name.
+#: The descriptor of a pickler's `dispatch_table`. It is set directly, because a pickler ignores an instance attribute
+#: of this name if its class also has this attribute.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()
 
 
 def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
-    """Pickles `obj` with its large buffers out of band. Objects that plain pickle does not support are pickled by
-    cloudpickle, by value.
-
-    Returns the pickle, the buffers, and the memory ranges of the tensors in `obj`.
+    """Pickles `obj`, and returns the pickle, the large buffers, and the memory ranges of the tensors in `obj`. Objects
+    that pickle does not support are pickled by cloudpickle.
     """
     try:
         return dumps_by(pickle.Pickler, obj)
@@ -47,11 +45,10 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
         except Exception as error:
             attributes_of(error)[UNSENT] = True
             add_note(error, _why_unsendable(obj))
-            raise error from None  # plain pickle has raised this error, too
+            raise error from None  # the pickler of the standard library has raised this error, too
 
 
 def _why_unsendable(obj: Any) -> str:
-    """Describes why an item cannot be sent to another process, and the remedy."""
     remedy = "yield what can be pickled, and open files, locks and connections in the process that uses them"
     if inspect.isgenerator(obj):
         remedy = "a function that yields is for `.flatmap(fn)`, not for `.map(fn)`; or yield a list"
@@ -59,20 +56,17 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: `bytes` objects of at least this length are out of band in the pickle of a program. Picklers pass objects of this
-#: length to `write` without a copy.
+#: Larger `bytes` objects in a program are sent as separate buffers, because picklers pass `bytes` objects of this size
+#: to `write` without copying them.
 _LEAST_BYTES = 64 << 10
 
 
 class _ProgramFile:
-    """The file of a pickler, which puts large `bytes` objects out of band.
+    """A file for a pickler that moves large `bytes` objects out of the pickle into the list `buffers`.
 
-    A pickler does not support `bytes` objects out of band, and no table of reducers applies to them. However, a pickler
-    writes the contents of a large `bytes` object by a separate call, with the object itself as argument. The previous
-    call has written the opcode and the length, which are replaced by the opcode for the next buffer.
-
-    Args:
-        buffers: the list of the pickle's buffers, to which the objects are appended.
+    Pickle protocol 5 does not support this for `bytes` objects, and ignores reducers for them. However, a pickler
+    passes a large `bytes` object itself to a separate call of `write`. The call before it has written the opcode and
+    the length, which this class replaces by the opcode for the next buffer.
     """
 
     def __init__(self, buffers: list[Any]) -> None:
@@ -94,7 +88,7 @@ class _ProgramFile:
 
 
 def _is_frame(part: bytes) -> bool:
-    """Returns whether a pickler has written a frame of opcodes. Contents that look like a frame stay in the pickle."""
+    """A `bytes` object of the user that looks like a frame of the pickler stays in the pickle, which is harmless."""
     return part[:1] == pickle.FRAME and int.from_bytes(part[1:9], "little") <= len(part)
 
 
@@ -103,22 +97,16 @@ class SharedMemoryHeld(Exception):
 
 
 def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) -> tuple[bytes, list[Any], list[Span]]:
-    """Returns the result of `pickled_parts` for a given class of picklers. The buffers of a program also contain large
-    `bytes` objects.
+    """Pickles `obj` with a pickler of the class `base`.
 
     Args:
-        base: the class.
-        obj: the object to pickle.
-        least: for a program, the minimum size of a buffer in bytes. Smaller buffers stay in the pickle, except the
-            buffers of tensors. 0 for an item, of which all buffers are out of band.
-        copies_shared: whether tensors in shared memory are copied.
-
-    Raises:
-        SharedMemoryHeld: the object contains tensors in shared memory, which must not be copied.
+        least: for a program, the minimum size in bytes of a separate buffer; tensors always are separate buffers. For
+            an item, 0.
+        copies_shared: whether tensors in shared memory are copied; if not, they raise SharedMemoryHeld.
     """
     try:
         return _dumps(base, obj, least, copies_shared)
-    except BufferError:  # a buffer with gaps between its elements cannot be sent unchanged
+    except BufferError:  # raised for an array whose elements are not adjacent
         return _dumps(base, obj, None, copies_shared)
 
 
@@ -154,12 +142,11 @@ def _dumps(
 
 
 def refers_to_tensors(pickled: bytes | memoryview) -> bool:
-    """Returns whether a pickle of `pickled_parts` refers to tensors, so that unpickling imports torch."""
+    """A pickle that refers to tensors imports torch when it is loaded."""
     return bool(memoryview(pickled)[:1] == _WITH_TENSORS)
 
 
 def loads(pickled: bytes | memoryview, buffers: list[Any]) -> Any:
-    """Unpickles the result of `pickled_parts`."""
     if not refers_to_tensors(pickled):
         return pickle.loads(pickled, buffers=buffers)
     file = io.BytesIO(pickled)

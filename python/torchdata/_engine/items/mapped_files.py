@@ -1,10 +1,10 @@
-"""Lets workers map the files of a program's read-only memory-mapped arrays, so that the contents are not sent.
+"""Pickles read-only `numpy.memmap` arrays as references to their files, so that workers map the same files.
 
-Role: runs in the main process when it pickles a program for workers that inherit nothing, and in each worker when it
-loads the program.
+Role: the main process uses this module when it pickles a program for spawned workers, and each worker when it loads the
+program.
 
-A writable array is pickled with its contents, because the main process may write to the array after the workers have
-started. A worker must not see writes of the main process, and must not change the file.
+A writable array is pickled with its contents, because a worker must not see later writes of the main process, and must
+not change the file.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from typing import Any
 
 
 def reduce_memmap(array: Any) -> Any:
-    """Returns the reduced form of a `numpy.memmap` array. If it is certain that the file still contains the array, the
-    result refers to the file instead of containing the elements.
-    """
+    """Refers to the file only if the file certainly still contains the array; otherwise, the elements are pickled."""
     if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
         offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)
         if offset is not None:
@@ -25,9 +23,7 @@ def reduce_memmap(array: Any) -> Any:
 
 
 def _offset_in(path: Any, address: int, length: int) -> int | None:
-    """Returns the offset of memory in a file; None if another file, or an earlier file with the same name, is mapped at
-    this memory.
-    """
+    """Returns None if another file, or an older file of the same name, is mapped at this address."""
     try:
         number = os.stat(path).st_ino
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:

@@ -1,14 +1,13 @@
 """Takes an exception apart so that another process can rebuild it, regardless of how its class is implemented.
 
-Role: a child sends several forms of an exception, best form first (`forms_of`). The main process uses the first form
-that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because unpickling calls the class with the arguments
-that the exception has stored. If the constructor has other parameters, the call of the class fails, or creates an
-exception with a wrong message. A child checks each form by rebuilding the exception, and compares the type, the results
-of `str` and `repr`, and the attributes with the original. The forms are
+Role: a child sends several forms of an exception, best form first (`forms_of`), and the main process uses the first
+form that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because it calls the exception's class with the
+stored arguments, which fails or creates a wrong message if the constructor has other parameters. A child rebuilds each
+form, and sends the form only if the type, `str`, `repr` and the attributes equal those of the original. The forms are
 
 - "pickle": the exception's own pickle;
-- "parts": the exception's class, arguments and attributes, rebuilt without the constructor. An attribute that cannot be
-  pickled, or is large, is left out, and a note reports this;
+- "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Attributes that cannot be
+  pickled, or are large, are omitted, and a note reports this;
 - "group": the parts of an exception group, with a list of forms for each of its members;
 - "text": the exception's class with only the text, followed by each base class with the text.
 """
@@ -25,20 +24,19 @@ from typing import Any
 from torchdata._bounded_pickles import LimitedFile
 from torchdata._reporting import add_note, attributes_of
 
-#: One form of an exception: the kind of the form, and the parts of the exception.
+#: The kind of a form, such as "pickle", and the data from which the exception is rebuilt.
 Form = tuple[str, Any]
 
-#: The maximum size in bytes of an exception's pickle, and the maximum total size of its pickled attributes.
+#: The maximum size in bytes of a pickled exception, and of all its pickled attributes together.
 _LARGEST = 1 << 20
-#: Maximum depth of nested groups.
+#: The maximum depth of nested exception groups.
 _DEEPEST = 8
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-#: Types of values that are compared with `==`. The `==` of other types may return anything.
+#: Values of these types are compared with `==`, whereas the `==` of other types may return anything.
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def text_of(error: BaseException) -> str | None:
-    """Returns the `str` of an exception, or None if `str` raises an error."""
     try:
         return str(error)
     except Exception:
@@ -46,7 +44,7 @@ def text_of(error: BaseException) -> str | None:
 
 
 def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
-    """Returns the best form from which this process can rebuild the exception, followed by less complete forms."""
+    """Returns the forms that this process could rebuild: the best form, followed by less complete forms."""
     forms: list[Form] = []
     try:
         for form, is_exact in _forms(error, depth):
@@ -56,7 +54,7 @@ def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
             if _is_like(again, error, form):
                 forms.append(form)
             _let_go(again)
-    except Exception:  # instances of the class cannot be used at all
+    except Exception:  # user code in the exception's class may raise any error
         pass
     return forms
 
@@ -65,11 +63,8 @@ def rebuilt(forms: list[Form]) -> BaseException | None:
     return next((error for error in map(_put_together, forms) if error is not None), None)
 
 
-# -- taking apart ------------------------------------------------------------------------------------------------------
-
-
 def _forms(error: BaseException, depth: int) -> Iterator[tuple[Form, bool]]:
-    """Yields pairs, best form first: a form of the exception, and whether it preserves the whole exception."""
+    """Yields the forms of the exception, best form first, and whether each form preserves the whole exception."""
     classes = [cls for cls in type(error).__mro__ if issubclass(cls, BaseException)]
     if isinstance(error, BaseExceptionGroup):
         if depth < _DEEPEST:
@@ -88,7 +83,7 @@ def _forms(error: BaseException, depth: int) -> Iterator[tuple[Form, bool]]:
         arguments = [_pickled(text)]
     yield ("parts", (_pickled_class(classes[0]), arguments, attributes, left_out)), True
     for cls in classes[: classes.index(BaseException)]:
-        if cls is not Exception:  # the main process raises RuntimeError instead of Exception
+        if cls is not Exception:  # the main process raises RuntimeError instead of a plain Exception
             yield ("text", (_pickled_class(cls), text)), False
 
 
@@ -97,7 +92,7 @@ def _in_words(error: BaseException) -> str:
 
 
 def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
-    """Returns the pickle of a value; None if the pickle cannot be loaded, or is larger than `room`."""
+    """Returns None if the pickle cannot be loaded, or exceeds `room` bytes."""
     file = LimitedFile(room)
     try:
         pickle.Pickler(file, protocol=5).dump(value)
@@ -108,7 +103,9 @@ def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
 
 
 def _let_go(tried: object) -> None:
-    """Closes resources of a trial copy that would warn when it is dropped, such as the file of an HTTPError."""
+    """Closes a rebuilt exception's resources that would cause warnings when they are deleted, such as the file of an
+    HTTPError.
+    """
     if isinstance(tried, BaseException):
         members = tried.exceptions if isinstance(tried, BaseExceptionGroup) else ()
         for one in (*members, *attributes_of(tried).values()):
@@ -133,7 +130,6 @@ def _pickled_class(cls: type[BaseException]) -> bytes | None:
 
 
 def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[str]]:
-    """Returns the attributes that can be pickled, and the names of omitted attributes."""
     pickled, left_out, room = {}, [], _LARGEST
     for name, value in _attributes(error).items():
         content = _pickled(value, room)
@@ -143,7 +139,8 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
             pickled[name] = content
             room -= len(content)
     for name, value in _members(error, of_builtins=True).items():
-        if value is not None and isinstance(value, _PLAIN):  # an OSError displays even a second file name of None
+        # None is skipped, because an OSError even displays a second file name of None
+        if value is not None and isinstance(value, _PLAIN):
             pickled[name] = pickle.dumps(value)
     return pickled, left_out
 
@@ -153,23 +150,20 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values in an exception's slots. With `of_builtins`, reads the slots of Python's own exception classes
-    (such as the `filename` of an OSError); otherwise, the slots of all other classes."""
+    """Returns the values of an exception's slots, either of the built-in classes (such as `OSError.filename`) or of all
+    other classes.
+    """
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
         if cls not in (BaseException, object) and (cls.__module__ == "builtins") is of_builtins:
             for name, member in vars(cls).items():
                 if isinstance(member, MemberDescriptorType):
-                    with contextlib.suppress(AttributeError):  # the slot is empty
+                    with contextlib.suppress(AttributeError):  # raised if the slot is empty
                         found.setdefault(name, member.__get__(error))
     return found
 
 
-# -- putting together --------------------------------------------------------------------------------------------------
-
-
 def _put_together(form: Form) -> BaseException | None:
-    """Rebuilds the exception from a form; returns None if this is not possible in this process."""
     try:
         error = _MAKERS[form[0]](form[1])
     except Exception:
@@ -178,8 +172,7 @@ def _put_together(form: Form) -> BaseException | None:
 
 
 def _new(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
-    """Creates an exception of a class without running code of the class, because the constructor's requirements are
-    unknown."""
+    """Creates an exception without running the constructor of its class, whose parameters are unknown."""
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     error: BaseException = builtin.__new__(cls, *arguments)
     BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]
@@ -211,12 +204,12 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str]) -> BaseException:
-    """Sets the attributes of the exception, and adds a note with the names of omitted attributes."""
     for name, pickled in attributes.items():
         value = pickle.loads(pickled)
         member = next((vars(cls)[name] for cls in type(error).__mro__ if name in vars(cls)), None)
         if isinstance(member, MemberDescriptorType):
-            with contextlib.suppress(AttributeError):  # the attribute is read-only, like the message of a group
+            # raised for a read-only attribute, such as the message of an exception group
+            with contextlib.suppress(AttributeError):
                 member.__set__(error, value)
         else:
             attributes_of(error)[name] = value
@@ -230,11 +223,8 @@ def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str
     return error
 
 
-# -- comparing ---------------------------------------------------------------------------------------------------------
-
-
 def _is_like(again: BaseException | None, error: BaseException, form: Form) -> bool:
-    """Returns whether a rebuilt exception equals the original in all parts that this kind of form preserves."""
+    """Compares only the parts of the exception that this kind of form preserves."""
     kind, content = form
     if again is None or text_of(again) not in _texts(error, kind):
         return False
@@ -250,7 +240,7 @@ def _is_like(again: BaseException | None, error: BaseException, form: Form) -> b
 
 def _texts(error: BaseException, kind: str) -> tuple[str | None, ...]:
     text = text_of(error)
-    if kind == "text":  # a KeyError displays the `repr` of its text, and an empty text is not a message
+    if kind == "text":  # a KeyError displays the `repr` of its text, and an empty text is no message
         return () if text is None else (text, repr(text))
     return (text,)
 

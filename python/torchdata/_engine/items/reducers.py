@@ -1,8 +1,8 @@
-"""Chooses the function that pickles objects of a type: the user's reducer if one is registered, otherwise this
-package's reducer for tensors and arrays, otherwise pickle's default.
+"""Chooses the function that pickles objects of a type: a reducer that the user has registered, this package's reducer
+for tensors and arrays, or pickle's default.
 
-Role: the codec (codec.py) uses this module for each pickled item. The extension also queries this module for the types
-with reducers that users have registered.
+Role: the codec (codec.py) uses this module for each pickled item, and the extension asks it for the types with
+registered reducers.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ from typing import Any
 from torchdata._engine.items.mapped_files import reduce_memmap
 from torchdata._engine.items.tensors import DepartingTensors
 
-#: A function that a pickler calls to reduce an object of a type.
 Reducer = Callable[[Any], Any]
 
-#: A reducer that pickles an object in the default way, for use in a pickler's table. The reducer is a C function, so it
-#: creates no Python frame.
+#: Pickles an object by pickle's default, in a C function that creates no Python frame.
 _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 
 
 def _users_reducers() -> dict[type, Reducer]:
-    """Returns the reducers that users registered with the pickler of multiprocessing, which torch.multiprocessing also
-    uses.
+    """Returns the reducers that users registered with `ForkingPickler`, which torch.multiprocessing also uses.
 
-    Reducers that multiprocessing and torch registered themselves are excluded, because they send descriptors and
-    handles differently.
+    The reducers of multiprocessing and torch themselves are excluded, because they send file descriptors and handles in
+    a way that the engine does not support.
     """
     reduction = sys.modules.get("multiprocessing.reduction")
     if reduction is None:
@@ -50,19 +47,18 @@ def has_own_reducer(cls: type) -> bool:
 
 
 class Reducers(dict[type, Reducer]):
-    """A pickler's table: the reducer of each exact type, determined when an object of the type is first pickled.
+    """A pickler's `dispatch_table`, which determines the reducer of a type when the first object of this type is
+    pickled.
 
-    A pickler looks up every object in its table. The table also gets entries for types without a special reducer,
-    because a failing lookup takes longer than pickling a small object.
+    Types without a special reducer also get entries, because a failed lookup takes longer than pickling a small object.
     """
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
-        #: The registered reducers, from the table of a pickler class or from `copyreg`.
+        #: The registered reducers, from a pickler class or from `copyreg`.
         self.base = base
         #: The value of `Tables._seen` when this table was created; None if this table must not be reused.
         self.made_for: object = None
-        #: The tensors of the object that is being pickled.
         self.tensors = DepartingTensors()
 
     def __missing__(self, cls: type) -> Reducer:
@@ -73,31 +69,30 @@ class Reducers(dict[type, Reducer]):
             reduce = _reduce_array
         if reduce is None:
             if issubclass(cls, type):
-                raise KeyError(cls)  # the pickler itself pickles classes by name
+                raise KeyError(cls)  # the pickler itself pickles a class by its name
             reduce = _ITS_OWN_WAY
         self[cls] = reduce
         return reduce
 
 
 class Tables:
-    """Reducer tables that are used for several items. Only one pickler at a time uses a table.
+    """Reducer tables that are reused for several items, each by one pickler at a time.
 
-    The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. The tables are not
-    rebuilt when users register reducers with the pickler of multiprocessing, because checking these registrations for
-    each item would copy them. If a table already contains a type, its new reducer takes effect at the next import.
+    The tables are rebuilt after a registration with `copyreg`, and after the import of a module. After a registration
+    with `ForkingPickler`, a type that a table already contains gets its new reducer at the next import, because
+    checking these registrations for each item would copy them.
     """
 
-    #: A larger table is not reused, because it would keep its types alive, and users may create types repeatedly.
+    #: Larger tables are not reused, because a table keeps its types alive, and users may create types repeatedly.
     _MOST_TYPES = 500
 
     def __init__(self) -> None:
         self._free: list[Reducers] = []
-        #: The reducers in `copyreg` and the number of imported modules at the time when the tables were created.
+        #: The reducers in `copyreg` and the number of imported modules when the tables were created.
         self._seen: tuple[dict[type, Any], int] = ({}, 0)
 
     def take(self, pickling: Any) -> Reducers:
-        """Returns a table for a pickler, which must be returned with `give_back`."""
-        if type(pickling) is not pickle.Pickler:  # the class may have its own reducers
+        if type(pickling) is not pickle.Pickler:  # a subclass may have its own reducers
             return Reducers(pickling.dispatch_table, _users_reducers())
         if self._seen != (copyreg.dispatch_table, len(sys.modules)):
             self._seen = dict(copyreg.dispatch_table), len(sys.modules)
@@ -110,14 +105,14 @@ class Tables:
             return table
 
     def give_back(self, table: Reducers) -> None:
-        """Makes a table available to other picklers. Call this method after the pickler has finished."""
+        """Must be called only after the pickler has finished."""
         if table.made_for is self._seen and len(table) <= self._MOST_TYPES:
             self._free.append(table)
 
 
 def program_table(pickling: Any) -> Reducers:
-    """Returns the reducer table for pickling a program. With this table, the pickle refers to the files of read-only
-    memory-mapped arrays instead of containing the arrays.
+    """Returns the reducer table for pickling a program, which refers to files of memory-mapped arrays instead of
+    copying them.
     """
     table = Reducers(getattr(pickling, "dispatch_table", copyreg.dispatch_table), _users_reducers())
     numpy = sys.modules.get("numpy")
@@ -127,7 +122,7 @@ def program_table(pickling: Any) -> Reducers:
 
 
 def _reduce_array(array: Any) -> Any:
-    """Stores an array out of band if NumPy would put the array into the pickle element by element."""
+    """Converts an array that NumPy would pickle element by element, so that its memory becomes a separate buffer."""
     if not array.flags.forc:
         array = array.copy()
     if array.dtype.kind in "mM" and array.dtype.isnative:

@@ -1,8 +1,9 @@
-"""Finds which tensors of an item overlap in memory, and sends the memory of all tensors outside the pickle.
+"""Sends the memory of an item's tensors outside the pickle, so that tensors that share memory still share it after
+unpickling.
 
-Role: used by the codec (codec.py and rust/py/src/codec) whenever torch is loaded. A pickle refers to tensors by number.
-`DepartingTensors` collects the tensors while the pickle is written, and lays them out in blocks. `Arrived` recreates
-the tensors while the pickle is read. Torch is imported only if an item contains tensors.
+Role: the codec (codec.py and rust/py/src/codec) uses this module once torch is loaded. While the pickle is written,
+`DepartingTensors` numbers the tensors, and assigns them to memory blocks. `Arrived` recreates the tensors while the
+pickle is read.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ from torchdata._importing import import_whole
 if TYPE_CHECKING:
     from torchdata._native import Sender
 
-#: A range of this process's memory: the address of its first byte, and the address after its last byte.
+#: A memory range: the address of its first byte, and the address after its last byte.
 Span = tuple[int, int]
 
 
 class Location(NamedTuple):
-    """The location of a tensor or a storage."""
-
-    #: The number of the memory block, and the location's offset in this block in bytes.
+    #: The index of the memory block, and the offset in this block in bytes.
     block: int
     offset: int
     #: For a tensor, (dtype name, shape, strides, requires_grad); for a storage, its size in bytes.
@@ -36,16 +35,14 @@ class Location(NamedTuple):
 
 
 class DepartingTensors:
-    """The tensors and storages of an item that is being pickled. The pickle refers to the tensors and storages by
-    number.
+    """The tensors and storages of an item that is being pickled, which the pickle refers to by number.
 
-    The positions of the tensors in the blocks are determined after all tensors of the item were collected. Tensors that
-    share elements are placed in one block, so that they also share these elements in the receiving process. Each tensor
-    that shares no elements with other tensors gets a separate block. The unused parts of a storage are not sent.
+    Tensors are assigned to memory blocks after all tensors of the item were collected. Tensors that share elements are
+    placed in one block, so that the received tensors also share these elements. The unused parts of a storage are not
+    sent.
     """
 
     def __init__(self) -> None:
-        #: For each tensor or storage: the span, the description, and the object that keeps the memory alive.
         self.locations: list[tuple[Span, Any, Any]] = []
 
     def add_tensor(self, tensor: Any) -> int:
@@ -59,14 +56,13 @@ class DepartingTensors:
         return len(self.locations) - 1
 
     def reducer(self, cls: Any) -> Callable[[Any], Any] | None:
-        """Returns the reducer for a type, or None if the type is not a tensor or storage, or defines its own
-        pickling."""
+        """Returns None for types that are not tensors or storages, or that define their own pickling."""
         torch = sys.modules["torch"]
         if cls is torch.UntypedStorage:
             return self._reduce_storage
         if cls is torch.storage.TypedStorage:
             return self._reduce_typed_storage
-        # Subclasses of Tensor with their own operators are left out, because their elements may not be in memory.
+        # Subclasses of Tensor with their own operators are excluded, because their elements may not be in memory.
         if (
             issubclass(cls, torch.Tensor)
             and cls.__reduce_ex__ is torch.Tensor.__reduce_ex__
@@ -111,8 +107,7 @@ class DepartingTensors:
         return any(obj.is_shared() for _, _, obj in self.locations)
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
-        """Returns three lists: the locations, the blocks, and the memory spans that the blocks came from. The spans do
-        not overlap."""
+        """Returns the locations, the memory blocks, and the non-overlapping memory spans of these blocks."""
         locations: list[Any] = [None] * len(self.locations)
         blocks: list[memoryview] = []
         spans = []
@@ -142,10 +137,10 @@ class DepartingTensors:
         return groups
 
     def _with_elements_in_common(self, numbers: list[int]) -> list[list[int]]:
-        """Groups tensors that share elements. Tensors without common elements, such as two columns, are not grouped.
+        """Groups tensors that share elements, but not tensors that only interleave, such as two columns of a matrix.
 
-        If a dataclass contains two columns of a matrix of 1,000 x 1,000, sending the columns separately takes 65 µs (8
-        KB), whereas sending the whole matrix takes 530 µs (4 MB).
+        For two columns of a 1,000 x 1,000 matrix, sending the columns separately takes 65 µs (8 KB), and sending the
+        whole matrix takes 530 µs (4 MB).
         """
         if len(numbers) == 1 or len(numbers) > _MOST_COMPARED or not any(map(self._has_gaps, numbers)):
             return [numbers]
@@ -166,7 +161,7 @@ class DepartingTensors:
         most: Any = _MOST_WORK
         try:
             return bool(numpy.shares_memory(self._as_array(one), self._as_array(other), max_work=most))
-        except RuntimeError:  # NumPy would need more than `max_work` steps
+        except RuntimeError:
             return True
 
     def _as_array(self, number: int) -> Any:
@@ -178,15 +173,14 @@ class DepartingTensors:
         return _array_at(span[0], obj, shape, f"|V{size}", tuple(stride * size for stride in strides))
 
     def _close_gaps(self, number: int) -> None:
-        """Copies a tensor if there are gaps of other memory between its elements."""
         (start, end), what, tensor = self.locations[number]
         if isinstance(what, tuple) and end - start > tensor.nbytes:
             tensor = _without_gaps(tensor)
             self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
-#: `_MOST_COMPARED` is the maximum number of overlapping tensors that are compared with each other. `_MOST_WORK` limits
-#: the work of one comparison, in the unit of NumPy's `shares_memory`.
+#: The maximum number of overlapping tensors that are compared with each other, and the limit `max_work` of NumPy's
+#: `shares_memory` for one comparison.
 _MOST_COMPARED, _MOST_WORK = 16, 10_000
 
 
@@ -195,14 +189,14 @@ def _bytes_at(span: Span, owner: Any) -> Any:
 
 
 def _array_at(start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> Any:
-    """Returns an array over the memory at an address. The array keeps the owner of the memory alive."""
+    """The array keeps the owner of the memory alive."""
     import numpy
 
     return numpy.asarray(_Interface(start, owner, shape, typestr, strides))
 
 
 class _Interface:
-    """Implements NumPy's array interface for memory that another object owns."""
+    """Provides NumPy's array interface for memory that another object owns."""
 
     def __init__(self, start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> None:
         self._owner = owner
@@ -212,7 +206,9 @@ class _Interface:
 
 
 class Arrived:
-    """The blocks of an item that is being unpickled. Each block becomes one storage, which its tensors share."""
+    """The memory blocks of an item that is being unpickled. Each block becomes one storage, which all tensors in the
+    block share.
+    """
 
     def __init__(self, locations: list[Location], blocks: list[Any]) -> None:
         self._locations, self._blocks = locations, blocks
@@ -228,7 +224,7 @@ class Arrived:
         block, offset, (dtype, shape, strides, requires_grad) = self._locations[number]  # type: ignore[misc]
         storage, tensor = self._whole(block), torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
         elements, odd = divmod(offset, tensor.element_size())
-        if odd:  # the offset in shared memory is not a multiple of the element size
+        if odd:  # the offset in the block is not a multiple of the element size
             storage, elements = _part_of(storage, offset, storage.nbytes() - offset), 0
         tensor = tensor.set_(storage, elements, shape, strides)
         return tensor.requires_grad_() if requires_grad else tensor
@@ -240,8 +236,7 @@ class Arrived:
 
 
 class _Arrivals(threading.local):
-    #: The item that this thread is unpickling. If an object in the item unpickles another item, `innermost` is the
-    #: inner item in the meantime.
+    #: The item that this thread is unpickling; if an object in the item unpickles another item, the inner item.
     innermost: Arrived | None = None
 
 
@@ -250,7 +245,7 @@ _arrivals = _Arrivals()
 
 @contextmanager
 def arriving(locations: list[Location], blocks: list[Any]) -> Iterator[None]:
-    """Makes the tensors at the given locations available while a pickle that refers to them is read."""
+    """Makes the tensors available to the functions that a pickle calls while it is read."""
     import_whole("torch")
     before, _arrivals.innermost = _arrivals.innermost, Arrived(locations, blocks)
     try:
@@ -286,7 +281,6 @@ def _empty_tensor(dtype: str, shape: Any, stride: Any, requires_grad: bool) -> A
 
 
 def _is_sparse(tensor: Any) -> bool:
-    """Returns whether the tensor is sparse, on the CPU, and not the result of an operation that autograd records."""
     return str(tensor.layout).startswith("torch.sparse") and _is_leaf_here(tensor)
 
 
@@ -295,7 +289,6 @@ def _is_leaf_here(tensor: Any) -> bool:
 
 
 def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
-    """Returns the arguments for `_sparse_tensor`."""
     torch = sys.modules["torch"]
     coalesced = None
     tensors: tuple[Any, ...]
@@ -311,10 +304,8 @@ def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
 
 
 def _sparse_tensor(layout: str, tensors: Any, shape: Any, coalesced: bool | None, requires_grad: bool) -> Any:
-    """Creates a sparse tensor from its parts.
-
-    Torch's own function is not used, because it adds each sparse tensor to a list that only `torch.load` clears. With
-    torch's own function, a process that receives sparse tensors would keep these tensors forever.
+    """Torch's own function is not used, because it adds each sparse tensor to a list that only `torch.load` clears, so
+    that the process would keep all received sparse tensors.
     """
     torch: Any = import_whole("torch")
     options = {"check_invariants": False, "device": "cpu", "requires_grad": requires_grad}
@@ -330,7 +321,6 @@ def _storage_over(buffer: Any) -> Any:
 
 
 def _part_of(storage: Any, offset: int, size: Any) -> Any:
-    """Returns the storage itself, or a separate storage over a part of its memory."""
     import torch
 
     if (offset, size) == (0, storage.nbytes()):
@@ -344,8 +334,9 @@ def _is_memory(storage: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Returns whether the tensor consists only of elements in memory, without further state. Raises ValueError if the
-    tensor has elements, but its storage does not contain them."""
+    """Returns whether a tensor's elements in memory are its whole state. Raises ValueError if the storage does not
+    contain the elements.
+    """
     torch = sys.modules["torch"]
     if not (
         tensor.layout is torch.strided
@@ -366,7 +357,7 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _span_of(tensor: Any) -> Span:
-    """Returns the memory range of a plain tensor that has elements, including gaps between the elements."""
+    """Returns the memory range of a tensor that has elements, including gaps between the elements."""
     start, size = tensor.data_ptr(), tensor.element_size()
     if tensor.is_contiguous():
         return start, start + tensor.nbytes
@@ -375,9 +366,7 @@ def _span_of(tensor: Any) -> Span:
 
 
 def _without_gaps(tensor: Any) -> Any:
-    """Returns the tensor itself, or a copy if there are gaps between its elements. An element that an expanded tensor
-    repeats is stored once.
-    """
+    """An element that an expanded tensor repeats is copied once."""
     start, end = _span_of(tensor)
     if end - start <= tensor.nbytes:
         return tensor
@@ -389,24 +378,23 @@ def _without_gaps(tensor: Any) -> Any:
 
 
 def dlpack_ways() -> tuple[Any, Any, Any, Any]:
-    """Returns the functions that exchange tensors with torch: (table, to, from, layout).
+    """Returns torch's functions for DLPack: (table, to, from, layout).
 
-    `table` is the capsule that contains DLPack's C functions, or None if this version of torch has no such capsule.
-    `to` converts a tensor to a capsule, and `from` converts a capsule to a tensor. `layout` is the only layout of
-    tensors that `to` and `from` support.
+    `table` is the capsule with DLPack's C functions, or None if this version of torch has no such capsule. `to`
+    converts a tensor to a capsule, and `from` converts a capsule to a tensor. `layout` is the only tensor layout that
+    the functions `to` and `from` support.
     """
     torch = import_whole("torch")
     ways = torch.utils.dlpack
     return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), ways.to_dlpack, ways.from_dlpack, torch.strided
 
 
-#: Maps addresses to the arrays whose memory is used by tensors of `torchdata.empty`.
+#: The arrays that provide the memory of tensors from `torchdata.empty`, by memory address.
 _rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
-    """Implements `torchdata.empty` for a dtype of torch. `sender` is the sender of this process if the process is a
-    child."""
+    """Implements `torchdata.empty` for torch's dtypes."""
     import torch
 
     tensor = torch.empty(0, dtype=dtype, device="cpu")
@@ -424,9 +412,7 @@ def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
 
 
 def room_of(tensor: Any, start: int) -> Any:
-    """Returns the array whose memory the tensor uses; None if a view, a storage or another array can also access the
-    memory.
-    """
+    """Returns the array that provides the tensor's memory, or None if other objects may access this memory."""
     array = _rooms.get(start)
     if array is None:
         return None
@@ -435,7 +421,6 @@ def room_of(tensor: Any, start: int) -> Any:
 
 
 def _holders(tensor: Any) -> tuple[int, ...]:
-    """Returns the reference counts of the tensor and its storage."""
     storage = tensor.untyped_storage()
     return (
         tensor._use_count(),
@@ -448,11 +433,10 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Returns the reference counts of a tensor that nothing else can access.
-
-    The counts of a new tensor are measured, because the counts depend on the release of torch. The array that provides
-    the tensor's memory has three references: in the storage, in a variable, and in the call that counts references.
-    From Python 3.14 on, the counting call adds no reference. The array has one weak reference, from `_rooms`.
+    """Returns the reference counts of a tensor whose memory no other object can access, measured on a new tensor
+    because they depend on the release of torch. The array has three references: in the storage, in a variable, and in
+    the call that counts references. From Python 3.14 on, the counting call adds no reference. The array has one weak
+    reference, from `_rooms`.
     """
     import torch
 

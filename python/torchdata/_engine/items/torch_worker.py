@@ -1,7 +1,8 @@
-"""Makes a worker look like a worker of torch: `get_worker_info()`, the memory for collating, and random numbers.
+"""Makes a worker process look like a worker of torch: `get_worker_info()`, shared memory for collated batches, and
+random seeds.
 
-Role: called in a worker after the graph was received, and at the start of each epoch. If torch is not loaded yet, the
-worker is described to torch when torch is imported. Only `seed_worker` imports torch.
+Role: a worker calls this module after it has received the pipe graph, and at the start of each epoch. If torch is not
+loaded yet, torch gets this information when it is imported. Only `seed_worker` imports torch.
 """
 
 from __future__ import annotations
@@ -21,10 +22,7 @@ _MODULE = "torch.utils.data"
 
 
 def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: bool = False) -> None:
-    """Makes `get_worker_info()` of torch describe this worker, at once or when torch is imported.
-
-    If `is_local` is True, the items stay in this process, where torch's own `default_collate` is faster.
-    """
+    """If `is_local` is True, the items stay in this process, where torch's own `default_collate` is faster."""
 
     def tell(module: Any) -> None:
         show_worker(worker_id, num_workers, datapipe)
@@ -46,7 +44,6 @@ def _tell(module: Any) -> None:
 
 @contextlib.contextmanager
 def torch_as_it_was() -> Iterator[None]:
-    """Restores torch's worker info at the end of the `with` block."""
     module = sys.modules.get(_MODULE)
     before = None if module is None else module._utils.worker._worker_info
     try:
@@ -58,19 +55,20 @@ def torch_as_it_was() -> Iterator[None]:
 
 
 def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
-    """Sets the result of `get_worker_info()`, once `torch.utils.data` is loaded. `tell_torch` calls this function.
+    """Sets the result of torch's `get_worker_info()`.
 
-    `torch` itself may be incomplete, because it imports `torch.utils.data` before it has the attribute `utils`.
+    While torch is being imported, the attribute `torch.utils` does not exist yet, so the module is taken from
+    `sys.modules`.
     """
     worker: Any = sys.modules[f"{_MODULE}._utils.worker"]
-    seed = generators.awaited.get("torch")  # while torch is being imported, this is its seed after the import
+    # while torch is being imported, this is the seed that it gets after its import
+    seed = generators.awaited.get("torch")
     if seed is None:
         seed = sys.modules["torch"].initial_seed()
     worker._worker_info = watched_info(worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
 def seed_worker(base_seed: int, worker_id: int) -> None:
-    """Seeds the global random generators of torch, NumPy and Python as torch does in its workers."""
     import numpy
     import torch
     from torch.utils.data._utils.worker import _generate_state
@@ -83,12 +81,11 @@ def seed_worker(base_seed: int, worker_id: int) -> None:
 
 
 def collate_where_items_leave(collate: Any) -> None:
-    """Makes torch's `default_collate` stack tensors and arrays in the memory that a worker sends directly.
+    """Makes torch's `default_collate` write batches into the shared memory from which the worker sends them.
 
-    In a worker, torch's own function would create a new segment of shared memory for each batch, and the engine would
-    have to copy the batch from this segment. Torch's function also converts each small array to a tensor, which takes
-    longer than copying the array. The functions for tensors and arrays are replaced in torch's public table of collate
-    functions, unless users have replaced them.
+    Torch's own function would create a new segment of shared memory for each batch, from which the engine would have to
+    copy the batch. It also converts each small array to a tensor, which takes longer than copying the array. Collate
+    functions that users have registered in torch's table are kept.
     """
     torch = sys.modules["torch"]
     table = collate.default_collate_fn_map
@@ -101,13 +98,14 @@ def collate_where_items_leave(collate: Any) -> None:
 
     def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         if is_stackable(torch, batch):
-            with contextlib.suppress(RuntimeError):  # torch's own function raises this error, too
+            with contextlib.suppress(RuntimeError):  # torch's own function then raises this error to the user
                 return stacked_tensors(torch, batch)
         return own_tensors(batch, collate_fn_map=collate_fn_map)
 
     def collate_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
         stacked = None
-        if (collate_fn_map or {}).get(torch.Tensor) is collate_tensors:  # a user's own function expects tensors
+        # a collate function of the user expects tensors
+        if (collate_fn_map or {}).get(torch.Tensor) is collate_tensors:
             stacked = arrays_as_tensor(torch, batch)
         return own_arrays(batch, collate_fn_map=collate_fn_map) if stacked is None else stacked
 

@@ -1,1 +1,1 @@
-"""Child processes of any program: how they start, what they inherit from the main process, how they end. Private."""
+"""Starts child processes, passes them what they inherit from the main process, and ends them."""

@@ -1,12 +1,11 @@
-"""Passes data to a child with any start method: the child's name, shared memory, and the graph of pipes.
+"""Passes data to child processes: the process name, shared memory, and the pipe graph.
 
-Role: with start method "fork", a child inherits everything. With "spawn" and "forkserver", multiprocessing passes the
-descriptors, and the graph is a single pickle in anonymous shared memory, created once for all children. A child that
-another process forks receives a `Parcel`.
+Role: with start method "fork", a child inherits all objects. With "spawn" and "forkserver", multiprocessing passes file
+descriptors, and all children load one pickle of the graph from shared memory.
 
-With "spawn" and "forkserver", a child imports the program's main module before any code of this package runs, which may
-take long. multiprocessing sends the name of the process before everything else, so unpickling the name (`ChildName`)
-runs the urgent code: the child then monitors the main process, and delays garbage collection.
+A spawned child imports the program's main module before any code of this package runs, which may take long. Since
+multiprocessing sends the process name first, unpickling the name (`ChildName`) starts the monitoring of the main
+process, and delays garbage collection.
 """
 
 from __future__ import annotations
@@ -31,20 +30,19 @@ from typing import Any, Generic, TypeVar
 
 from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, bytes_in_place, is_portable, system_lacks
 
-# -- the first actions of a child that inherits nothing ----------------------------------------------------------------
 
-#: The prefix of the names of child processes.
+#: The prefix of the names of all child processes.
 PREFIX = "torchdata "
 
-#: The number of new objects after which garbage collection runs while a child starts. Importing torch creates a third
-#: of this number of objects.
+#: The number of new objects after which garbage collection runs while a child starts; importing torch creates a third
+#: of them.
 EARLY_THRESHOLD = 1_000_000
 #: The name of the thread that monitors the main process until the engine's own thread replaces it.
 _WATCHER = "torchdata-early-watch"
-#: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the exit of the main process
-#: (or of the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
-#: only after its imports. The system call (PR_SET_PDEATHSIG) does the same as `continue_with_parent` of the extension,
-#: which the child cannot import yet. A child that is stopped (SIGSTOP) before this code runs stays stopped.
+#: The code of a thread that ends the child within 0.1 seconds after the main process has exited. If the main process
+#: cannot be monitored, the thread monitors the parent instead. If no thread can be started, the child detects the exit
+#: only after its imports. The call of `prctl` (PR_SET_PDEATHSIG) is that of the extension's `continue_with_parent`,
+#: which cannot be imported yet.
 _WATCH = f"""
 import os, select, signal, sys, threading
 
@@ -83,44 +81,41 @@ except RuntimeError:
 """
 
 
-#: The folder where the program was started.
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
-#: Sets the path of the child's main module, so that multiprocessing does not import a main module that has no file.
+#: Sets a path at which multiprocessing finds no file, so that it does not import the main module.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
 def main_without_file() -> str | None:
-    """Returns the path from which children would import the program if this file is missing, otherwise None.
+    """Returns the path from which children would import the main module, if no file exists there.
 
-    A program that is read from standard input is not in a file, but Python names its file "<stdin>".
+    For example, Python names the file of a program "<stdin>" if the program is read from standard input.
     """
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     if getattr(main, "__spec__", None) is not None or file is None:
         return None
-    path = os.path.normpath(os.path.join(_ORIGINAL_FOLDER, file))  # the same as multiprocessing does
+    path = os.path.normpath(os.path.join(_ORIGINAL_FOLDER, file))  # multiprocessing computes the path in this way
     return None if os.path.isfile(path) else path
 
 
 class ChildName(str):
-    """The name of a child process. Unpickling the name in the child runs code that must run before all other code.
+    """The name of a child process, which runs code when the child unpickles it.
 
-    The child unpickles the name before it imports the main module and the user's program. The code in the pickle uses
-    only the standard library, because the child may not be able to import this package yet. If the name is pickled for
-    other purposes, such as a log record, the pickle contains an ordinary string.
+    The child unpickles its name before it imports the main module and the user's program. The code uses only the
+    standard library, because the child may not be able to import this package yet. A name that is pickled for other
+    purposes, such as a log record, becomes an ordinary string.
 
-    The code makes the child exit together with the main process. Without this code, a child that imports for a minute
-    would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic garbage collection.
-    If the program imports torch, starting two children by spawn takes 2.8 s of processor time with the higher threshold
-    and 3.6 s with the default threshold (medians of 4 alternating runs). If the program is not in a file, a child does
-    not import it.
+    Without the thread that this code starts, a child that imports for a minute would outlive the main process by up to
+    a minute. The code also raises the threshold of cyclic garbage collection: if the program imports torch, spawning
+    two children then takes 2.8 s of processor time instead of 3.6 s (medians of 4 alternating runs).
     """
 
     __slots__ = ()
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # Only the first pickle of a child that is being started contains the code.
+        # Only the first pickle of the name for a new child contains the code.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -131,8 +126,6 @@ class ChildName(str):
 
 
 class _Call:
-    """A function call that is executed on unpickling."""
-
     def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self.call = function, arguments
 
@@ -141,28 +134,24 @@ class _Call:
 
 
 def end_early_watch() -> None:
-    """Ends the thread that has monitored the main process since the start of this child."""
     for thread in threading.enumerate():
         if thread.name == _WATCHER:
             thread.over.set()  # type: ignore[attr-defined]
             thread.join()
-            for _ in range(100):  # the system still counts the thread for a short time
+            for _ in range(100):  # the system still lists the thread for a short time
                 if not os.path.exists(f"/proc/self/task/{thread.native_id}"):
                     break
                 time.sleep(0.001)
 
 
-# -- the data ---------------------------------------------------------------------------------------------------------
-
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
-#: The error message of `pickle` for a function that is missing in the program.
+#: The error message of `pickle` for a function that the main module does not define.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
-#: The alignment of each buffer in a `SharedPickle`, and the number of bytes for the header of a `bytes` object.
+#: The alignment in bytes of each buffer in a `SharedPickle`, which also leaves room for the header of a `bytes` object.
 _ALIGNMENT = 64
-#: The format of the length of the offset list, which is stored at the end of a `SharedPickle`.
+#: The format of the length of the offset list at the end of a `SharedPickle`.
 _LENGTH = struct.Struct("<Q")
-#: Seals that prevent later changes of the contents and the size of a `SharedPickle`.
 _SEALS = (
     fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0
 )
@@ -170,12 +159,10 @@ _warned = False
 
 
 class Handle(Generic[SharedT]):
-    """A link, or a board of bells or counters, that is sent to a child.
+    """A link, a board of bells or a board of counters that is sent to a child.
 
     Args:
-        shared: the link or board.
-        spare: creates a private link or board for a child that finds the shared memory damaged; None if damage is an
-            error.
+        spare: creates a private replacement if the child finds the shared memory damaged; None if damage is an error.
     """
 
     def __init__(self, shared: SharedT, spare: Callable[[], SharedT] | None = None) -> None:
@@ -196,7 +183,7 @@ def _attach(kind: type[SharedT], duplicate: Any, spare: Callable[[], SharedT] | 
 
 
 def warn_of_lacks() -> None:
-    """Warns once per process if its system lacks features, and names the consequences."""
+    """Warns once per process if the system lacks features that the engine uses."""
     global _warned
     if system_lacks() and not _warned:
         _warned = True
@@ -210,20 +197,17 @@ def warn_of_lacks() -> None:
 
 
 class SharedPickle:
-    """A pickle in anonymous shared memory, which any number of children can load.
+    """A pickle in anonymous shared memory, from which any number of children can load it.
 
-    The pickle is followed by the buffers of arrays and tensors. Each child maps this memory privately. A child's arrays
-    and tensors are views of the memory that all children share, and the kernel copies a page when a child writes to the
-    page. Objects that share a read-only buffer, such as the slices of an Arrow table, also share the buffer in the
-    children.
+    A child's arrays and tensors are views of the shared memory. The kernel copies a page of this memory when a child
+    writes to the page. Objects that share a read-only buffer, such as the slices of an Arrow table, still share the
+    buffer in a child.
 
     Args:
-        pickled: the pickle.
-        buffers: the buffers of the pickle: `bytes` for the contents of `bytes` objects, otherwise memoryviews.
-        modules: the names of large modules that unpickling imports.
+        buffers: `bytes` for the contents of `bytes` objects, otherwise memoryviews.
+        modules: the names of large modules that unpickling imports; empty in a child.
     """
 
-    #: The names of the modules; empty in a child that has received the object.
     modules: Sequence[str] = ()
 
     def __init__(self, pickled: bytes, buffers: Sequence[bytes | memoryview] = (), modules: Sequence[str] = ()) -> None:
@@ -235,7 +219,8 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
-        # The contents are written instead of mapped, so that a lack of memory causes an error instead of a SIGBUS.
+        # The contents are written instead of mapped, so that a lack of memory raises an error instead of causing
+        # SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
             places: list[tuple[int, int, bool]] = []
             written: dict[tuple[int, int], tuple[int, int, bool]] = {}
@@ -254,16 +239,11 @@ class SharedPickle:
             index = pickle.dumps(places)
             file.write(index)
             file.write(_LENGTH.pack(len(index)))
-        if is_sealed:  # a process cannot change memory that other processes have mapped
+        if is_sealed:  # sealed memory cannot be changed by any process
             fcntl.fcntl(self._owned.fileno(), fcntl.F_ADD_SEALS, _SEALS)
 
     def load(self, loads: Callable[[bytes | memoryview, list[Any]], Any], is_permanent: bool = False) -> Any:
-        """Unpickles the contents.
-
-        Args:
-            loads: the function that unpickles.
-            is_permanent: whether `bytes` objects use the shared memory, so that this process can never unmap it.
-        """
+        """If `is_permanent` is true, `bytes` objects use the shared memory, so this process can never unmap it."""
         whole = memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
         (length,) = _LENGTH.unpack(whole[-_LENGTH.size :])
         places = pickle.loads(whole[-_LENGTH.size - length : -_LENGTH.size])
@@ -292,7 +272,7 @@ class SharedPickle:
         return self._owned.fileno()
 
     def close(self) -> None:
-        """Closes the descriptor. The memory is released with the last view of it."""
+        """The memory is released with the last array or tensor that uses it."""
         self._owned.close()
 
     def __reduce__(self) -> Any:
@@ -303,13 +283,13 @@ def _bytes_at(whole: memoryview, start: int, end: int, is_permanent: bool) -> by
     if is_permanent:
         try:
             return bytes_in_place(whole[start - _ALIGNMENT : end + 1], _ALIGNMENT)
-        except BufferError:  # the header of a `bytes` object is larger than in today's releases of Python
+        except BufferError:  # a future Python release has a larger header of `bytes` objects
             pass
     return bytes(whole[start:end])
 
 
 def _immutable_memory(part: memoryview) -> tuple[int, int] | None:
-    """Returns the address and the length of a read-only buffer; None for any other object."""
+    """Returns the address and the length of a read-only buffer, or None."""
     if not part.nbytes or not (part.readonly or type(part.obj).__module__ == "pyarrow.lib"):
         return None
     import numpy
@@ -322,13 +302,10 @@ def _adopt(duplicate: Any) -> SharedPickle:
 
 
 class Parcel:
-    """The pickled objects for a child that another process forks, and the descriptors that these objects need.
+    """The pickled objects for a child that the forking process forks, and the file descriptors that these objects need.
 
-    During pickling, multiprocessing uses the parcel as its `Popen` object, and adds the descriptors of locks and queues
-    to the parcel.
-
-    Args:
-        contents: the objects, which are pickled separately.
+    During pickling, multiprocessing uses the parcel as its `Popen` object, and adds the file descriptors of locks and
+    queues to it.
     """
 
     def __init__(self, *contents: Any) -> None:
@@ -341,39 +318,35 @@ class Parcel:
         self._shared = SharedPickle(pickle.dumps(pickled))
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Adds a descriptor to the parcel; called by multiprocessing."""
+        """Called by multiprocessing."""
         self._descriptors.append(descriptor)
         return len(self._descriptors) - 1
 
     def DupFd(self, index: int) -> Any:
-        """Returns the object that represents a descriptor in the pickle; called by multiprocessing."""
+        """Called by multiprocessing."""
         return _Received(index)
 
     def descriptors(self) -> list[int]:
         return [*self._descriptors, self._shared.fileno()]
 
     def close(self) -> None:
-        """Closes this process's descriptors after the child has received them."""
+        """Must be called after the child has received the file descriptors."""
         self._shared.close()
 
 
-#: The descriptors that have arrived with a parcel.
 _received: list[int] = []
 
 
 class _Received:
-    """A descriptor that arrives with a parcel."""
-
     def __init__(self, index: int) -> None:
         self._index = index
 
     def detach(self) -> int:
-        """Returns the descriptor in the receiving process."""
         return _received[self._index]
 
 
 def unpack(descriptors: Sequence[int]) -> Iterator[Any]:
-    """Yields the objects in a parcel. Each object is unpickled when it is requested."""
+    """Each object is unpickled when it is requested."""
     *_received[:], shared = descriptors
     pickled = SharedPickle.adopt(shared)
     contents = pickled.load(lambda parcel, _: pickle.loads(parcel))

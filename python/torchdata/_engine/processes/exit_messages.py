@@ -1,7 +1,4 @@
-"""Messages about a child that exited unexpectedly, with the remedy.
-
-Role: pure functions. The main process uses the messages for its `WorkerExitedError`.
-"""
+"""Explains in words why a child process exited unexpectedly, and what the user can do."""
 
 from __future__ import annotations
 
@@ -12,13 +9,12 @@ from typing import Protocol
 
 from torchdata._threads import AFTER_FORK, AT_HANGS
 
-#: Exit code of a child that cannot monitor the main process.
+#: Exit code of a child whose thread that monitors the main process could not be started.
 CANNOT_WATCH = os.EX_OSERR
-#: Exit code of a child that tried to start its own children while it imported the program.
+#: Exit code of a child that tried to start its own children while it imported the user's program.
 NO_GUARD = os.EX_CONFIG
-#: Exit code of a child that cannot read its commands because the memory of the commands was overwritten.
+#: Exit code of a child whose shared memory for commands was overwritten.
 DAMAGED = os.EX_PROTOCOL
-#: The error message, with the remedy, for a program without a `__main__` guard.
 UNGUARDED = (
     "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "
     "'forkserver', the default from Python 3.14 on): put what makes and reads the loader under "
@@ -43,8 +39,6 @@ _BY_SIGNAL = {
 
 
 class Exited(Protocol):
-    """The attributes of an exited child that messages use; `ChildProcess` provides them."""
-
     @property
     def called(self) -> str: ...
 
@@ -67,7 +61,6 @@ def exit_message(child: Exited) -> str:
 
 
 def how_it_died(child: Exited) -> tuple[str, str]:
-    """Returns what happened to a child, and the remedy."""
     code = child.exitcode
     if child.told is not None:
         how, advice = "died", child.told
@@ -121,7 +114,6 @@ def _why_unknown(child: Exited) -> str:
 
 
 def why_not_started(name: str, error: OSError) -> OSError:
-    """Returns the error for a child that could not be started. The message contains the child's name and the remedy."""
     text = f"{name} could not be started: {error.strerror or error}"
     if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):
         text += f"; {_LIMITS}"

@@ -1,22 +1,20 @@
-"""Forks children that can use all locks, even locks that other threads of the main process may hold at the fork.
+"""Forks children that can use all locks, although other threads may hold locks during a fork.
 
-Role: a fork copies all locks in their current state, but copies only the thread that calls fork. If another thread
-holds a lock during the fork, the lock stays locked in the child forever. Python and the C library handle their own
-locks, but not the locks of PyTorch's and NumPy's global generators (held without the GIL while numbers are drawn, for
-example by a loader in another thread), the locks that `torch.manual_seed` takes for devices, or the lock of a module
-that a thread is importing. Before a thread forks a child of the engine, the thread waits until the locks of PyTorch,
-NumPy and imports are free. Until the fork, the thread holds NumPy's and the devices' locks, which Python can acquire.
-The extension waits for the lock of PyTorch's generator last, right before the fork (`forking.rs`). The buffers of
-standard output and error also have locks. The fork does not wait for the locks of the output buffers, because a thread
-that prints continuously holds them most of the time. Instead, the child creates new output buffers with new locks.
+Role: a fork copies all locks in their current state, but copies only the thread that calls fork, so a lock that another
+thread holds stays locked in the child forever. Python and the C library handle their own locks, but not the locks of
+PyTorch's and NumPy's global generators, the locks that `torch.manual_seed` takes for devices, or the lock of a module
+that is being imported. Before a fork, this thread waits until these locks are free. It holds NumPy's and the devices'
+locks during the fork. The extension waits for the lock of PyTorch's generator last (`forking.rs`). A fork does not wait
+for the locks of the buffers of standard output and error, because a thread that prints continuously holds them most of
+the time. Instead, the child creates new buffers.
 
-Another thread may still take a lock between the wait and the fork. To detect a held lock, a child acquires each lock
-once as its first step. The kernel kills a child that cannot acquire a lock, and the main process forks another child
-before it continues. A child that is killed at a lock has not run any user code.
+Another thread may still take a lock between the wait and the fork. Therefore, a child first acquires each lock once.
+The kernel kills a child that cannot acquire a lock, and the main process forks another child. A killed child has not
+run any user code.
 
 From Python 3.12 on, `os.fork` warns if the process has threads. If warnings are errors, Python 3.15 raises the warning
-after the child was created, so the main process never learns the id of the child. The engine ignores the warning of
-`os.fork`.
+after the child was created, so the main process never learns the child's process id. Therefore, the engine ignores this
+warning.
 """
 
 from __future__ import annotations
@@ -43,46 +41,39 @@ from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
 from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
-#: Maximum number of seconds to wait for each lock that is held. If a lock is held for longer, the thread forks anyway,
-#: and the child detects the held lock.
+#: The maximum number of seconds to wait for each lock; afterwards, the thread forks anyway, and the child detects the
+#: held lock.
 KEPT = 1.0
-#: For each attempt, the number of seconds that a child may take to acquire the locks. The limits increase, because a
-#: child may need longer on a busy or suspended machine.
+#: For each attempt, the number of seconds that a child may take to acquire all locks. The limits increase, because a
+#: child may be slow on a busy machine.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
-#: The number of seconds to wait for a child that neither begins nor exits because it is stopped. After this time, the
-#: start ends, and other checks detect the stopped child.
+#: The number of seconds to wait for a child that is stopped; afterwards, other checks detect the stopped child.
 PATIENCE = 10.0
 
 
-# -- the locks --------------------------------------------------------------------------------------------------------
-
-
 def _take_imports() -> None:
-    # only imports of libraries are waited for, because the import of a user's module may last as long as the program
+    # Imports of user modules are not waited for, because such an import may last as long as the program.
     for library in ("numpy", "torch"):
         loaded(library)
 
 
 def _renew_streams() -> None:
-    """Replaces the buffers of a forked child's standard streams by empty buffers with new locks. The buffered text is
-    written by the main process, which still has it."""
+    """Buffered text is dropped, because the main process writes this text."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
-            with contextlib.suppress(OSError, ValueError):  # the stream is closed or detached
+            with contextlib.suppress(OSError, ValueError):  # raised if the stream is closed or detached
                 size = buffer.__sizeof__() - io.BufferedWriter.__basicsize__
                 io.BufferedWriter.__init__(buffer, buffer.raw, size)
 
 
 def _numpy_locks() -> list[Any]:
-    """Returns the lock of NumPy's global generator, if NumPy is completely loaded."""
     generator = getattr(sys.modules.get("numpy.random"), "get_bit_generator", None)
     return [] if generator is None else [generator().lock]
 
 
 def _device_locks() -> list[Any]:
-    """Returns the locks in completely loaded modules that `torch.manual_seed` acquires, even on a machine without
-    devices."""
+    """`torch.manual_seed` acquires these locks even on a machine without devices."""
     modules = [sys.modules.get(f"torch.{device}") for device in ("cuda", "xpu", "mtia")]
     return [lock for lock in (getattr(one, "_initialization_lock", None) for one in modules) if lock is not None]
 
@@ -94,7 +85,7 @@ def _take(locks: Sequence[Any]) -> None:
 
 
 def _torch_generator() -> Any:
-    """Returns PyTorch's global generator; None if PyTorch is not completely loaded."""
+    """Returns None if PyTorch is not completely loaded."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 
@@ -104,7 +95,7 @@ def _take_torch() -> None:
         generator.get_state()
 
 
-#: For each lock: a text about what a thread does while it holds the lock, and a function that waits for the lock.
+#: Functions that wait for a lock, by a description of what the thread that holds this lock is doing.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
     "draws from NumPy's global generator": lambda: _take(_numpy_locks()),
@@ -114,7 +105,7 @@ LOCKS: Mapping[str, Callable[[], None]] = {
 
 
 class _OfThisThread(threading.local):
-    """Thread-local state: whether the thread is forking a child, and the locks that the thread holds for the fork."""
+    """Whether this thread is forking a child, and the locks that the thread holds during the fork."""
 
     forks = False
     kept: tuple[Any, ...] = ()
@@ -125,8 +116,7 @@ _own = _OfThisThread()
 
 @contextmanager
 def with_free_locks() -> Iterator[None]:
-    """Context in which this thread waits before each fork until the locks are free."""
-    _take_imports()  # importing may take seconds, so it is not done in a hook, where Ctrl-C would be lost
+    _take_imports()  # not in the hook before the fork, because waiting may take seconds, and a hook would lose Ctrl-C
     torch = _torch_generator()
     _own.forks = True
     fork_waits_for(None if torch is None else torch.get_state)
@@ -165,18 +155,13 @@ def _begin_in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_in_child)
 
 
-# -- the warning ------------------------------------------------------------------------------------------------------
-
-#: The filter for the warning that the process has threads.
 _THREADS_IGNORED = ("ignore", re.compile(r"This process .* is multi-threaded"), DeprecationWarning, None, 0)
 
 
 @contextmanager
 def _threads_ignored() -> Iterator[None]:
-    """Suppresses the warning of `os.fork` that the process has threads.
-
-    The context adds and removes only its own filter, because `warnings.catch_warnings` would also undo other threads'
-    changes of the filters.
+    """Adds and removes only its own filter, because `warnings.catch_warnings` would also undo other threads' changes of
+    the filters.
     """
     warnings.filters.insert(0, _THREADS_IGNORED)  # type: ignore[attr-defined] # a list
     try:
@@ -186,33 +171,32 @@ def _threads_ignored() -> Iterator[None]:
 
 
 def _no_longer_ignore() -> None:
-    with contextlib.suppress(ValueError):  # another thread has replaced the filters
+    with contextlib.suppress(ValueError):  # raised if another thread has replaced the filters
         warnings.filters.remove(_THREADS_IGNORED)  # type: ignore[attr-defined]
 
 
 os.register_at_fork(after_in_child=_no_longer_ignore)
 
 
-# -- the children -----------------------------------------------------------------------------------------------------
-
-
-#: The format of a child's messages: the number of the child, and the index of the lock that it is about to acquire.
-#: A child that has acquired all locks sends the number of locks instead of an index.
+#: A message of a child: the number of the child, and the index of the lock that it acquires next (the number of locks
+#: after the last lock).
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
 class _Target:
-    """The function of a forked child: acquires the locks, reports that it has begun, and calls the target."""
+    """The function that a forked child runs: it acquires all locks, reports that it has begun, and calls the user's
+    target.
+    """
 
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.target = target
         self.args = args
-        #: The number of this child in its group, and the ends of the pipe through which the group's children report to
-        #: the main process.
+        #: The number of this child in its group, and the ends of the pipe through which all children of the group send
+        #: messages.
         self.number, self.reader, self.writer = 0, -1, -1
-        #: The number of processes that were forked for this child, including the current process.
+        #: How many times this child was forked.
         self.tries = 0
-        #: The index in `LOCKS` of the lock that the child's latest process was trying to acquire.
+        #: The index in `LOCKS` of the lock that the current process of this child tries to acquire.
         self.step = 0
 
     def __call__(self) -> None:
@@ -222,7 +206,7 @@ class _Target:
                 take()
         self._say(_BEGUN)
         os.close(self.writer)
-        # the read end is closed after the last message, because writing to a pipe fails if all read ends are closed
+        # The read end is closed last, because writing to a pipe fails if all its read ends are closed.
         os.close(self.reader)
         self.target(*self.args)
 
@@ -232,14 +216,14 @@ class _Target:
 
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """Makes the kernel kill this process if the context takes longer than `seconds`."""
+    """The kernel kills this process if the context takes longer than `seconds`."""
     handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, seconds)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    if handler is not None:  # a handler of None was not set from Python
+    if handler is not None:  # None means that the handler was not set from Python
         signal.signal(signal.SIGALRM, handler)
 
 
@@ -249,8 +233,6 @@ def fork_process(process_name: str, target: Callable[..., object], args: tuple[A
 
 
 class ForkedChild(ChildProcess):
-    """A child that the main process itself forks."""
-
     is_copy_of_main = True
 
     def __init__(self, name: str, process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -264,7 +246,6 @@ class ForkedChild(ChildProcess):
         return self._target
 
     def _launch(self) -> int:
-        """Forks the child once the locks are free."""
         self.target.tries += 1
         with with_free_locks():
             return self._take_over(fork_process(self._process_name, self.target, ()))
@@ -276,17 +257,16 @@ class ForkedChild(ChildProcess):
 
     @property
     def met_a_lock(self) -> bool:
-        """Returns whether the child's process presumably ended at its start, because a lock was held at the fork."""
+        """Returns whether the child presumably was killed because it could not acquire a lock."""
         is_waited_for = self._target is not None and self.pid is not None
         return is_waited_for and super().ended and self.exitcode in (-signal.SIGALRM, None)
 
     def renew(self) -> None:
-        """Resets the child to the state before its start, after its process was killed at a held lock."""
         self.close()
         self.forget_process()
 
     def leave_alone(self) -> None:
-        """Records that the child will not be forked again, usually because it has begun, and drops its target."""
+        """Drops the target, because the child will not be forked again."""
         self.watch()
         self._target = None
 
@@ -298,8 +278,8 @@ def fork_all(
 ) -> None:
     """Starts the children, and waits until each child has begun, or has exited for a reason other than a held lock.
 
-    `started` is called with the number of each child after its first start, and `deliver` is called between two steps.
-    Raises OSError if the system cannot start another process, or one of the locks never becomes free.
+    Calls `started` with the index of each child after its first start, and `deliver` between two steps. Raises OSError
+    if no process can be started, or if a lock never becomes free.
     """
     try:
         reader, writer = os.pipe()
@@ -332,9 +312,8 @@ def _await_all(
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
-        # Exits are checked before the messages are read, so that no message of an exited child is missed. Only children
-        # that ended at a held lock are forked again here. Children that exited for another reason are found by later
-        # checks, not here.
+        # Exits are checked before messages are read, so that no message of an exited child is missed. Children that
+        # exited for a reason other than a held lock are handled by later checks.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):
@@ -355,8 +334,6 @@ def _await_all(
 
 
 def _said(reader: int) -> Iterator[tuple[int, int]]:
-    """Yields the children's new messages: the number of the child, and the index in `LOCKS` of the lock that it is
-    about to acquire."""
     with contextlib.suppress(BlockingIOError):
         while True:
             yield from _STEP.iter_unpack(os.read(reader, 512 * _STEP.size))

@@ -1,25 +1,23 @@
-"""The main process's classes for a forking process, and for the children that the forking process forks.
+"""Delegates forking to a separate process, because the main process may use CUDA, threads and locks.
 
-Role: the main process delegates forking to another process when it cannot fork itself. The main process obtains the
-forking process in two ways:
+Role: the main process uses these classes for a forking process and for the children of this process. There are two
+kinds of forking processes:
 
-- With start method "fork", children are copies of the main process. When a child must be replaced, the main process may
-  use CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads
-  cannot use CUDA, and may hang at a held lock. The main process forks a forking process for replacements right after it
-  has forked a loader's children. This forking process has one thread and runs no user code. The forking process already
-  contains the programs of the children, because it is a copy of the main process. It exits together with the loader.
-- With start method "forkserver", every child is forked from a single process. The main process spawns this process as a
-  fresh interpreter, which imports the program once. This interpreter serves all loaders, and exits with the main
-  process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
-  whereas the children of this engine have all signals blocked until they leave the signals to the main process.
+With start method "fork", the main process forks the forking process right after it has forked the children of a loader,
+  because a replacement that is forked later, while the main process has threads or uses CUDA, may hang at a held lock
+  and cannot use CUDA. The forking process has one thread, runs no user code, and exits with the loader. As a copy of
+  the main process, it already contains the children's programs.
+With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
+  the children of all loaders. The fork server of multiprocessing is not suitable, because it also forks user processes,
+  which must be interruptible, whereas the children of this engine have all signals blocked at first.
 
-The main process waits until the forking process reports the process id of a child. This may take seconds, because a
-spawned forking process imports the program first. If Ctrl-C or another handled signal arrives while a forking process
-is still starting, the main process ends the forking process, and all requests to the forking process fail.
+The main process waits until the forking process reports a child's process id, which may take seconds if the program is
+still being imported. If a handled signal such as Ctrl-C arrives during this start, the main process ends the forking
+process, and all its requests fail.
 
-A process that the forking process forks is not a child of the main process. The main process monitors a child of the
-forking process through a pidfd, and requests the exit code from the forking process. If the forking process exits
-first, its children continue, and their exit codes remain unknown.
+A forked process is not a child of the main process, so the main process monitors it through a pidfd, and requests its
+exit code from the forking process. If the forking process exits, its children continue, and their exit codes remain
+unknown.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ from torchdata._engine.processes.shutdown import KILLED
 from torchdata._native import BellBoard
 from torchdata._threads import OUT_OF_TASKS
 
-#: Seconds between two checks for replies to other threads, for signals, and for exited processes.
+#: The interval in seconds of checks for replies to other threads, for signals, and for exited processes.
 _LOOK = 0.02
 _NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"
 _GONE = "the forking process has ended: "
@@ -60,39 +58,38 @@ _STUCK = (
     "the forking process has not answered for {:.0f} s, and was killed: it was stopped (SIGSTOP, "
     "a debugger, the freezer of a container), or the machine is far too busy"
 )
-#: The number of seconds that a running forking process has to answer. Forking a process of hundreds of GB takes some
+#: The number of seconds that a running forking process has to answer; forking a process of hundreds of GB takes some
 #: time.
 _PATIENCE = {"fork": 30.0, "status": 5.0}
-#: The maximum number of seconds that the forking process may take to exit after it was asked to exit.
+#: The number of seconds that the forking process may take to exit on request.
 _ENDING = 1.0
 
 
 class ForkingProcess:
-    """Represents one forking process in the main process. Threads and signal handlers may use this object concurrently.
+    """Represents a forking process in the main process, for use by any thread and by signal handlers.
 
     Args:
-        inherits: whether the forking process was forked from the main process. A forked forking process has inherited
-            the children's programs, and is ready immediately.
-        launch: a function that takes the new process's end and this process's end of the socket, and creates and starts
-            the process.
+        inherits: whether the forking process is a copy of the main process, so that it is ready immediately and
+            contains the children's programs.
+        launch: creates the process from the new process's end and this process's end of a socket.
     """
 
-    #: The number of seconds that the process may take to start while a signal is pending. The limit doubles after each
-    #: abandoned start, so that a program that keeps receiving signals can eventually start a loader.
+    #: The number of seconds that the forking process may take to start while a signal is pending. The number doubles
+    #: after each abandoned start, so that a program that receives signals continuously can eventually start a loader.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
         self._owner = os.getpid()
         self.inherits = inherits
-        #: Whether the forking process has ended, so that it forks no more processes.
         self.is_over = False
-        #: Whether the forking process ended during its start, without a request, so that a new process would also fail.
+        #: Whether the forking process exited during its start without a request, so that another forking process would
+        #: also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
-        # No thread of a forked child acquires this lock, so the lock may stay locked in the child. The lock is
-        # reentrant, because a signal handler may acquire the lock while the interrupted thread holds it.
+        # The lock is reentrant, because a signal handler may acquire it while the interrupted thread holds it. A forked
+        # child never acquires it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -104,14 +101,14 @@ class ForkingProcess:
             raise
         finally:
             theirs.close()
-        # The forking process is closed after all exit handlers have run, because some exit handlers end loaders.
+        # Exit handlers of priority above 0 run before, because some of them end loaders.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """Creates a forking process by forking the main process. The caller must defer signals during this call.
-        `deliver` delivers pending signals; if it raises an exception, no process remains. `inherited` contains the
-        objects that the children receive through `Inherited`."""
+        """The caller must defer signals during this call. `deliver` delivers pending signals; if it raises an
+        exception, no process remains. `inherited` contains the objects that children receive through `Inherited`.
+        """
 
         def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:
             def run() -> None:
@@ -130,8 +127,7 @@ class ForkingProcess:
 
     @classmethod
     def spawned(cls, modules: Sequence[str]) -> ForkingProcess:
-        """Creates a forking process by spawning. The process blocks signals. `modules` are imported before children are
-        forked, in addition to the program's modules."""
+        """The process imports `modules` before it forks children."""
 
         def launch(theirs: socket.socket, _ours: socket.socket) -> ChildProcess:
             arguments = theirs, os.getpid(), None, None, (), modules
@@ -151,7 +147,7 @@ class ForkingProcess:
         Raises:
             OSError: the forking process has ended, does not answer, or failed.
             RuntimeError: the user's program lacks a `__main__` guard, and would start processes while it is imported.
-            StartGivenUp: a signal is pending, and the forking process was ended during its start.
+            StartGivenUp: the forking process was ended during its start because a signal is pending.
         """
         if os.getpid() != self._owner:
             raise ProcessLookupError("the forking process belongs to the parent of this process")
@@ -180,7 +176,7 @@ class ForkingProcess:
         return reply
 
     def _check(self, what: str, began: float) -> None:
-        """Raises an exception if the wait for the reply to a request must end."""
+        """Raises an exception if waiting for the reply is useless."""
         now = time.monotonic()
         if self.is_over:
             raise ConnectionResetError
@@ -200,7 +196,6 @@ class ForkingProcess:
                 is_ready(self._socket.fileno(), _LOOK, select.POLLOUT)
 
     def _receive(self) -> None:
-        """Receives a reply if a reply arrives soon."""
         if not is_ready(self._socket.fileno(), _LOOK):
             return
         try:
@@ -216,7 +211,7 @@ class ForkingProcess:
             self._up_since, ForkingProcess._grace = time.monotonic(), _LOOK
 
     def _why_gone(self) -> Exception:
-        """Returns the error for a request that has no reply because the forking process has exited."""
+        """Returns the error for a request to a forking process that has exited."""
         if not self.is_over:
             self.has_failed = self._up_since is None
             self._process.wait(_ENDING)
@@ -227,14 +222,14 @@ class ForkingProcess:
         return ConnectionResetError(errno.ECONNRESET, text)
 
     def has_ended(self) -> bool:
-        """Returns whether the process has exited. While another request is active, returns False."""
+        """While another request is active, returns False."""
         if not self.is_over and self._process.ended:
             with self._lock:
                 self._end()
         return self.is_over
 
     def close(self) -> None:
-        """Ends the forking process. Its children continue to run."""
+        """The children of the forking process continue to run."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -261,13 +256,14 @@ def _end_process(process: ChildProcess) -> None:
 
 
 _of_program: ForkingProcess | None = None
-# A forked child replaces this lock, because a thread of its parent may have held the lock during the fork.
+# A forked child replaces this lock, because another thread may have held it during the fork.
 _finding = threading.RLock()
 
 
 def forker_of_program(modules: Sequence[str]) -> ForkingProcess:
-    """Returns the forking process of this program. If no forking process is running, spawns one. A new forking process
-    imports `modules`, so that its children share the memory of the modules."""
+    """Returns the running forking process of this program, or spawns one. A new forking process imports `modules`, so
+    that its children share the memory of these modules.
+    """
     global _of_program
     with _finding:
         if _of_program is None or _of_program.has_ended():
@@ -287,16 +283,6 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 class SpawnedChild(ChildProcess):
-    """A child that is a fresh interpreter and imports the program.
-
-    Args:
-        context: multiprocessing's context of the start method.
-        name: the name of the child in messages.
-        process_name: the name of the child's process.
-        target: the function of the child. The child looks up the function by its module and name.
-        args: the arguments of the function.
-    """
-
     def __init__(
         self,
         context: BaseContext,
@@ -319,11 +305,8 @@ class RemoteChild(ChildProcess):
     """A child that a forking process forks.
 
     Args:
-        find: a function that returns the forking process. With "forkserver", it replaces an exited forking process.
-        name: the name of the child in messages.
-        process_name: the name of the child's process.
+        find: returns the forking process; with "forkserver", it replaces a forking process that has exited.
         target: the function that the child runs, which is pickled by name.
-        args: the arguments of the function.
     """
 
     def __init__(
@@ -340,8 +323,7 @@ class RemoteChild(ChildProcess):
         self._forker: ForkingProcess | None = None
 
     def _launch(self) -> int:
-        """Asks the forking process to fork the child. If the forking process exits before it replies, sends the request
-        once to a new forking process."""
+        """If the forking process exits before it replies, another forking process gets the request."""
         forker = self._find()
         try:
             pid = self._ask(forker)
@@ -364,9 +346,9 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # An explicit answer is needed, because closing the pipe has no effect while a process that another thread
-            # forks has a copy of the pipe.
-            with contextlib.suppress(BrokenPipeError):  # the process has exited already
+            # The child needs an explicit answer, because other forked processes may hold copies of the pipe, so closing
+            # the pipe would not wake it.
+            with contextlib.suppress(BrokenPipeError):  # raised if the child has already exited
                 os.close(leave)
                 os.write(ours, answer)
             os.close(ours)
@@ -380,8 +362,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process has exited. If the main process is process 1 of a container, the main process is now
-            # the parent of the child, and can reap the child.
+            # After the exit of the forking process, the main process is the parent of the child only if it is process 1
+            # of a container, and can then reap the child.
             try:
                 code = reap(pid)
             except ChildProcessError:

@@ -1,14 +1,13 @@
-"""The forking process: waits at a socket, forks a child for each request of the main process, and reports exit codes.
+"""The forking process: forks a child for each request of the main process, and reports exit codes.
 
-Role: runs in a separate process, which the main process has forked or spawned (`forker.py`). The forking process blocks
-all signals, so that a new child receives no signals before it has its own signal handling. Only a SIGTERM that the
-forking process sends to itself ends it. The forking process reaps a child only when the main process requests the exit
-code. A child that is not reaped keeps its id, so the main process may signal the child. The forking process ends when
-the main process closes its end of the socket, or exits.
+Role: runs in a separate process that the main process has forked or spawned (`forker.py`), until the main process exits
+or closes the socket. All signals except its own SIGTERM are blocked, so that a new child receives no signals before it
+has its own signal handling. A child is reaped only when the main process requests its exit code, because the process id
+of a reaped child could belong to another process when the main process sends a signal.
 
-Before a child begins, it waits for permission of the main process. If the forking process is killed between the fork
-and its reply, the main process does not know the new child and replaces it. The unknown child gets no permission and
-exits immediately, so it cannot receive messages that are meant for its replacement.
+A child waits for the permission of the main process before it begins. If the forking process is killed between the fork
+and its reply, the main process does not know the child and replaces it. The unknown child gets no permission and exits,
+so it cannot receive messages for its replacement.
 """
 
 from __future__ import annotations
@@ -31,21 +30,18 @@ from torchdata._engine.processes.interrupts import block_all_but_own_sigterm
 from torchdata._engine.processes.process import Pidfd, close_inherited, close_pipes, watch_the_parent
 from torchdata._native import BellBoard, drop_inherited, name_process
 
-#: Maximum message length, and maximum number of descriptors per message, which is a rounded-down system limit.
+#: The maximum length of a message in bytes, and the maximum number of file descriptors in a message (somewhat below the
+#: system's limit).
 LONGEST, DESCRIPTORS = 4096, 200
-#: The main process answers a child with `LEAVE` if it knows the process id of the child, and otherwise with `REFUSAL`.
+#: The answers of the main process to a new child: the main process knows its process id, or the child must exit.
 LEAVE, REFUSAL = b"1", b"0"
 
-#: The objects that this process has inherited for its children.
 _inherited: Sequence[Any] = ()
 
 
 class Inherited:
-    """A reference, in the main process, to an object that the forking process has inherited. When a child unpickles the
-    reference, the child gets the inherited object.
-
-    Args:
-        index: the index of the inherited object.
+    """A reference to an object that the forking process has inherited. Unpickling the reference in a child returns this
+    object.
     """
 
     def __init__(self, index: int) -> None:
@@ -67,13 +63,13 @@ def serve(
     inherited: Sequence[Any] = (),
     modules: Sequence[str] = (),
 ) -> None:
-    """Runs the forking process.
+    """Runs the forking process until the main process exits or closes the socket.
 
     Args:
         mains: the main process's end of the socket, if it was inherited.
-        bells: the shared memory for waking other processes, if this process was forked and has inherited it.
-        inherited: the objects that `Inherited` represents.
-        modules: the names of modules to import for all children, if possible.
+        bells: the shared memory for waking other processes, if it was inherited.
+        inherited: the objects to which `Inherited` refers.
+        modules: the names of modules that are imported for all children if possible.
     """
     global _inherited
     block_all_but_own_sigterm()
@@ -87,29 +83,27 @@ def serve(
     for module in modules:
         with contextlib.suppress(Exception):  # the children import the module themselves, and report the error
             __import__(module)
-    end_early_watch()  # children must be forked while there is only one thread
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the main process ignores SIGCHLD, exit codes would be lost
+    end_early_watch()  # children must be forked while this process has only one thread
+    # exit codes would be lost if SIGCHLD were ignored, as it may be in the main process
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _inherited = inherited
     forking, main = _ForkingProcess(own), Pidfd(main_pid).descriptor
     with contextlib.suppress(ConnectionError):
         forking.reply(None, None)
         while _wait(own, main, main_pid) and forking.serve():
             pass
-    os._exit(0)  # this process need not wait, because the children exit with the main process
+    os._exit(0)  # without waiting for the children, which exit together with the main process
 
 
 class _ForkingProcess:
-    """The state of the forking process: its children, and the descriptors for the next child."""
-
     def __init__(self, own: socket.socket) -> None:
         self._own = own
         self._children: dict[int, Popen] = {}
-        #: The exit codes of children that have ended.
         self._codes: dict[int, int] = {}
         self._descriptors: list[int] = []
 
     def serve(self) -> bool:
-        """Executes requests; returns False after the last request."""
+        """Receives and executes one request; returns False if the main process has closed the socket."""
         message, descriptors, _, _ = socket.recv_fds(self._own, LONGEST, DESCRIPTORS)
         self._descriptors += descriptors
         request = pickle.loads(message) if message else None
@@ -120,7 +114,8 @@ class _ForkingProcess:
                 reply: Any = self._fork(descriptors, *content) if what == "fork" else self._status(*content)
             except OSError as error:
                 reply = OSError(error.errno, error.strerror)
-            except Exception as error:  # a warning that was turned into an error must not end this process
+            # for example, a warning that was turned into an error, which must not end this process
+            except Exception as error:
                 reply = OSError(errno.ECHILD, f"the forking process failed: {type(error).__name__}: {error}")
             finally:
                 for descriptor in descriptors:
@@ -129,7 +124,7 @@ class _ForkingProcess:
         return bool(message)
 
     def reply(self, number: int | None, reply: Any) -> None:
-        """Replies to a request. A reply without a number reports that the process is running."""
+        """A reply without a number reports that this process is running."""
         self._own.send(pickle.dumps((number, reply)))
 
     def _fork(self, descriptors: list[int], name: str) -> int:
@@ -140,8 +135,8 @@ class _ForkingProcess:
         return child.pid
 
     def _status(self, pid: int) -> int | None:
-        """Returns the exit code of a child, or None while the child runs. The main process may request the exit code of
-        a child twice, because several threads ask, or because Ctrl-C has interrupted the wait for the first reply.
+        """The main process may request an exit code twice, because several threads ask, or because Ctrl-C has
+        interrupted the wait for the first reply.
         """
         child = self._children.get(pid)
         if child is None:
@@ -154,7 +149,7 @@ class _ForkingProcess:
 
 
 def _wait(own: socket.socket, main: int, main_pid: int) -> bool:
-    """Waits for a request; returns False if the main process no longer exists."""
+    """Returns False if the main process no longer exists."""
     poll = select.poll()
     poll.register(own, select.POLLIN)
     if main >= 0:
@@ -167,7 +162,6 @@ def _wait(own: socket.socket, main: int, main_pid: int) -> bool:
 
 
 def _run(own: socket.socket, descriptors: list[int]) -> None:
-    """Runs a child."""
     own.close()
     *parcel, leave = descriptors
     if os.read(leave, 1) != LEAVE:
@@ -176,6 +170,6 @@ def _run(own: socket.socket, descriptors: list[int]) -> None:
     contents = unpack(parcel)
     preparation = next(contents)
     if preparation is not None:
-        spawn.prepare(preparation)  # this call must precede the unpickling of the program's objects
+        spawn.prepare(preparation)  # must precede the unpickling of the program's objects
     target, args = next(contents)
     target(*args)

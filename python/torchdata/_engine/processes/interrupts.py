@@ -1,18 +1,15 @@
 """Defers signals during critical sections, and delivers them at the next safe point.
 
-Role: Python runs a signal handler at an arbitrary point of the main process's code. The handler may raise an exception,
-as the handler of Ctrl-C does, and thereby interrupt this code. CPython ignores an exception that is raised in the hooks
-around a fork. If an exception interrupted the start or the end of a child, the main process would not know the state of
-this child. During the start or the end of a child, the main process defers signals, and delivers them between two
-steps.
+Role: a signal handler, such as the handler of Ctrl-C, may raise an exception at an arbitrary point of the main
+process's code. CPython ignores exceptions in the hooks around a fork. If an exception interrupted the start or the end
+of a child, the main process would not know the child's state.
 
-A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
-the program. A child starts with blocked signals, and unblocks the signals once it ignores them (`MainSignals`). If a
-child sends a signal to itself, the default action is executed, so SIGTERM ends the child.
+A child must not run handlers of the main process, although terminals and clusters send signals to all processes of a
+program. A child starts with blocked signals, and unblocks the signals once it ignores them (`MainSignals`). If a child
+sends a signal to itself, the signal's default action is executed, so SIGTERM ends the child.
 
 Python runs handlers only in the main thread, and only the main thread may change handlers, whereas each thread has its
-own signal mask. A signal without a Python handler is not deferred: it is ignored, ends the program, or is handled by a
-C library.
+own signal mask. Signals without a Python handler are not deferred.
 """
 
 from __future__ import annotations
@@ -32,12 +29,12 @@ from typing import Any
 
 from torchdata._native import take_no_notice
 
-#: Seconds between two checks for whether the main thread has left the critical section.
+#: The interval in seconds at which a thread checks whether the main thread has left a finalizer.
 LATER = 0.001
-#: The methods in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
+#: Functions in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: The signals that can be deferred. The other signals cannot be handled, or report an error of the current instruction.
+#: The other signals cannot be handled, or report an error of the current instruction.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -45,7 +42,7 @@ _CAN_BE_HELD = tuple(
         - {signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
     )
 )
-#: Signals that terminals and clusters send to all processes of a program, and that children always ignore.
+#: Signals that terminals and clusters send to all processes of a program, and that children ignore.
 _SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -58,7 +55,6 @@ def _handled() -> list[int]:
 
 
 def is_of_handler(error: BaseException) -> bool:
-    """Returns whether a signal handler (a function, a method or a callable object) has raised the exception."""
     handlers: list[Any] = [signal.getsignal(number) for number in _handled()]
     functions = [getattr(one, "__func__", one) for one in (*handlers, *(type(one).__call__ for one in handlers))]
     codes = {getattr(function, "__code__", None) for function in functions}
@@ -68,22 +64,20 @@ def is_of_handler(error: BaseException) -> bool:
 class InterruptsDeferred:
     """Defers signals until the end of the context, or until `deliver` is called.
 
-    In other threads, this context does nothing, because Python runs handlers only in the main thread.
+    The context does nothing outside the main thread, because Python runs handlers only in the main thread.
 
     Args:
-        later: whether the context runs in a finalizer (a `__del__`, a callback of a weak reference). Python ignores
-            exceptions in a finalizer, so the signals are delivered after the finalizer has returned.
-        noted: whether Ctrl-C was pressed before the context began, and must be delivered.
+        later: whether the context runs in a finalizer (a `__del__` or a callback of a weak reference). Python ignores
+            exceptions there, so the signals are delivered after the finalizer has returned.
+        noted: whether Ctrl-C was pressed before the context began.
     """
 
-    #: The innermost active context, which has installed its handlers.
+    #: The innermost active context, whose handlers are installed.
     innermost: InterruptsDeferred | None = None
 
     def __init__(self, later: bool = False, noted: bool = False) -> None:
         self._later = later
-        #: Signals that have arrived and are not delivered yet, in the order of arrival.
         self._noted: list[int] = [signal.SIGINT] if noted else []
-        #: The handler that each signal had before the context began.
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._has_begun = self._is_over = False
         self._outer: InterruptsDeferred | None = None
@@ -94,7 +88,7 @@ class InterruptsDeferred:
         try:
             for number in _handled():
                 self._handlers[number] = signal.getsignal(number)  # type: ignore[assignment] # it is callable
-                signal.signal(number, self._note)  # this call may raise because of an earlier signal
+                signal.signal(number, self._note)  # the handler of an earlier signal may raise here
         except BaseException:
             self._end()
             raise
@@ -103,30 +97,26 @@ class InterruptsDeferred:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._is_over:  # user code has saved this handler, and has restored it after the end of the context
+        if self._is_over:  # user code has saved this handler, and has installed it after the end of the context
             self._handlers[number](number, frame)
         elif number not in self._noted:
             self._noted.append(number)
 
     @property
     def noted(self) -> bool:
-        """Returns whether Ctrl-C was pressed and was not delivered yet."""
         return signal.SIGINT in self._noted
 
     @property
     def waits(self) -> bool:
-        """Returns whether a deferred signal, such as Ctrl-C, is pending, so that waits must end early.
+        """Returns whether a deferred signal is pending, so that the current wait must end early.
 
-        SIGCHLD is ignored, because the kernel sends it whenever a child ends.
+        SIGCHLD does not count, because the kernel sends it whenever a child ends.
         """
         waiting = {*self._noted, *(signal.sigpending() & self._handlers.keys())}
         return bool(waiting - {signal.SIGCHLD})
 
     def deliver(self) -> None:
-        """Delivers the deferred signals now. Raises `KeyboardInterrupt` if Ctrl-C was pressed.
-
-        The handlers run in the order in which the signals arrived, even if one of them raises an exception.
-        """
+        """Runs the handlers of the deferred signals in the order of arrival, even if one of them raises an exception."""
         if self._noted and self._handlers:
             number = self._noted.pop(0)
             try:
@@ -141,7 +131,6 @@ class InterruptsDeferred:
             self._end()
 
     def _end(self) -> None:
-        """Restores the handlers, and delivers the deferred signals."""
         try:
             self._restore()
         finally:
@@ -156,28 +145,25 @@ class InterruptsDeferred:
     def _restore(self) -> None:
         raised: BaseException | None = None
         for number, handler in self._handlers.items():
-            # If user code has installed another handler in the meantime, this handler is kept.
+            # A handler that user code has installed in the meantime stays installed.
             while signal.getsignal(number) == self._note:
                 try:
                     signal.signal(number, handler)
-                except BaseException as error:  # the restored handler of another signal has raised
+                except BaseException as error:  # the handler of another signal has raised this error
                     raised = error
         if raised is not None:
             raise raised
 
 
 def interrupt_waits() -> bool:
-    """Returns whether a deferred signal, such as Ctrl-C, is pending in this thread, so that waits must end early."""
     deferred = InterruptsDeferred.innermost
     return deferred is not None and threading.current_thread() is threading.main_thread() and deferred.waits
 
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Blocks signals in this thread. Processes and threads that this thread starts also have these signals blocked,
-    until they unblock the signals themselves.
-
-    Except for SIGCHLD, all signals that children ignore (`MainSignals`) are blocked.
+    """Blocks all signals that children ignore, except SIGCHLD. Threads and processes that this thread starts inherit
+    the block, until they unblock the signals.
     """
     blocked = {*_SENT_TO_ALL, *_handled()} - {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
@@ -192,11 +178,9 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def block_all_but_own_sigterm() -> None:
-    """Blocks all signals that can be deferred, in this thread and in the processes that it forks. A forked process must
-    unblock the signals itself.
+    """Blocks all signals except SIGTERM in this thread, and in processes that it forks until they unblock the signals.
 
-    SIGTERM stays unblocked, because code in this process may raise it to end the process. A SIGTERM from another
-    process has no effect in this process and in the processes that it forks.
+    Code in this process may raise SIGTERM to end the process, whereas a SIGTERM from another process has no effect.
     """
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, _take_no_notice)
@@ -204,16 +188,11 @@ def block_all_but_own_sigterm() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set(_CAN_BE_HELD) - {signal.SIGTERM})
 
 
-# -- signals in children -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class MainSignals:
-    """The main process's signal handling, for the children that it starts."""
+    """How the main process treats signals, as a child must know it."""
 
-    #: The signals that the main process handles in Python.
     handled: tuple[int, ...]
-    #: The signals that the main process's thread has blocked.
     blocked: tuple[int, ...]
 
     @classmethod
@@ -221,14 +200,12 @@ class MainSignals:
         return cls(tuple(_handled()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
     def leave_to_main(self) -> None:
-        """Makes a child ignore signals that are sent to all processes, and signals that the main process handles. A
-        child calls this function before anything else.
+        """Makes a child ignore signals that the main process handles, and signals that are sent to all processes. A
+        child must call this method before anything else.
 
         The signals get a handler that does nothing, because programs that the child starts would inherit ignored
-        signals, and SIGTERM could not end these programs. Programs that the child starts ignore Ctrl-C, and signals
-        that the main process ignores. A signal that arrived while it was blocked is discarded. The child then blocks
-        the same signals as the main process. If the child sends a signal to itself, the signal's default action is
-        executed, even if the signal was blocked at that time.
+        signals, and SIGTERM could not end these programs. A signal that arrived while it was blocked is discarded. If
+        the child sends a signal to itself, the signal's default action is executed.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
@@ -237,10 +214,10 @@ class MainSignals:
             is_a_librarys = number in caught and number not in handled and number != signal.SIGTERM
             if number == signal.SIGINT:
                 signal.signal(number, signal.SIG_IGN)
-            elif number == signal.SIGCHLD:  # the child may start its own children
+            elif number == signal.SIGCHLD:  # the default is needed because the child may start processes
                 signal.signal(number, signal.SIG_DFL)
             elif signal.getsignal(number) != signal.SIG_IGN and not is_a_librarys:
-                # this handler is a Python function, so user code that sets another handler for a while can restore it
+                # Python must know a handler, so that user code that replaces the handler can restore it.
                 signal.signal(number, _take_no_notice)
                 take_no_notice(number)
                 _deaf.append(number)
@@ -248,8 +225,8 @@ class MainSignals:
 
 
 def _caught() -> set[int]:
-    """Returns the signals that this process handles in Python or in C (`faulthandler.register`), if the system reports
-    them.
+    """Returns the signals that this process handles in Python or in C (such as `faulthandler.register`), if the system
+    lists them.
     """
     with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
         mask = next((int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt:")), 0)
@@ -257,20 +234,19 @@ def _caught() -> set[int]:
     return set()
 
 
-#: The signals that this process ignores because it is a child of the engine.
 _deaf: list[int] = []
 
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
-    """The handler in a child for a signal that the main process handles. Normally, the extension's native handler is
-    installed instead, because it can determine the sender of a signal. If user code replaces the handler for a while
-    and then restores it, Python calls this handler, which reinstalls the native handler.
+    """The Python handler of a signal that the child ignores. Normally, the extension's native handler runs instead,
+    because it can determine the sender of the signal. Python calls this handler only after user code has replaced and
+    restored it, so the native handler is installed again.
     """
     take_no_notice(number)
 
 
 def _hear_again() -> None:
-    """Restores ordinary signal handling in a process that user code has forked inside a child."""
+    """Restores the default handlers in a process that user code has forked inside a child."""
     while _deaf:
         number = _deaf.pop()
         if signal.getsignal(number) is _take_no_notice:
@@ -281,16 +257,15 @@ os.register_at_fork(after_in_child=_hear_again)
 
 
 def _send_later(numbers: list[int]) -> None:
-    """Starts a thread that sends signals to the main thread, once the main thread has left the finalizer."""
+    """Sends the signals to the main thread from another thread, once the main thread has left the finalizer."""
     main = threading.main_thread().ident or 0
 
     def send() -> None:
-        # The main thread cannot enter a finalizer between the last check and the signal, because this thread holds the
-        # GIL.
+        # This thread holds the GIL, so the main thread cannot enter a finalizer between the last check and the signal.
         while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
         for number in numbers:
-            signal.pthread_kill(main, number)  # the signal interrupts a system call in which the thread waits
+            signal.pthread_kill(main, number)  # unlike a flag in Python, this signal interrupts a blocking system call
 
     threading.Thread(target=send, name="torchdata-interrupt", daemon=True).start()
 

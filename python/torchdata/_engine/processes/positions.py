@@ -1,13 +1,12 @@
-"""Detects files that forked children read through a shared file position, and warns about them after an epoch.
+"""Warns if forked children read a file through a file position that they share.
 
-Role: runs in the main process, for start method "fork". If a file is open when children are forked, the main process
-and all children share one position in this file. If one process reads the file, the position moves for all processes,
-and the other processes read wrong bytes without an error.
+Role: runs in the main process, for start method "fork". A file that is open during the fork has one position in all
+processes, so each read moves the position for the other processes, which then read wrong bytes without an error.
 
-To avoid false warnings, a warning is given only if the position of a file that is open for reading has changed, at
-least two children have read something, and no thread of the main process has read anything since the beginning of the
-epoch. The kernel counts the reads of each process (`/proc/PID/io`). Reads of reaped children count as reads of the main
-process. If the system does not count reads, no warning is given.
+To avoid false warnings, a warning requires that a file's position has changed during an epoch, that at least two
+children have read any data, and that no thread of the main process has. The kernel counts the reads of each process
+(`/proc/PID/io`). Reads of reaped children count as reads of the main process. If the system does not count reads, no
+warning is given.
 """
 
 from __future__ import annotations
@@ -22,19 +21,13 @@ from dataclasses import dataclass
 from torchdata._redacting import printable
 
 MOST = 3
-#: The files that were already named in a warning, by device and inode number.
+#: The device and inode numbers of the files that an earlier warning has named.
 _told: set[tuple[int, int]] = set()
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """The positions of files and the numbers of reads at the beginning of an epoch.
-
-    Args:
-        positions: the file position of each descriptor.
-        reads: for each process id of a child, the number of reads of the child.
-        own: the number of reads of the main process.
-    """
+    """The file position of each file descriptor, and the number of reads of each child and of the main process."""
 
     positions: Mapping[int, int]
     reads: Mapping[int, int]
@@ -42,13 +35,13 @@ class _Mark:
 
 
 class SharedPositions:
-    """The files that the children of one group have inherited. The object must be created right before the children are
+    """The files that the children of one group inherit. The object must be created right before the children are
     forked.
 
     Args:
-        pids: returns the ids of the running children.
-        differ: whether the children read different data, for example because one of them is a dispatching process. In
-            this case, the first epoch is not checked, because children also read files while they start.
+        pids: returns the process ids of the running children.
+        differ: whether the children do different work, such as a dispatching process. The first epoch is then not
+            checked, because children also read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:
@@ -57,7 +50,6 @@ class SharedPositions:
         self._mark: _Mark | None = None
 
     def begin(self) -> None:
-        """Records the positions of the files when an epoch begins."""
         self._mark = None
         if self._skips:
             self._skips = False
@@ -69,9 +61,7 @@ class SharedPositions:
             self._mark = _Mark({number: _position(number, files[number]) for number in files}, reads, own)
 
     def look(self) -> str | None:
-        """Returns the warning about files that children have read through a shared position since `begin`; None if
-        there are no such files.
-        """
+        """Returns the warning about files that children have read through a shared position since `begin`, or None."""
         mark, self._mark = self._mark, None
         if mark is None:
             return None
@@ -80,7 +70,8 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        if not moved or _reads_of(os.getpid()) != mark.own + 1:  # the call of `_reads_of` in `begin` counts as one read
+        # `begin` itself has read once, after which the count was taken
+        if not moved or _reads_of(os.getpid()) != mark.own + 1:
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]
         if len(readers) < 2:
@@ -90,11 +81,12 @@ class SharedPositions:
 
 
 def _open_for_reading() -> dict[int, tuple[int, int]]:
-    """Returns the regular files that this process has opened only for reading, except for standard input."""
+    """Omits standard input, and files that are also open for writing."""
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):  # for example, the descriptor of the folder listing is already closed
+            # for example, the file descriptor of the folder listing is already closed
+            with contextlib.suppress(OSError):
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
                 if number > 0 and is_read_only and stat.S_ISREG(status.st_mode):
@@ -103,7 +95,7 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
 
 
 def _position(number: int, identity: tuple[int, int]) -> int:
-    """Returns the position of a descriptor; -1 if it now belongs to another file."""
+    """Returns -1 if the file descriptor now belongs to another file."""
     try:
         status = os.fstat(number)
         return os.lseek(number, 0, os.SEEK_CUR) if (status.st_dev, status.st_ino) == identity else -1
@@ -112,8 +104,7 @@ def _position(number: int, identity: tuple[int, int]) -> int:
 
 
 def _reads_of(pid: int) -> int | None:
-    """Returns the number of reads of a process; None if unknown. A call for the current process itself counts as one
-    read."""
+    """A call for the current process itself counts as one read."""
     try:
         descriptor = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

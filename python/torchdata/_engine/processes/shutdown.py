@@ -1,11 +1,10 @@
-"""Stops the children of one loader: asks them to stop, kills the children that do not stop, and reaps all children.
+"""Stops the children of a loader: asks them to stop, kills the children that do not stop, and reaps all children.
 
-Role: runs in the main process. `Shutdown` stops all children, in the thread that calls it first. `Shutdown` may be
-called any number of times, and continues after an interruption. `OwnsChildren` calls `Shutdown` when the owner of the
-children is deleted, or when the program exits.
+Role: runs in the main process. `Shutdown` may be called any number of times and from any thread, and continues after an
+interruption. `OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the program exits.
 
-A child that does not stop on request is killed. Children ignore SIGTERM, because clusters send SIGTERM to all processes
-of a program (`interrupts.py`).
+A child that does not stop on request is killed by SIGKILL. Children ignore SIGTERM, because clusters send it to all
+processes of a program (`interrupts.py`).
 """
 
 from __future__ import annotations
@@ -23,45 +22,41 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess, Closes, wait_for_all
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
-#: The number of seconds that a child may take to finish its work after it was asked to stop.
+#: The number of seconds that a child may take to exit after it was asked to stop.
 ASKED = 3.0
-#: The number of seconds that a child may take to exit after SIGKILL. Only the kernel can delay this exit.
+#: The number of seconds that a child may take to exit after SIGKILL, which only the kernel can delay.
 KILLED = 5.0
-#: The command that stops a child, and the number that announces this command in the memory of the control link.
+#: The command that stops a child, and the number that announces this command in the shared memory of the control link.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """Stops the children of a loader. In a forked child that inherited the object, the methods do nothing. `bells`
-    must exist as long as the children."""
+    """Stops the children of a loader. In a forked child that inherited the object, the methods do nothing. `bells` must
+    exist as long as the children.
+    """
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         self._owner_pid = os.getpid()
-        #: The thread that stops the children holds this lock. Other threads that call `run` wait for the lock, so that
-        #: they return only after the children were stopped.
+        #: Makes concurrent calls of `run` wait until the first call has stopped the children.
         self._running = threading.RLock()
         self._children = children
         self._controls = controls
-        #: Whether stopping has begun.
         self.has_begun = False
-        #: Whether stopping is complete.
         self.is_over = False
-        #: The forking process, which forks replacements for exited children, and ends after all children.
+        #: The forking process, which is closed after all children have exited.
         self.forker: Closes | None = None
         self._bells = bells
-        #: A function that ends the epoch before the children are asked to stop, so that no child waits for the main
-        #: process.
+        #: Ends the epoch before the children are asked to stop, so that no child waits for the main process.
         self.beforehand: Callable[[], None] | None = None
-        #: A function that runs after the children have exited.
         self.afterwards: Callable[[], None] | None = None
-        #: The links over which the children are asked to stop. The list is empty while a child cannot be asked yet.
+        #: The links over which children are asked to stop; empty while a child cannot be asked yet.
         self.commanders: list[Sender] = []
-        _to_end.add(self)  # This step is last, because Ctrl-C may interrupt the earlier steps.
+        _to_end.add(self)  # last, because Ctrl-C may interrupt the steps before
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
-        """Replaces an exited child by a new child that is not started yet.
+        """Replaces an exited child by a child that is not started yet.
 
-        If `has_begun` is True after the start of the new child, the caller must stop the new child.
+        If `has_begun` is True after the new child's start, the caller must stop the new child.
         """
         if self.has_begun:
             return
@@ -69,16 +64,15 @@ class Shutdown:
         self._children[index], self._controls[index], self.commanders[index] = child, control, commander
 
     def run(self) -> None:
-        """Asks the children to stop, waits, kills the remaining children, and reaps all. Ctrl-C shortens the wait, and
-        is delivered once all children have ended.
+        """Ctrl-C shortens the wait, and is delivered once all children have exited.
 
         If several threads call this method, all calls return when the shutdown is complete.
         """
         if os.getpid() != self._owner_pid:
             return self._set_over()
         if self.beforehand is not None:
-            self.has_begun = True  # is set before readers are told to stop
-            with contextlib.suppress(RuntimeError):  # this thread itself may be reading
+            self.has_begun = True  # must be set before `beforehand` interrupts readers
+            with contextlib.suppress(RuntimeError):  # raised if this thread itself is reading
                 self.beforehand()
         with self._running, InterruptsDeferred() as deferred:
             if self.is_over:
@@ -86,7 +80,7 @@ class Shutdown:
             self.has_begun = True
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):
-                if not control.has_consumer():  # the child is still importing the program, so it has no work to finish
+                if not control.has_consumer():  # a child that is still importing the program has no work to finish
                     child.kill()
             self._ask(deferred)
             for child in children:
@@ -122,15 +116,15 @@ class Shutdown:
         wait_for_all(list(self._children), deadline - time.monotonic(), lambda: deferred.noted)
 
     def ask(self, deadline: float = math.inf) -> None:
-        """Sends the children the command to stop, until all have received the command or the deadline has passed. Does
-        not wait for the children to exit."""
+        """Sends the stop command until all children have received it or the deadline has passed, without waiting for
+        their exit.
+        """
         for commander in list(self.commanders):
             with contextlib.suppress(Exception):
                 commander.send_message(_STOP, min(0.1, max(0.0, deadline - time.monotonic())), _STOP_ORDER)
 
 
-#: Children that had not exited when the shutdown of their loader was finished. The next shutdown of any loader reaps
-#: these children.
+#: Children that outlived the shutdown of their loader; the next shutdown of any loader reaps them.
 _late: set[ChildProcess] = set()
 
 
@@ -141,7 +135,6 @@ def _close_ended() -> None:
             _late.discard(child)
 
 
-#: Shutdowns of this process that are not complete.
 _to_end: set[Shutdown] = set()
 
 
@@ -154,35 +147,33 @@ def _end_all() -> None:
 
 
 def end_before_others() -> None:
-    """Makes the exit handler stop the children before libraries that were imported after this module are finalized."""
+    """Makes the exit handler stop children before libraries that were imported after this module are finalized."""
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 
 
 class OwnsChildren(Finalized):
-    """A base class for objects that own children. The children are stopped on shutdown, on deletion, or at interpreter
-    exit."""
+    """A base class for objects that stop their children on `shutdown`, on deletion, and at interpreter exit."""
 
-    # Weak references with callbacks are not used, because a KeyboardInterrupt in such a callback would be lost at exit.
+    # Not a weak reference with a callback, because a KeyboardInterrupt in such a callback would be lost.
     _shutdown: Shutdown
-    #: Whether the shutdown is complete, so that the finalizer has nothing to do (see `Finalized`).
+    #: Whether the shutdown is complete, so that `Finalized` need not call the finalizer.
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
-        """Makes this object the owner of children that are not started yet. The arguments are those of `Shutdown`."""
+        """The children must not be started yet."""
         self._shutdown = Shutdown(children, controls, bells)
 
     def shutdown(self) -> None:
-        """Stops all children: asks them to stop, waits, kills the remaining children, and reaps all. This method may be
-        called at any time, and any number of times.
+        """Stops and reaps all children; may be called at any time, and any number of times.
 
-        If the shutdown was interrupted, the next call continues it.
+        If a call was interrupted, the next call continues it.
         """
         self._shutdown.run()
         self._ended = self._shutdown.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """Implements `__del__`. If Ctrl-C was pressed (`interrupted`), Ctrl-C is delivered after the finalizer."""
+        """Implements `__del__`. If Ctrl-C was pressed (`interrupted`), it is delivered after the finalizer."""
         shutdown = self.__dict__.get("_shutdown")
         if interrupted or (shutdown is not None and not shutdown.is_over):
             with InterruptsDeferred(later=True, noted=interrupted):

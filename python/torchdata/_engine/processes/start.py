@@ -1,9 +1,7 @@
-"""Creates and starts the children of one loader one after another. Signals may arrive at any moment of a start.
+"""Starts the children of a loader, although signals may arrive at any moment. Role: runs in the main process.
 
-Role: runs in the main process. The class of a child depends on the start method (`new_child`). A start is never
-interrupted, because signals that the main process handles are delivered only between two starts. If a handler raises an
-exception, the caller must stop the children that were started. A new child blocks signals until it has its own signal
-handling.
+The start of a child is never interrupted, because signals that the main process handles are delivered only between two
+starts. If a handler raises an exception, the caller must stop the children that were started.
 """
 
 from __future__ import annotations
@@ -24,14 +22,11 @@ from torchdata._engine.processes.forker import ForkingProcess, RemoteChild, Spaw
 from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
 from torchdata._engine.processes.process import ChildProcess
 
-#: Start methods with which each child imports the program.
 _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """Returns the start method of a context. If a user's own context names no known start method, the class of the
-    context's processes determines the method.
-    """
+    """If a user's context has an unknown start method, the class of its processes determines the method."""
     method = context.get_start_method()
     if method in ("fork", *_SPAWNING) or not hasattr(context, "Process"):
         return method
@@ -50,12 +45,12 @@ def new_child(
     """Returns a child that is not started yet.
 
     Args:
-        modules: the names of the modules that the child's function imports. A spawned forking process imports the
-            modules once for all its children.
-        forker: the process that forks the child; None to create the child as the start method does.
+        modules: names of modules that the child's function imports; a spawned forking process imports them once for all
+            children.
+        forker: the process that forks the child, or None to use the start method.
     """
     make = getattr(context, "make_child", None)
-    if make is not None:  # the context does not belong to multiprocessing, and its children may run on other machines
+    if make is not None:  # the context is not of multiprocessing, and its children may run on other machines
         child: ChildProcess = make(name, args)
         return child
     method, process_name = start_method_of(context), f"{PREFIX}{name}"
@@ -70,16 +65,7 @@ def new_child(
 def start_all(
     children: Iterable[ChildProcess], start_method: str, started: Callable[[int], object] = lambda index: None
 ) -> None:
-    """Starts the children. If the start fails or is interrupted, the children that were already started keep running.
-
-    Args:
-        started: a function that is called with the number of each started child. `start_all` passes on exceptions of
-            `started`.
-
-    Raises:
-        OSError: the system cannot start another process; the message names the child and the remedy.
-        AssertionError: this process is a daemon of multiprocessing, which must not have children.
-    """
+    """If the start fails or is interrupted, the children that were already started keep running."""
     assert not current_process().daemon, "daemonic processes are not allowed to have children"
     children = list(children)
     spawns = start_method in _SPAWNING
@@ -87,8 +73,8 @@ def start_all(
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
         if spawns or any(isinstance(child, SpawnedChild) for child in children):
-            # The resource tracker is started before the first child, because the start of the tracker unblocks signals
-            # that must stay blocked for a child.
+            # The start of multiprocessing's resource tracker unblocks signals, which must stay blocked during the start
+            # of a child.
             _ensure_tracker()
         forked = [child for child in children if isinstance(child, ForkedChild)]
         if forked:
@@ -101,8 +87,7 @@ def start_all(
 
 
 def _imports_the_program() -> bool:
-    """Returns whether this process is a child that is still importing the program. While a child imports the program,
-    multiprocessing refuses to start processes."""
+    """While a child imports the program, multiprocessing refuses to start processes."""
     try:
         spawn.get_preparation_data("")
     except RuntimeError:
@@ -111,9 +96,8 @@ def _imports_the_program() -> bool:
 
 
 def _refuse_to_start() -> NoReturn:
-    """Called if a child process imports a program without a `__main__` guard. A child of this package exits with a code
-    that reports the missing guard. In a child that another library or the program itself has started, raises
-    RuntimeError.
+    """A child of the engine exits with a code that reports the missing `__main__` guard. In a child that another
+    library or the program itself has started, raises RuntimeError.
     """
     if current_process().name.startswith(PREFIX):
         for stream in (sys.stdout, sys.stderr):
@@ -125,14 +109,14 @@ def _refuse_to_start() -> NoReturn:
 
 def _ensure_tracker() -> None:
     try:
-        with interrupts_blocked():  # signals that are sent to all processes must not end the process
+        with interrupts_blocked():  # signals that terminals send to all processes must not end the tracker
             resource_tracker.ensure_running()
     except OSError as error:
         raise why_not_started("multiprocessing's resource tracker, which worker processes need,", error) from error
 
 
 def _start(child: ChildProcess) -> bool:
-    """Starts one child. Returns False if a signal arrived and the forking process was ended before it was running."""
+    """Returns False if a signal arrived while the forking process was starting."""
     try:
         child.start()
     except StartGivenUp:

@@ -1,6 +1,7 @@
-"""Ends processes that user code forks inside a child. Role: runs in a process that user code has forked inside a child.
-This process must not use the links and other resources of the engine, because they belong to the child. Without
-`leave`, the process would continue with the child's loop after the user's function has returned or raised.
+"""Ends processes that user code forks inside a child process of the engine.
+
+Role: a forked process must not use the links and other resources of the engine, because they belong to the child.
+Without `leave`, it would continue the child's loop after the user's function has returned.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import sys
 import traceback
 
-#: The id of the engine's child: this process, or the parent from which user code has forked this process.
+#: The process id of the engine's child, which a process that user code has forked inherits.
 _child: int | None = None
 
 
@@ -20,13 +21,9 @@ def note_child() -> None:
 
 
 def leave(error: BaseException | None = None) -> None:
-    """Ends a process that user code has forked inside a child, as Python ends a program. In any other process,
-    including the child, `leave` does nothing.
+    """Ends this process if user code has forked it inside a child.
 
     The exit handlers of the child do not run in the forked process.
-
-    Args:
-        error: the exception of the user's function; None if the function has returned.
     """
     if _child is None or _child == os.getpid():
         return
