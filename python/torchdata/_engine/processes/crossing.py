@@ -30,7 +30,6 @@ from typing import Any, Generic, TypeVar
 
 from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, bytes_in_place, is_portable, system_lacks
 
-
 #: The prefix of the names of all child processes.
 PREFIX = "torchdata "
 

@@ -116,7 +116,9 @@ class InterruptsDeferred:
         return bool(waiting - {signal.SIGCHLD})
 
     def deliver(self) -> None:
-        """Runs the handlers of the deferred signals in the order of arrival, even if one of them raises an exception."""
+        """Runs the handlers of the deferred signals in the order of arrival, even if one of them raises an
+        exception.
+        """
         if self._noted and self._handlers:
             number = self._noted.pop(0)
             try:

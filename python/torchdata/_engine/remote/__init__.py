@@ -1,1 +1,1 @@
-"""Workers on other machines: the actors that run them, and the objects that the main process uses for them. Private."""
+"""Runs workers on other machines, and controls them from the main process."""

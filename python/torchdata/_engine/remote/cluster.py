@@ -1,7 +1,7 @@
-"""Starts and monitors hosts on other machines with Ray, and transmits their messages.
+"""Starts and monitors worker hosts on other machines with Ray, and transmits their messages.
 
-Role: runs in the main process. A group uses a `Cluster` instead of a multiprocessing context. Only this module uses
-Ray, which is imported when a cluster is created.
+Role: runs in the main process, where a `Cluster` replaces the multiprocessing context of a worker group. Ray is
+imported when a cluster is created.
 """
 
 from __future__ import annotations
@@ -26,41 +26,31 @@ from torchdata._engine.workers.program import Program
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._optional import optional_import
 
-#: Seconds after a warning about late workers during which no other warning of this kind is emitted.
+#: The minimum number of seconds between two warnings about workers that have not started.
 TOGETHER = 3.0
 _LEFT = "the program has left the cluster (ray.shutdown) while workers ran there"
-#: The thread groups of an actor, with the number of threads of each group.
 _GROUPS = {"tell0": 1, "pull0": 1, "tell1": 1, "pull1": 1, "look": 1}
 
 
 class Cluster:
     """The workers of one group on a Ray cluster.
 
-    Args:
-        needed_by: the name of the class that needs Ray, for messages.
-        options: the Ray options of each actor.
-        num_workers: the number of workers.
-        memory_budget: bytes of shared memory for the items that workers send; None for a quarter of the machine's
-            memory.
-
-    Raises:
-        ModuleNotFoundError: Ray is not installed.
-        ImportError: the installed version of Ray is too old.
-        ConnectionError: no cluster is running.
+    The shared memory for the items that workers send is limited to `memory_budget` bytes, by default a quarter of the
+    machine's memory.
     """
 
-    #: If a frame has at least this many bytes, no further messages of the worker are added to it.
+    #: Once a frame has at least this many bytes, it is sent to the main process.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
         self._ray = ray = optional_import("ray", extra="ray", needed_by=needed_by)
         end_before_others()
-        #: The lock that Ray acquires whenever the program enters or leaves a cluster.
+        #: Ray acquires this lock whenever the program enters or leaves a cluster.
         self.door: threading.RLock = _door(ray, needed_by)
         if not ray.is_initialized():
             _join(ray)
-        #: Ray's description of the program's connection to the cluster, which contains an id. If a program leaves the
-        #: cluster and joins it again, the program has another id and no actors.
+        #: Ray's description of the connection to the cluster, which contains an id. A program that leaves the cluster
+        #: and joins it again has another id, and has lost its actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
         self._needed_by, self._num_workers = needed_by, num_workers
@@ -68,20 +58,18 @@ class Cluster:
         options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}
         self._scheduling, self._demands = options.get("scheduling_strategy"), _demands(options)
         self._made: list[weakref.ref[RemoteWorker]] = []
-        #: Ray's references to answers that were received. The next request to a host drops these references.
+        #: Ray's references to received answers, which the next request to a host drops.
         self.spent: list[Any] = []
         self._telling, self._told_at = threading.Lock(), 0.0
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
-        #: The programs that are in Ray's store, by the identity of the program. Each program is pickled only once, when
-        #: its first worker is started.
+        #: The programs in Ray's store, by `id()`, so that each program is pickled only once.
         self._programs: dict[int, tuple[Program, Any]] = {}
 
     def get_start_method(self) -> str:
         return "ray"
 
     def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
-        """Returns a child that is not started yet; see `new_child`. The dispatching process runs on this machine, not
-        in the cluster."""
+        """The dispatching process runs on this machine, not in the cluster."""
         (setup,) = args
         if setup.dispatches:
             return DispatchingChild(name, setup)
@@ -90,8 +78,9 @@ class Cluster:
         return worker
 
     def tell_late(self, seconds: float) -> None:
-        """Warns that workers have not started after `seconds` seconds. One warning covers all late workers. Raises
-        ConnectionError if the program has left the cluster."""
+        """One warning covers all workers that have not started. Raises ConnectionError if the program has left the
+        cluster.
+        """
         with self._telling:
             if time.monotonic() - self._told_at < TOGETHER:
                 return
@@ -120,9 +109,7 @@ class Cluster:
 
     @property
     def is_left(self) -> bool:
-        """Returns whether the program has left the cluster that this object belongs to. The program may have joined
-        another cluster, in which this object's actors are unknown.
-        """
+        """Returns whether the program has left this object's cluster, even if it has joined another cluster."""
         with self.door:
             try:
                 return bool(self._context.get_job_id() != self._stay)
@@ -131,13 +118,12 @@ class Cluster:
 
     @contextmanager
     def stay(self) -> Iterator[None]:
-        """Keeps the program in the cluster during the context, even if another thread tries to leave.
+        """Prevents other threads from leaving the cluster during the context.
 
-        All code that calls Ray, or drops one of Ray's references, must run in this context. Outside of this context,
-        Ray ends the process if one thread makes a call while another thread leaves the cluster.
+        All code that calls Ray, or drops one of Ray's references, must run in this context, because Ray ends the
+        process if one thread makes a call while another thread leaves the cluster.
 
-        Raises:
-            ConnectionError: the program has left the cluster.
+        Raises ConnectionError if the program has left the cluster.
         """
         with self.door:
             if self.is_left:
@@ -145,13 +131,12 @@ class Cluster:
             yield
 
     def check(self) -> None:
-        """Raises ConnectionError if the program has left the cluster, so that hosts can no longer be called."""
+        """Raises ConnectionError if the program has left the cluster."""
         with self.stay():
             pass
 
     def host(self, setup: ChildSetup) -> _Actor:
-        """Requests a host, without waiting until the host has started. Raises ConnectionError if the program has left
-        the cluster."""
+        """Returns without waiting for the start of the host."""
         assert isinstance(setup.program, Program)
         with self.stay():
             handle = self._kind.remote(RemoteSetup.of(setup, self._budget), self._stored(setup.program))
@@ -167,19 +152,17 @@ class Cluster:
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def why(self, error: BaseException) -> str:
-        if self.is_left:  # leaving the cluster explains any other error
+        if self.is_left:  # explains any other error
             return _LEFT
         cause = getattr(error, "cause", None)
         if cause is not None:  # the host has raised this error
             return f"its host reports: {type(cause).__name__}: {cause}"
-        # Lines that begin with a space list the names and ids of the actor, so they are skipped.
+        # Lines that begin with a space contain the names and ids of the actor, and are omitted.
         said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
         return said if isinstance(error, VersionsDiffer) else f"Ray reports: {said or repr(error)}"
 
 
 class _Actor:
-    """A host, represented by Ray's handle."""
-
     def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:
         self._cluster, self._ray, self._handle = cluster, ray, handle
         self.identity: str = handle._actor_id.hex()
@@ -191,12 +174,10 @@ class _Actor:
         return getattr(self._handle, name)._remote(args, {}, concurrency_group=group)
 
     def _ask(self, name: str, *args: Any, group: str | None = None) -> Any:
-        """Calls the host, and returns a future for the answer. Raises ConnectionError if the program has left the
-        cluster."""
         with self._cluster.stay():
             reference = self._call(name, *args, group=group)
             answer = reference.future()
-            vars(answer).pop("object_ref", None)  # with this attribute, any thread might drop the reference
+            vars(answer).pop("object_ref", None)  # with this attribute, another thread might drop the reference
             self._cluster.spent.clear()
             _keep_until_done(answer, reference, self._cluster.spent)
         return answer
@@ -227,16 +208,12 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Keeps Ray's reference to an answer until the answer was received, and then moves the reference to `spent`.
-
-    Ray ends a process that drops a reference before the answer was received.
-    """
+    """Ray ends a process that drops a reference before the answer was received."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
 
 
 def _demands(options: dict[str, Any]) -> dict[str, float]:
-    """Returns the resources that an actor with these options requests, by Ray's names."""
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
     asked = {**named, **(options.get("resources") or {})}
     return {name: float(amount) for name, amount in asked.items() if amount}

@@ -1,9 +1,7 @@
-"""The dispatching process of a loader with workers on other machines. The process is spawned on the main process's
-machine.
+"""Spawns the dispatching process, on the main process's machine, for workers on other machines.
 
-Role: runs in the main process. The program is pickled like the workers' program. The pickle also contains all
-definitions of the user's main module, because the dispatching process does not import this module. Because the main
-module is not imported, the user's program needs no `__main__` guard.
+Role: runs in the main process. The pickled program contains all definitions of the user's main module, because neither
+the dispatching process nor the workers import this module. Therefore, the user's program needs no `__main__` guard.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from torchdata._engine.workers.program import Program
 class DispatchingChild(SpawnedChild):
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
-        # The memory of the program must not be freed, because a later replacement loads the program from it.
+        # The shared memory of the program must stay, because a replacement loads the program from it.
         self._program = SharedPickle(pickled(setup.program))
         arguments = (replace(setup, program=self._program),)
         super().__init__(get_context("spawn"), name, f"{PREFIX}{name}", run_child, arguments)
@@ -35,8 +33,7 @@ class DispatchingChild(SpawnedChild):
 
 
 def pickled(program: Program) -> bytes:
-    """Pickles a program for a process that does not import the main module. Definitions in the main module are pickled
-    by value. Raises TypeError if the program cannot be pickled."""
+    """Definitions in the main module are pickled by value."""
     from torchdata._by_value import dumps
 
     try:
@@ -47,7 +44,7 @@ def pickled(program: Program) -> bytes:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """A context manager that prevents spawned processes from importing the user's main module."""
+    """Prevents spawned processes from importing the user's main module."""
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
     main.__spec__ = None

@@ -1,15 +1,14 @@
-"""The host of a worker on another machine: a Ray actor that runs next to the worker's own process.
+"""The host of a worker: a Ray actor on another machine, which runs next to the worker's process.
 
-Role: the host runs on a machine that Ray chooses, and spawns the worker as a separate process. The worker has the same
-links as a worker on the main process's machine, but the links lead to the host. User code runs in the worker's process,
-has its own main thread and interpreter lock, and can crash only the worker. The host forwards the contents of the
-worker's links without decoding them. The host runs no user code, and its worker exits together with the host.
+Role: the host spawns the worker as a separate process, and exits together with it. User code runs only in the worker's
+process, so it has its own main thread and interpreter lock, and can crash only the worker. The host forwards the
+contents of the worker's links without decoding them.
 
-A pair of links, one in each direction, is called a lane, and is served by two threads of the actor. One thread receives
-messages from the main process (`tell`), and one thread returns messages from the worker (`pull`). The main process
-always has some calls of `pull` waiting. All calls are numbered, because the calls of an actor's threads may arrive out
-of order. The first lane transmits commands to the worker, and the worker's items. The second lane transmits the items
-of the dispatching process, which runs on the main process's machine.
+Each pair of links (one per direction) is called a lane, and has two threads of the actor. One thread receives messages
+from the main process (`tell`), and the other returns messages of the worker (`pull`). The main process always has some
+calls of `pull` waiting. All calls are numbered, because they may arrive out of order. The first lane transmits commands
+and the worker's items, and the second lane transmits items from the dispatching process, which runs on the main
+process's machine.
 """
 
 from __future__ import annotations
@@ -39,22 +38,21 @@ from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import BellBoard, Carrier, Link, StatsBoard
 from torchdata._observe.stats.counting import PIPES
 
-#: Seconds after which `pull` returns even without content, so that both sides know that the connection works.
+#: Seconds after which `pull` returns even without content, to show that the connection works.
 PULSE = 1.0
-#: Seconds without a message from the main process after which a host exits, because Ray may have failed to end the
+#: Seconds without a message from the main process after which the host exits, because Ray may have failed to end the
 #: host.
 DEAF = 600.0
-#: Seconds between two checks: `LOOK` while the host waits for the worker's exit, and `GLANCE` while the host waits for
-#: free space for a command or for the start of a child.
+#: Seconds between two checks while the host waits for the worker's exit (`LOOK`), and for free space in a link or for
+#: the start of a child (`GLANCE`).
 LOOK, GLANCE = 5.0, 0.002
-#: Seconds between two reports of the worker's counters.
+#: The minimum number of seconds between two reports of the worker's counters.
 SEEN = 0.5
-#: Parts of a frame with at least this many bytes are sent outside the pickle.
+#: Parts of a message with at least this many bytes are sent outside the pickle.
 APART = 32 << 10
-#: If this many bytes wait to be passed to the worker, the main process must not send more.
+#: Once this many bytes wait to be passed to the worker, the main process must stop sending.
 FULL = 8 << 20
-#: The indices of the worker and of the dispatching process on the host's machine. An index selects the process's bell
-#: and its page of counters.
+#: The worker's and the dispatching process's indices on this machine, which select their bells and their counters.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -63,15 +61,14 @@ class RemoteSetup:
     """The setup of a host.
 
     Args:
-        name: the name of the worker in messages.
-        program_class: module and name of the program's class.
-        cadence: how often the worker takes snapshots.
+        program_class: the module and the name of the program's class.
+        cadence: the result of `snapshots.cadence`.
         budget: bytes of shared memory for the items that the worker sends.
         full_stats: whether the time of each pipe is measured.
-        counts: the statistics of the processes that ran this worker before, as bytes.
-        dispatcher_page: the index, in the main process, of the dispatching process's page of counters; None if nothing
-            is dispatched.
-        window: number of items that the dispatching process may be ahead of the worker.
+        counts: the counters of the processes that ran this worker before.
+        dispatcher_page: the index of the dispatching process's counters in the main process; None if nothing is
+            dispatched.
+        window: the number of items that the dispatching process may be ahead of the worker.
     """
 
     name: str
@@ -87,7 +84,6 @@ class RemoteSetup:
 
     @classmethod
     def of(cls, setup: ChildSetup, budget: int) -> RemoteSetup:
-        """Creates the setup of a worker on another machine from the setup of a child on the main process's machine."""
         return cls(
             name=setup.name,
             worker_id=setup.worker_id,
@@ -104,15 +100,13 @@ class RemoteSetup:
 
 @dataclass(frozen=True)
 class About:
-    """The description of a worker that has started, or failed to start.
+    """The description of a worker that has started or has failed to start.
 
     Args:
-        pid: the process id of the worker.
-        host: the process id of the worker's host.
+        host: the process id of the host.
         node: the name and address of the machine.
-        address: the address of the machine.
-        exitcode: the exit code of the worker; None while it runs.
-        versions: the versions of Python and of libraries, by name.
+        exitcode: None while the worker runs.
+        versions: the versions of Python and of libraries.
     """
 
     pid: int
@@ -128,9 +122,7 @@ class Seen:
     """The state of a worker, as reported by its host.
 
     Args:
-        counts: the counters of the worker.
         times: the nanoseconds that the worker has run, has waited for a processor, and has existed.
-        is_stopped: whether the process is stopped, by a signal or a debugger.
     """
 
     counts: bytes
@@ -143,10 +135,9 @@ class Told:
     """A message from the main process to a host.
 
     Args:
-        number: the sequence number of this call of `tell` for the lane, from 0.
-        words: the latest control words of the lane (integers in shared memory); None if they have not changed.
-        frame: commands, or dispatched items.
-        holds: whether the host must stop returning the worker's items, because the main process has no space for them.
+        number: how many calls of `tell` came before on the lane.
+        words: the control words of the lane, which are integers in shared memory; None if they have not changed.
+        holds: whether the host must stop returning items, because the main process has no space for them.
     """
 
     number: int
@@ -160,14 +151,12 @@ class Pulled:
     """The result of a call of `pull`.
 
     Args:
-        number: the sequence number of this call of `pull` for the lane, from 0.
-        words: the latest control words of the lane (integers in shared memory); None if they have not changed.
-        frame: the worker's messages without their large buffers, followed by these buffers; empty if there are no
-            messages.
-        has_ended: whether the worker has exited, and no more of its messages will be returned.
-        exitcode: the exit code of the worker.
-        seen: the current state of the worker; None if it was returned less than `SEEN` seconds ago.
-        is_full: whether the main process must stop sending frames, because earlier frames do not fit into the link yet.
+        number: how many calls of `pull` came before on the lane.
+        words: as in `Told`.
+        frame: the worker's messages, followed by their large buffers.
+        has_ended: whether the worker has exited, and all its messages were returned.
+        seen: None if the worker's state was returned less than `SEEN` seconds ago.
+        is_full: whether the main process must stop sending, because earlier messages do not fit into the link yet.
     """
 
     number: int
@@ -180,13 +169,14 @@ class Pulled:
 
 
 def apart(frame: list[Any]) -> list[Any]:
-    """Prepares a frame for Ray: large parts are stored outside the pickle, so that they are copied only once."""
+    """Large parts are stored outside the pickle, so that Ray copies them only once."""
     return [pickle.PickleBuffer(part) if len(part) >= APART else bytes(part) for part in frame]
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of software that must be equal on both machines of a link. Libraries that are not loaded are
-    omitted."""
+    """Returns the versions of software that must be equal on both machines. Libraries that are not loaded are
+    omitted.
+    """
     found = {"Python": platform.python_version(), "torchdata-rs": torchdata.__version__}
     for name in ("numpy", "torch"):
         module = sys.modules.get(name)
@@ -196,13 +186,10 @@ def versions() -> dict[str, str]:
 
 
 class _WorkerLane:
-    """The worker's side of a pair of links to the main process. The main process's side is `_Lane` in `worker.py`.
+    """Transmits messages between a pair of the worker's links and the main process (`_Lane` in `worker.py`).
 
     Args:
-        inbound: the link from the worker.
-        outbound: the link to the worker.
-        bells: the integers in shared memory that wake processes on this machine.
-        own: the index in `bells` of the integer that wakes this process.
+        bells: the shared integers that wake processes of this machine; `own` is the index of this process's integer.
     """
 
     def __init__(self, inbound: Link, outbound: Link, bells: BellBoard, own: int) -> None:
@@ -211,10 +198,10 @@ class _WorkerLane:
         self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
-        #: `_came` counts the bytes of received frames, and `_passed` counts the bytes that were passed to the worker.
-        #: Each counter is written by a single thread.
+        #: The bytes of received messages, and the bytes that were passed to the worker. Each counter is written by a
+        #: single thread.
         self._came, self._passed = 0, 0
-        #: Whether the host must not return items of the worker, because the main process has no space for them.
+        #: Whether the main process has no space for more items.
         self.holds = False
         self._has_ended = False
         threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()
@@ -237,9 +224,7 @@ class _WorkerLane:
             self.carrier.ring()
 
     def _pass_on(self) -> None:
-        """Passes received frames to the worker, and waits until they fit into the link. This method runs in a separate
-        thread, so that `tell` does not wait for free space in the link.
-        """
+        """Runs in a separate thread, so that `tell` does not wait for free space in the link."""
         while (frame := self._frames.get()) is not None:
             while not self.carrier.put(frame) and not self._has_ended:
                 time.sleep(GLANCE)
@@ -253,23 +238,21 @@ class _WorkerLane:
         return self._came - self._passed >= FULL
 
     def pull(self, most: int, look: Callable[[bool], Seen | None], exitcode: Callable[[], int | None]) -> Pulled:
-        """Returns the messages of the worker, once there is at least one message.
+        """Returns the worker's messages, once there is at least one.
 
         Args:
-            most: if a frame has at least this many bytes, no further messages of the worker are added to it.
-            look: a function that returns the worker's state, or None if no report is needed. Its argument is True for
-                the last report.
-            exitcode: a function that returns the exit code of the worker.
+            most: once the messages have at least this many bytes, they are returned.
+            look: returns the worker's state, or None if no report is due. Its argument is True for the last report.
         """
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # The exit is checked before the frame is taken, because only after the exit does the link contain all
-            # messages of the worker.
+            # The exit is checked before the messages are taken, because the link contains all messages of the worker
+            # only after its exit.
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1
-            has_ended &= not frame  # messages that are still in the link are lost in this case
+            has_ended &= not frame
             return Pulled(
                 number=self._pulled - 1,
                 words=words,
@@ -287,19 +270,12 @@ class _WorkerLane:
 
 
 class Host:
-    """Runs one worker.
-
-    Args:
-        setup: the setup of the host.
-        program: the pickled program of the worker.
-    """
-
     def __init__(self, setup: RemoteSetup, program: bytes) -> None:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: For each lane, a pair: the link from the worker, and the link to the worker. On the lane of dispatched items,
-        #: the worker sends no messages, but only control words.
+        #: For each lane, the link from the worker and the link to the worker. On the lane of dispatched items, the
+        #: worker sends only control words.
         self._links = [(data, control)]
         dispatched = None
         if setup.dispatcher_page is not None:
@@ -344,7 +320,7 @@ class Host:
         threading.Thread(target=self._watch, name="torchdata-host", daemon=True).start()
 
     def begin(self) -> About:
-        """Waits until the worker has opened its control link, or has exited. Returns the description of the worker."""
+        """Waits until the worker has opened its control link, or has exited."""
         child, (_, control) = self._child, self._links[0]
         while not control.has_consumer() and not child.ended:
             time.sleep(GLANCE)
@@ -353,32 +329,21 @@ class Host:
                 self._lanes.append(_WorkerLane(inbound, outbound, self._bells, own))
             if self._has_ended:
                 self._end_lanes()
-        importlib.import_module("numpy")  # imported so that its version is compared
+        importlib.import_module("numpy")  # so that its version is compared
         exitcode = child.exitcode if child.ended else None
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
     def tell(self, lane: int, told: Told) -> None:
-        """Passes a message of the main process to the worker.
-
-        Args:
-            lane: 0 for commands and items, 1 for dispatched items.
-            told: the message from the main process.
-        """
+        """`lane` is 0 for commands and items, and 1 for dispatched items."""
         self._heard = time.monotonic()
         self._lanes[lane].tell(told)
 
     def pull(self, lane: int, most: int) -> Pulled:
-        """Returns the messages of the worker, once there is at least one message.
-
-        Args:
-            lane: see `tell`.
-            most: if a frame has at least this many bytes, no further messages of the worker are added to it.
-        """
         self._heard = time.monotonic()
         return self._lanes[lane].pull(most, self._look if lane == 0 else _look_away, lambda: self._child.exitcode)
 
     def _look(self, is_last: bool) -> Seen | None:
-        """Returns the current state of the worker; None if it was returned less than `SEEN` seconds ago."""
+        """Returns None if the worker's state was returned less than `SEEN` seconds ago."""
         now = time.monotonic()
         if now - self._seen_at < SEEN and not is_last:
             return None
@@ -390,19 +355,18 @@ class Host:
         return Seen(self._stats.carry_out(WORKER), times, self._child.is_stopped)
 
     def stand(self, wakes: bool) -> tuple[str, str]:
-        """Returns what the kernel reports about the worker's state, and the worker's Python stacks."""
         page = next((page for page in self._stats.read() if page["page"] == WORKER), None)
         return self._child.where_it_stands(page, wakes)
 
     def end(self) -> None:
-        """Kills the worker, because a stopped worker would not notice the exit of this process."""
+        """A stopped worker would not notice the exit of this process, so it is killed."""
         self._child.kill()
 
     def _watch(self) -> None:
         """Records the worker's exit, and ends this process if the main process sends nothing for too long.
 
-        If the parent of this process has exited, Ray's daemon on this machine has ended, and Ray kills the worker and
-        this process. The exit code of a worker that Ray kills is not reported, because only Ray knows the reason.
+        If the parent of this process has exited, Ray's daemon has ended, and Ray kills the worker and this process. The
+        exit code of a worker that Ray has killed is not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:
@@ -431,7 +395,6 @@ def bytes_of(frame: list[Any]) -> int:
 
 
 def _node() -> tuple[str, str]:
-    """Returns the machine's name with its address, and the address alone."""
     ray: Any = sys.modules.get("ray")
     name = socket.gethostname()
     if ray is None:

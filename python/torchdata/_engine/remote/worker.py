@@ -1,12 +1,10 @@
-"""The main process's side of a worker on another machine, with the interface of `ChildProcess`.
+"""Represents a worker on another machine in the main process, with the interface of `ChildProcess`.
 
-Role: runs in the main process. The worker has the same links as any child, and the main process uses its own ends of
-the links as usual. A carrier uses the worker's ends of the links in place of the worker: a thread of this module sends
-what it reads from the links to the worker's host, and writes the host's answers into the links. All other code can
-therefore treat the worker like a child on this machine. If items are dispatched, another thread transmits the items of
-the dispatching process, which runs on this machine.
+Role: runs in the main process, which uses its ends of the worker's links as for any child. A thread of this module uses
+the worker's ends of the links: it sends what it reads from them to the worker's host, and writes the host's answers
+into them. Another thread transmits the items of the dispatching process, which runs on this machine.
 
-Each replacement gets its own thread and links, so that late messages of the replaced worker cannot reach it.
+A replacement gets its own thread and links, so that late messages of the replaced worker cannot reach it.
 """
 
 from __future__ import annotations
@@ -29,29 +27,27 @@ from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import Carrier, Link, OwnedDescriptor, StatsBoard
 from torchdata._threads import Latch
 
-#: The number of `pull` calls that wait at a host, so that the host prepares a frame while another frame is being sent.
+#: The number of `pull` calls that wait at a host, so that the host prepares one frame while it sends another.
 AHEAD = 2
-#: The maximum number of bytes of one message with commands to a host.
+#: The maximum size in bytes of one message to a host.
 TOLD = 1 << 20
-#: The bit that is set in the first control word of a link once the worker must stop. The lower bits are the number of
-#: the latest epoch that the main process has ordered.
+#: This bit in the first control word of a link tells the worker to stop. The bits below contain the number of the
+#: current epoch.
 _END = 1 << 32
-#: `LOOK`: seconds between two checks during a wait. `JOINED`: seconds for which `close` waits for the thread.
+#: Seconds between two checks during a wait, and seconds for which `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
-#: The number of seconds that a host has to report its worker's stack, and the number of seconds that it has to kill the
-#: worker.
+#: Seconds that a host has to report its worker's stack, and to kill the worker.
 ANSWERED, ENDED = 10.0, 1.0
 
-#: Seconds after which the main process warns that a worker has not started. The warning is repeated each time the delay
-#: has doubled.
+#: Seconds after which the main process warns that a worker has not started; doubled after each warning.
 LATE = 10.0
 
-#: Unique numbers of workers, because process numbers of different machines may be equal.
+#: Replace process ids, because process ids of different machines may be equal.
 _numbers = itertools.count(1)
 
 
 class Actor(Protocol):
-    """The main process's interface to a host. Each call returns immediately, and its future may raise Ray's error."""
+    """The interface of a host. Each call returns immediately, and its future may raise Ray's error."""
 
     def check(self) -> None:
         """Raises an error if hosts can no longer be called."""
@@ -73,9 +69,9 @@ class Actor(Protocol):
 
 
 class Hosts(Protocol):
-    """Creates hosts. This class replaces multiprocessing's context."""
+    """Creates hosts, in place of a multiprocessing context."""
 
-    #: If a frame has at least this many bytes, no further messages of the worker are added to it.
+    #: Once a frame has at least this many bytes, it is sent to the main process.
     chunk_bytes: int
 
     def host(self, setup: ChildSetup) -> Actor:
@@ -98,10 +94,7 @@ class VersionsDiffer(RuntimeError):
 class RemoteWorker(ChildProcess):
     """A worker on another machine.
 
-    Args:
-        hosts: the object that creates the host of the worker.
-        name: the name of the worker in messages.
-        setup: the setup that a child on this machine would have.
+    setup: the setup that a child on this machine would have.
     """
 
     def __init__(self, hosts: Hosts, name: str, setup: ChildSetup) -> None:
@@ -111,16 +104,14 @@ class RemoteWorker(ChildProcess):
         self._is_killed = False
         self._thread: threading.Thread | None = None
         self._actor: Actor | None = None
-        #: The carriers of the worker's threads.
         self._carriers: list[Carrier] = []
-        #: The description of the worker; None until the worker has started.
+        #: None until the worker has started.
         self.about: About | None = None
         self._seen: Seen | None = None
-        #: The error of the thread that transmits dispatched items; None if this thread has not failed.
+        #: The error of the thread that transmits dispatched items.
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: `_ending` is the write end of a pipe, and `_sign` is the read end. When the worker exits, a byte is written
-        #: to the pipe, which wakes code that waits for the exit.
+        #: The ends of a pipe: when the worker exits, a byte is written to it, which wakes code that waits for the exit.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -128,8 +119,6 @@ class RemoteWorker(ChildProcess):
         self._thread = threading.Thread(target=self._run, name=f"torchdata-{self.name}", daemon=True)
         self._thread.start()
         return next(_numbers)
-
-    # -- the interface of `ChildProcess` -----------------------------------------------------------
 
     def watch(self) -> None:
         """Does nothing, because the worker has been watched since this object was created."""
@@ -157,7 +146,6 @@ class RemoteWorker(ChildProcess):
 
     @property
     def is_up(self) -> bool:
-        """Returns whether Ray has placed the worker and the worker's process receives commands."""
         return self.about is not None
 
     def has_page(self, page: dict[str, Any]) -> bool:
@@ -169,24 +157,22 @@ class RemoteWorker(ChildProcess):
 
     @property
     def is_running(self) -> bool:
-        """Returns False, because the host reports processor time, but not the current state."""
+        """The host reports processor time, but not the current state."""
         return False
 
     def worked(self, page: dict[str, Any] | None) -> float | None:
-        """Returns how many seconds the worker's threads had run or waited for a processor when its host last
-        checked."""
+        """Returns the seconds that the host has reported."""
         if page is None or not self.has_page(page):
             return None
         return float(page["ran"] + page["stood"]) / 1e9
 
     def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
-        """Returns the host's report on the state and the stacks of the worker's process."""
         actor = self._actor
         try:
             if actor is None or self.about is None:
                 return "not up yet", "It has no stack."
             return actor.stand(wakes).result(ANSWERED)
-        except Exception as error:  # if a host does not answer, Ray may raise any error
+        except Exception as error:  # Ray may raise any error if a host does not answer
             return "not to be asked", f"Its host reports no stack: {self._hosts.why(error)}."
 
     def kill(self) -> None:
@@ -204,8 +190,6 @@ class RemoteWorker(ChildProcess):
         self._wake.set()
         for carrier in self._carriers:
             carrier.ring()
-
-    # -- its thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         actor = self._actor
@@ -239,12 +223,12 @@ class RemoteWorker(ChildProcess):
         self._board.set_place(self._setup.page, f"{about.address} {actor.identity}")
         setup, lines = self._setup, self._setup.lines
         bells, most = setup.common.bells.shared, self._hosts.chunk_bytes
-        (output,) = lines.outputs  # a worker on another machine runs one shard
+        (output,) = lines.outputs
         carrier = Carrier(lines.control.shared, output.shared, bells, setup.index, MAIN)
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # The worker sends only control words to the dispatching process, so `nothing` never contains a message.
+            # The worker sends only control words to the dispatching process, so this link never contains a message.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -256,27 +240,24 @@ class RemoteWorker(ChildProcess):
             ).start()
         for one in lane.carry():
             self._note(one)
-            if one.has_ended:  # frames that did not fit are lost, as if the worker had not sent them
+            if one.has_ended:  # messages that did not fit into the link are lost, as if the worker had not sent them
                 self.exitcode = one.exitcode
                 return
         if self._fault is not None:
             raise self._fault
 
     def _carry_dispatched(self, lane: _Lane) -> None:
-        """Transmits dispatched items, in a separate thread, until the worker has exited."""
         try:
             for one in lane.carry():
                 if one.has_ended:
                     return
         except Exception as error:
-            # If the host has exited, the thread of the other lane reports the exit.
+            # The other thread reports the exit of the host.
             if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
                 self._fault = error
                 self.kill()
 
     def _note(self, one: Pulled) -> None:
-        """Publishes the counters that the host has reported, and counts the bytes that were received over the
-        network."""
         page = self._setup.page
         if one.frame:
             self._board.count_carried(page, bytes_of(one.frame))
@@ -289,9 +270,9 @@ class RemoteWorker(ChildProcess):
         return self._setup.stats.shared
 
     def _await(self, begun: Future[About]) -> About | None:
-        """Waits until the worker has started. Returns None if the worker was killed before its start was complete."""
+        """Returns None if the worker was killed before it had started."""
         wake = self._wake
-        # The callback must not refer to this object, because Ray may keep the callback forever.
+        # The callback must not refer to this object, because Ray may keep it forever.
         begun.add_done_callback(lambda _: wake.set())
         began, patience = time.monotonic(), LATE
         while not self._is_killed:
@@ -305,14 +286,13 @@ class RemoteWorker(ChildProcess):
 
 
 class _Lane:
-    """The main process's side of a pair of links to a worker. The worker's side is `torchdata._engine.remote.host`.
+    """Transmits messages between a pair of the worker's links and its host (`torchdata._engine.remote.host`).
 
     Args:
         number: 0 for commands and items, 1 for dispatched items.
-        actor: the host.
-        carrier: reads from one link of the pair, and writes to the other link.
-        most: if a frame has at least this many bytes, no further messages of the worker are added to it.
-        goes_on: returns whether the lane must continue to transmit messages.
+        carrier: reads from one link of the pair, and writes to the other.
+        most: once a frame has at least this many bytes, it is sent.
+        goes_on: whether to continue the transmission.
     """
 
     def __init__(
@@ -330,7 +310,7 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Transmits messages in both directions, and yields each `Pulled` that the host returns."""
+        """Yields each result of the host after its messages were processed."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
@@ -352,7 +332,7 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # Results are stored until it is their turn, because the host may execute the calls in another order.
+            # The host may execute the calls in another order, so early results are stored.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()
@@ -372,11 +352,10 @@ class _Lane:
 
 
 class _Arrived:
-    """A queue of received frames, which wait until they fit into the main process's link.
+    """Received frames that do not fit into the main process's link yet.
 
     Args:
-        carrier: writes the frames into the link.
-        much: the host must stop sending frames if at least this many bytes are waiting.
+        much: the number of waiting bytes at which the host must stop sending.
     """
 
     def __init__(self, carrier: Carrier, much: int) -> None:
@@ -402,16 +381,17 @@ class _Arrived:
             self._bytes -= bytes_of(self._frames.popleft())
 
     def end(self) -> None:
-        """Drops all present and future frames. Without this call, frames might wait forever, because the main process
-        no longer reads the link."""
+        """Drops all present and future frames, which might wait forever because the main process no longer reads the
+        link.
+        """
         self._has_ended = True
         self._frames.clear()
         self._bytes = 0
 
 
 def _ringing(lane: _Lane) -> Callable[[object], None]:
-    """Returns a callback that notifies the lane while the lane exists. The callback holds no reference to the lane,
-    because Ray keeps the callbacks of a call that never ends.
+    """The callback holds no strong reference to the lane, because Ray keeps the callbacks of a call that never
+    returns.
     """
     found = weakref.ref(lane)
 

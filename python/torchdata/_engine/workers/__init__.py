@@ -1,1 +1,1 @@
-"""Groups of child processes that run a program: links, commands, and replacements of exited processes. Private."""
+"""Groups of child processes that run a program, receive commands, and are replaced if they exit."""

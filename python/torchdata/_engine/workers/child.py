@@ -1,13 +1,12 @@
-"""The child's side of a group: its startup, its ends of the links, and the loop that receives commands.
+"""Runs in every child process: starts it up, opens its links, and receives commands.
 
-Role: runs in every child, for any program. At its start (`CommonSetup`), a child leaves signals to the main process,
-closes inherited resources, and ensures that it exits with the main process. After this preparation, the child opens its
-ends of the links, loads the program, and passes commands to the program's runner until the command to stop arrives.
+Role: a child first leaves signals to the main process, closes inherited resources, and ensures that it exits with the
+main process (`CommonSetup`). Then it opens its links, loads the program, and passes commands to the program's runner
+until it must stop.
 
-Python's cyclic garbage collector does not search objects that a child imports at its start or keeps until its end.
-Importing torch creates a quarter of a million permanent objects. Searching the imported objects for cycles takes a
-tenth of the import time, and each later full search takes the same time again. In a forked child, a search for cycles
-also writes to every page that holds an inherited object, so the kernel copies the page.
+Garbage collection ignores the objects that exist after the start of a child. Importing torch creates a quarter of a
+million permanent objects, whose search takes a tenth of the import time. In a forked child, the search would also write
+to every page with an inherited object, so that the kernel copies the page.
 """
 
 from __future__ import annotations
@@ -44,34 +43,30 @@ from torchdata._native import (
 from torchdata._observe.stats.counting import Counting
 from torchdata._reporting import begin_at
 
-#: The index of the main process's wake-up word.
+#: The index of the bell of the main process.
 MAIN = 0
-#: The largest block that glibc's allocator adapts to (`M_MMAP_THRESHOLD` in mallopt(3)), minus the block's header, in
-#: bytes.
+#: The size in bytes of the largest block to which glibc's allocator adapts (`M_MMAP_THRESHOLD` in mallopt(3)), without
+#: the block's header.
 _LARGEST_LEARNT = (32 << 20) - (64 << 10)
-#: The number of seconds between two attempts to return unused shared memory while no command arrives.
+#: Seconds between two attempts to free unused shared memory while no command arrives.
 IDLE = 1.0
 
 
 @dataclass
 class CommonSetup:
-    """The part of the setup that all children have in common."""
-
     bells: Handle[BellBoard]
-    #: The process number of the main process. The child exits when the main process exits.
     main_pid: int
-    #: Whether the main process is the parent of this process, as with "fork" and "spawn".
+    #: Whether the main process is the parent of this process, unlike with "forkserver".
     is_child_of_main: bool
-    #: The main process's thresholds for cyclic garbage collection.
+    #: The main process's thresholds of garbage collection.
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children, from `place_outside`. `begun_at` is None if the child's
-    #: own stack contains the line, or if the program runs on another machine.
+    #: The line of the user's program that started the children. None if the child's own stack contains the line, or if
+    #: the program runs on another machine.
     begun_at: tuple[str, int, str] | None
 
     @classmethod
     def under(cls, start_method: str, bells: BellBoard, begun_at: tuple[str, int, str] | None = None) -> CommonSetup:
-        """Creates the setup for children that this process starts."""
         is_child_of_main = start_method != "forkserver"
         begun_at = None if start_method == "fork" else begun_at
         return cls(Handle(bells), os.getpid(), is_child_of_main, gc.get_threshold(), MainSignals.now(), begun_at)
@@ -84,11 +79,7 @@ class CommonSetup:
     ) -> bool:
         """Makes this process a child of the engine.
 
-        Args:
-            stats: the board with the child's counters; None if the child has none.
-
-        Returns:
-            Whether the child should run; False if the main process has exited already.
+        Returns False if the main process has already exited.
         """
         self.signals.leave_to_main()
         note_child()
@@ -102,9 +93,9 @@ class CommonSetup:
         _keep_memory_of_tensors()
         try:
             exit_with_parent(self.main_pid)
-        except ProcessLookupError:  # the main process has already exited
+        except ProcessLookupError:
             return False
-        except OSError as error:  # this process might not exit with the main process
+        except OSError as error:  # this process might outlive the main process
             print(f"torchdata {name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
             sys.exit(CANNOT_WATCH)
         return not self.is_child_of_main or os.getppid() == self.main_pid
@@ -112,13 +103,11 @@ class CommonSetup:
 
 @dataclass
 class Lines:
-    """The links of one child."""
-
-    #: The control link, from the main process.
+    #: From the main process, for commands.
     control: Handle[Link]
-    #: The links for items, to the main process or to each worker.
+    #: For items, to the main process or to each worker.
     outputs: list[Handle[Link]]
-    #: In a worker, the link from the dispatching process.
+    #: In a worker, from the dispatching process.
     dispatched: Handle[Link] | None
 
     def all(self) -> list[Handle[Link]]:
@@ -127,42 +116,37 @@ class Lines:
 
 @dataclass
 class ChildSetup:
-    """Everything that one child needs."""
-
     #: The child's name in messages.
     name: str
-    #: Index of the child's wake-up word. Workers have indices from 1, and the dispatching process has the last index.
+    #: The index of the child's bell. Workers have indices from 1, and the dispatching process has the last index.
     index: int
-    #: Index of the child's page of counters.
+    #: The index of the child's counters.
     page: int
     worker_id: int
-    #: The number of the worker in statistics, where the workers of all groups of the loader are numbered.
+    #: The number of the worker in statistics, which count the workers of all groups of a loader.
     number: int
     num_workers: int
-    #: `shards` contains the numbers of the child's shards, and `num_shards` is the number of shards of all workers.
+    #: The shards of this child, and the number of shards of all workers.
     shards: range
     num_shards: int
-    #: Whether this is the dispatching process.
     dispatches: bool
     program: Program | SharedPickle | Inherited
-    #: Module and name of the program's class. Importing the module takes long, except when the child inherits the
-    #: imported module.
+    #: The module and the name of the program's class. Importing the module takes long, unless the child is forked.
     program_class: tuple[str, str]
     common: CommonSetup
-    #: The counters of all processes.
     stats: Handle[StatsBoard]
     lines: Lines
-    #: The wake-up words of the processes that receive the items.
+    #: The indices of the bells of the processes that receive the items.
     output_peers: list[int]
-    #: The index of the dispatching process's wake-up word, and of its page of counters.
+    #: The indices of the dispatching process's bell and counters.
     dispatcher_index: int
     dispatcher_page: int
     #: The number of items that the dispatching process may be ahead of each worker.
     window: int
-    #: The minimum time between two snapshots: in seconds, and as a multiple of the last snapshot's duration.
+    #: The result of `snapshots.cadence`.
     cadence: tuple[float, float]
-    #: The maximum number of bytes of a snapshot that the child sends without a request; None for no limit. The limit
-    #: does not apply once the main process wants larger snapshots.
+    #: The size in bytes of the largest snapshot that the child sends, until the main process requests larger ones; None
+    #: for no limit.
     largest_snapshot: int | None = None
 
     @property
@@ -172,15 +156,14 @@ class ChildSetup:
 
     @property
     def where(self) -> str:
-        """Returns the child's name for messages, without "the", because existing code matches such messages."""
+        """Omits "the", because existing code matches such messages."""
         return self.name.removeprefix("the ")
 
 
 def run_child(setup: ChildSetup) -> None:
-    """The main function of every child process."""
     try:
         setup.stats.shared = setup.stats.shared.here()
-    except RuntimeError:  # the counters are damaged
+    except RuntimeError:  # raised if the shared memory of the counters is damaged
         if setup.stats.spare is None:
             raise
         setup.stats.shared = setup.stats.spare()
@@ -188,8 +171,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.number}")
-    # Importing the program does not delay a shutdown, because a shutdown waits only for children that have opened their
-    # control links.
+    # Importing the program does not delay a shutdown, because a shutdown waits only for children with an open control
+    # link.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = ChildLoop(setup, runner.is_interrupted)
@@ -197,11 +180,10 @@ def run_child(setup: ChildSetup) -> None:
 
 
 class ChildLoop:
-    """Contains the child's ends of its links, and the loop that receives commands.
+    """The child's links, and the loop that receives commands.
 
     Args:
-        setup: the setup of the child.
-        is_interrupted: whether the pump, which sends the items, returns between two items if a command is waiting.
+        is_interrupted: whether the loop that sends items returns between two items if a command is waiting.
     """
 
     def __init__(self, setup: ChildSetup, is_interrupted: bool) -> None:
@@ -212,7 +194,7 @@ class ChildLoop:
         interrupting = control if is_interrupted else None
         shards = len(setup.shards)
         self.sender = Sender(outputs, board, setup.index, setup.output_peers, interrupting, shards)
-        #: In a worker, the collector of dispatched items.
+        #: In a worker, receives the dispatched items.
         self.dispatched: Collector | None = None
         if setup.lines.dispatched is not None:
             self.dispatched = Collector(
@@ -224,19 +206,17 @@ class ChildLoop:
                 name="the dispatching process",
                 on_demand=True,
             )
-        #: The counters of this process.
         self.counting = Counting(setup.stats.shared, setup.page)
         self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
 
     def run(self, runner: Runner) -> None:
-        """Loads the program, and executes commands until the command to stop."""
         setup = self.setup
         try:
-            _limit_threads()  # this call must precede every import of user code
+            _limit_threads()  # must precede every import of user code
             program = setup.program
             if isinstance(program, SharedPickle):
                 shared, program = program, program.load(loads, is_permanent=True)
-                shared.close()  # the memory is mapped, so the descriptor is not needed
+                shared.close()  # the memory stays mapped
             _engine.current_sender = self.sender
             runner.prepare(program)
         except BaseException as error:
@@ -245,26 +225,22 @@ class ChildLoop:
         while runner.obey(self.next_command()):
             pass
         self.counting.close()
-        gc.unfreeze()  # at a normal exit, user objects in reference cycles are then finalized
+        gc.unfreeze()  # so that user objects in reference cycles are finalized at a normal exit
 
     def next_command(self) -> tuple[Any, ...]:
-        """Waits for a command. Raises the same exceptions as `command_within`."""
         while (command := self.command_within()) is None:
             pass
         return command
 
     def command_within(self, seconds: float | None = None) -> tuple[Any, ...] | None:
-        """Waits for a command.
+        """Waits for a command; returns None if none arrives in time.
 
         Args:
-            seconds: the maximum number of seconds to wait. If `seconds` is None, the method first returns unused shared
-                memory, and then waits without a limit, or for `IDLE` seconds if more memory may become unused.
-
-        Returns:
-            The command; None if it did not arrive in time.
+            seconds: None to free unused shared memory and then wait without a limit, or for `IDLE` seconds if more
+                memory may become unused.
 
         Raises:
-            SystemExit: the memory of a link is damaged. The exit code reports the damaged link to the main process.
+            SystemExit: the shared memory of a link is damaged; the exit code reports this to the main process.
         """
         try:
             return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
@@ -282,13 +258,11 @@ def _refuse(_peer: int, description: Any) -> NoReturn:
 
 
 def _keep_freed_memory() -> None:
-    """Makes the allocator keep freed memory instead of immediately returning it to the system. glibc keeps freed memory
-    up to twice the size of the largest block to which it adapts.
+    """Makes glibc keep freed memory, which it otherwise returns to the system.
 
-    A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. If freed memory
-    is returned to the system between two batches, each page of the next batch causes a page fault. When images are
-    decoded, page faults take a tenth of the time. glibc raises its limit for kept memory when a large block is freed.
-    In a child, large blocks are in shared memory, so glibc never frees a large block. To raise the limit, this function
+    A child frees the objects of one batch, and allocates objects of the same sizes for the next batch, so each returned
+    page causes a page fault. When images are decoded, these page faults take a tenth of the time. glibc raises its
+    limit when a large block is freed, but a child's large blocks are in shared memory. Therefore, this function
     allocates and frees one large block, without touching its pages. Limits that the user has set
     (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
     """
@@ -296,25 +270,22 @@ def _keep_freed_memory() -> None:
 
 
 def _keep_memory_of_tensors() -> None:
-    """Lets torch request huge pages for large tensors, except when the user has disabled huge pages.
+    """Makes torch request huge pages for large tensors, unless the user has disabled this.
 
-    Torch aligns each tensor to 64 bytes. Older releases of glibc leave a gap next to an aligned tensor, and this gap
-    may never be reused. Because of the gap, the next tensor of the same size does not fit into the freed memory, so the
-    process grows by one tensor each time and uses only new pages. With huge pages, torch aligns tensors to the size of
-    a page, and glibc reuses gaps of that size. Measurements in a worker with glibc 2.36: with huge pages, filling a
-    tensor of 20 MB causes 0 page faults instead of 4,864, and filling a tensor of 38 MB causes 531 instead of 9,729. A
-    worker that kept a small tensor next to each large tensor of 20 MB grew by 1.2 GB after 60 items. With huge pages,
-    the same worker grows by 20 MB. Torch reads the environment variable once, for its first tensor. With "fork", a
-    child inherits the value that torch has read in the main process, if the main process has already created a tensor.
+    Without huge pages, older releases of glibc leave a gap next to each tensor, because torch aligns it to 64 bytes.
+    The next tensor of the same size does not fit into the freed memory, so the process grows by one tensor each time.
+    With huge pages (glibc 2.36), filling a tensor of 20 MB causes 0 page faults instead of 4,864, and filling a tensor
+    of 38 MB causes 531 instead of 9,729. A worker that kept a small tensor next to each tensor of 20 MB grew by 20 MB
+    instead of 1.2 GB in 60 items. Torch reads the environment variable only once, for its first tensor, which a forked
+    child may inherit.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def _settle(thresholds: tuple[int, int, int]) -> None:
-    """Completes a child's startup: sets the main process's garbage collection thresholds, and excludes all existing
-    objects from later searches for cycles.
+    """Sets the main process's garbage collection thresholds, and excludes all existing objects from garbage collection.
 
-    If user code in the child has already set other thresholds, they stay in effect.
+    Thresholds that user code has set in the child stay in effect.
     """
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)
@@ -322,16 +293,14 @@ def _settle(thresholds: tuple[int, int, int]) -> None:
 
 
 def _limit_threads() -> None:
-    """Limits torch's operators to one thread per child, because the workers run in parallel. If torch is not loaded
-    yet, the limit is set when torch is imported.
-    """
+    """Limits torch's operators to one thread per child, because the workers run in parallel."""
 
     def limit(torch: Any) -> None:
         torch.set_num_threads(1)
 
     def limit_late(torch: Any) -> None:
         limit(torch)
-        gc.freeze()  # later searches for cycles then skip the objects of torch
+        gc.freeze()  # excludes the objects of torch from garbage collection
 
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -1,7 +1,8 @@
-"""Resumes the replacements of a `DataLoader2`'s children from their newest snapshots.
+"""Replaces exited children of a `DataLoader2`, and resumes the replacements from the newest snapshots.
 
-Role: runs in the main process. A replacement restores a snapshot, and replays the items that were received after it.
-After the main process has applied a function to the graphs, children are no longer replaced.
+Role: runs in the main process. A replacement restores a snapshot, and recomputes the items that were received after it.
+Children are no longer replaced after the main process has applied a function to their graphs, because a replacement
+would lack its effect.
 """
 
 from __future__ import annotations
@@ -18,21 +19,20 @@ from torchdata._engine.workers.members import begins
 from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
 
 ALL = 1 << 62
-#: The number of seconds that a process has to finish the previous epoch.
+#: The number of seconds that a child has to finish the previous epoch.
 REPEATED = 600.0
 
 
 @dataclass(frozen=True)
 class RestartableEpoch:
-    """An epoch, or its remaining part, with the data that a replacement needs to resume it.
+    """The data with which a replacement resumes an epoch.
 
     Args:
-        number: the number of the epoch.
-        commands: a function that returns the seeds and the reset function for a shard, given the shard's number. The
-            dispatching process counts as the shard after the last one.
+        commands: returns the seeds and the reset function for the shard with this number, where the dispatching process
+            counts as the shard after the last one.
         resume: computes where each shard and the dispatching process resume, given the received items.
-        before: the previous epoch and the children's positions in it; None if no part of the graphs keeps state beyond
-            an epoch. If `before` is given, each worker has begun this epoch by sending a snapshot.
+        before: the previous epoch and the children's positions in it; None if no pipe keeps state from one epoch to the
+            next. If `before` is given, each worker has sent a snapshot at the beginning of this epoch.
     """
 
     number: int
@@ -42,13 +42,10 @@ class RestartableEpoch:
 
 
 class EpochRestarts(Restarts):
-    """Replaces children that run a graph, epoch by epoch."""
-
-    #: The current epoch; None before the first epoch.
     run: RestartableEpoch | None = None
-    #: Whether the main process has applied a function to the graphs, which a replacement would lack.
+    #: Whether the main process has applied a function to the graphs.
     has_called = False
-    #: Children that finish an epoch without sending items, because all items of the epoch were received.
+    #: Children that must finish an epoch without sending items, because all its items were received.
     _repeating: frozenset[int] = frozenset()
 
     def begin_run(self, run: RestartableEpoch) -> None:
@@ -57,7 +54,6 @@ class EpochRestarts(Restarts):
         self._repeating = frozenset()
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if a function was applied to the graphs, because a replacement would lack its effect."""
         if not self.has_called:
             return
         members, index = self._members, dead[0]
@@ -71,21 +67,19 @@ class EpochRestarts(Restarts):
             "lack. Change the graph in `worker_reset_fn` instead, which each new process calls",
         )
 
-    # -- commands ----------------------------------------------------------------------------------
-
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         run = self.run
         if run is None:
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # A replacement without a snapshot of the current epoch repeats the end of the previous epoch, to restore the
-        # state that the graph keeps between epochs. A snapshot of the current epoch already contains the kept state.
+        # A replacement without a snapshot of the current epoch recomputes the end of the previous epoch, to restore the
+        # state that pipes keep between epochs.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None
             self._repeat(indices, *run.before)
-        for index in reversed(indices):  # the dispatching process comes first, because the workers wait for it
+        for index in reversed(indices):  # dispatching process first, because the workers wait for it
             own = members.starts_of(index, starts)
             if self._replacing.repeats(index, self._ended(ended)):
                 self._send_repeat(index, run, own)
@@ -97,15 +91,14 @@ class EpochRestarts(Restarts):
             self._send(index, "epoch", run.number, *members.seeds_of(index, run.commands), announced, own)
 
     def _repeat(self, indices: Sequence[int], run: RestartableEpoch, starts: Sequence[Resumption | None]) -> None:
-        """Commands the children to finish the previous epoch, because parts of the graph keep state beyond that
-        epoch."""
+        """Makes the children finish the previous epoch, because pipes keep state from it."""
         for index in reversed(indices):
             own = self._members.starts_of(index, starts)
             self._send_repeat(index, run, own)
         self.await_repeated()
 
     def _send_repeat(self, index: int, run: RestartableEpoch, starts: list[Resumption | None]) -> None:
-        """Commands a child to finish an epoch without sending items, because all items of the epoch were received."""
+        """Makes a child finish an epoch without sending items, because all its items were received."""
         members = self._members
         if index < members.num_workers:
             starts = [_to_the_end(start) for start in starts]
@@ -113,7 +106,7 @@ class EpochRestarts(Restarts):
         self._repeating |= {index}
 
     def await_repeated(self) -> None:
-        """Waits for children that finish the previous epoch, if the next epoch depends on these children's state."""
+        """Waits for children that finish the previous epoch, if the next epoch depends on their state."""
         members, deadline = self._members, time.monotonic() + REPEATED
         while self._repeating:
             index = min(self._repeating)
@@ -128,9 +121,7 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a function like that of `look_at`, for a child that repeats an epoch. It also raises `Gone` if the
-        child may wait forever for another child that has exited, such as the dispatching process.
-        """
+        """Also raises `Gone` if the child may wait forever for an exited child, such as the dispatching process."""
         look, processes = self.look_at(index), self._members.processes
 
         def look_at_all() -> None:

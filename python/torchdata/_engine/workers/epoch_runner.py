@@ -1,11 +1,9 @@
-"""Runs a graph in a child, epoch by epoch: in a worker of a `DataLoader2`, or in the dispatching process.
+"""Runs a pipe graph in a worker of a `DataLoader2` or in the dispatching process.
 
-Role: carries out the main process's commands (start an epoch, call a function on the graph, stop). Between commands,
-the runner runs the graph of pipes, and sends the items. The runner receives commands between two items.
-The engine (`protocol::Obedience`) decides how a command affects the running epoch, and this module carries out the
-decision.
+Role: carries out the main process's commands (start an epoch, call a function on the graph, stop), which it receives
+between two items. The Rust engine (`protocol::Obedience`) decides how a command affects the running epoch.
 
-A command is a tuple of its kind, its number on the link, the number of the epoch or function, and further arguments.
+A command is a tuple: its kind, its number on the link, the number of the epoch or function, and further arguments.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from torchdata._reporting import add_note, attributes_of, name_of
 
 #: The maximum number of seconds between the announcement of a command in shared memory and its arrival.
 ORDERED = 10.0
-#: The `starts` of a `Resumption` for one link at the beginning of an epoch.
+#: The value of `Resumption.starts` for one link at the beginning of an epoch.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
 _NO_COMMAND = (
     "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
@@ -40,12 +38,6 @@ class Interrupted(BaseException):
 
 
 class EpochRunner:
-    """Runs an `EpochProgram` in a child.
-
-    Args:
-        child: the child.
-    """
-
     is_interrupted: ClassVar[bool] = True
 
     def __init__(self, child: ChildLoop) -> None:
@@ -55,20 +47,19 @@ class EpochRunner:
         if self.dispatched is not None:
             lines, bells = self.setup.lines, self.setup.common.bells.shared
             self.dispatched.set_interrupt(lines.control.shared, Interrupted, lines.outputs[0].shared, bells, MAIN)
-        #: The programs, one per shard.
         self.programs: Sequence[EpochProgram] = ()
-        #: The turns of the shards. `turns` is empty until all programs are prepared.
+        #: Determines which shard sends the next item; empty until all programs are prepared.
         self.turns = ShardTurns((), self._exchange, 0)
-        #: The rules for commands that arrive while an epoch is running.
+        #: Decides how a command affects the running epoch.
         self.obedience = Obedience(self.setup.dispatches)
-        #: A command that was received during an epoch, and ends the epoch.
+        #: A received command that ends the running epoch, and is not executed yet.
         self.pending: tuple[Any, ...] | None = None
-        #: The number of the running epoch. `start` is the position of the first shard when the epoch began or was
-        #: resumed. `opened` is whether the graph has opened a stream of dispatched items since then.
+        #: The running epoch, the position where its first shard began, and whether the graph has opened a stream of
+        #: dispatched items since then.
         self.epoch, self.start, self.opened = 0, Resumption(), False
         #: Whether the main process waits for the snapshot that is being taken.
         self._announces = False
-        #: The encoded exception that was raised while the graph was prepared, and that is sent in each epoch.
+        #: The exception from preparing the graph, which is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: EpochProgram) -> None:
@@ -109,8 +100,9 @@ class EpochRunner:
         return step != "end"
 
     def _obey(self, command: tuple[Any, ...]) -> str:
-        """Carries out a command. Returns the step that was executed, such as "run" or "apply". If the step is "leave",
-        the command stays pending until the running epoch has ended."""
+        """Returns the executed step, such as "run" or "apply". With "leave", the command stays pending until the
+        running epoch has ended.
+        """
         kind, serial, number, *content = command
         step, before, behind = self.obedience.obey(kind, number)
         if before:
@@ -126,12 +118,11 @@ class EpochRunner:
         return step
 
     def _exchange(self, left: int, entered: int) -> None:
-        """Leaves the program of one shard, and enters the program of another shard."""
         self.programs[left].leave()
         self.programs[entered].enter()
 
     def _goes_on(self) -> bool:
-        """Obeys the waiting command. Returns whether the epoch continues after the command."""
+        """Carries out the waiting command, and returns whether the epoch continues."""
         return self._obey(self._next_command()) != "leave"
 
     def _next_command(self) -> tuple[Any, ...]:
@@ -139,21 +130,21 @@ class EpochRunner:
         return self.child.next_command() if command is None else command
 
     def _open_dispatched(self) -> Iterator[Any]:
-        """Returns a stream of the items that are dispatched to this worker. A pass over these items begins when the
-        first item is requested."""
+        """Returns a stream of the items that are dispatched to this worker."""
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The graph reads the dispatched items a second time, so it skips the rest of the pass in which the epoch
-            # was resumed, and begins with the next pass.
+            # The graph reads the dispatched items a second time, so it skips the rest of the iteration in which the
+            # epoch was resumed.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
         return iter(self.dispatched)
 
     def _share(self) -> tuple[int, tuple[int, int]]:
-        """Returns the number of the latest pass over the dispatched items, and the items that were read in this pass,
-        including items that were read before a resume."""
+        """Returns the number of the current iteration over the dispatched items, and the items that were read in it,
+        including those before a resume.
+        """
         assert self.dispatched is not None
         reached, read = self.dispatched.share()
         return (reached, read) if reached > self.start.passed else (reached, self.start.share)
@@ -181,34 +172,32 @@ class EpochRunner:
             self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
             if announced == Announced.DEALT:
                 self.dispatched.await_relayed(epoch)
-                self.sender.send_relayed()  # the graph may read ahead and then receives later snapshots
+                self.sender.send_relayed()  # the graph may read ahead, and then receives later snapshots
         try:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, each))
         finally:
             self.obedience.leave()
             self.counting.end()
             if self.dispatched is not None:
-                # Without this call, dispatched items that this worker has not read could block other workers.
+                # Dispatched items that this worker has not read would otherwise block other workers.
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
-        """Runs the graph and sends its items, until the graph ends, or until a command begins another epoch or stops
-        the child."""
+        """Sends items until the graph ends, or until a command ends the epoch."""
         while self._send_pass(begin) and self._is_wanted_again():
             begin = self._begin_pass
 
     def _begin_epoch(
         self, seeds: Sequence[bytes], iter_reset_fn: Any, announced: int, starts: Sequence[Resumption]
     ) -> Any:
-        """Begins the epoch in each shard of the child. Returns an iterator, or a tuple of iterators for several
-        shards."""
+        """Returns an iterator, or a tuple of iterators for several shards."""
         for place, (program, seed) in enumerate(zip(self.programs, seeds, strict=True)):
             self.turns.enter(place)
             program.epoch = self.epoch - 1
             program.begin_epoch(seed, iter_reset_fn)
             self.counting.bind(program.datapipe, place)
         iterators = []
-        for place, start in enumerate(starts):  # one shard may read for all shards, so all are seeded first
+        for place, start in enumerate(starts):  # after all shards were seeded, because one shard may read for all
             self.turns.enter(place)
             iterators.append(self._begin_shard(place, announced, start))
         return iterators[0] if len(iterators) == 1 else tuple(iterators)
@@ -220,7 +209,7 @@ class EpochRunner:
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
-                # If a command is pending, `send_snapshot` returns early, and the pump completes the snapshot later.
+                # If a command is pending, `send_snapshot` returns early, and `pump` completes the snapshot later.
                 self._announces = True
                 try:
                     self.sender.send_snapshot(place)
@@ -234,8 +223,8 @@ class EpochRunner:
         return program.go_on_from(None)
 
     def _send_pass(self, begin: Callable[[], Any]) -> bool:
-        """Sends all items of one iteration over the graph, or the exception that ends this iteration. Returns False if
-        a command begins another epoch or stops the child.
+        """Sends all items of one iteration over the graph, or its exception. Returns False if a command ends
+        the epoch.
         """
         failure = self.failure
         try:
@@ -246,7 +235,7 @@ class EpochRunner:
                         return True
                     if not self._goes_on():
                         return False
-                    failure = self.failure  # a function that was called on the graph has failed
+                    failure = self.failure  # set by a function that failed when it was called on the graph
         except Interrupted:
             if self._meets_superseding():
                 return False
@@ -262,7 +251,7 @@ class EpochRunner:
         return True
 
     def _is_wanted_again(self) -> bool:
-        """Returns whether all workers request another pass, before a command ends the epoch."""
+        """Returns whether all workers request another iteration before a command ends the epoch."""
         if not self.setup.dispatches:
             return False
         self.counting.end()
@@ -273,16 +262,16 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands until the command whose announcement has interrupted the graph. Returns False if this
-        command does not arrive in time."""
+        """Executes commands up to the command whose announcement has interrupted the graph. Returns False if this
+        command does not arrive in time.
+        """
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True
         return False
 
     def _apply(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function to the graph. If the function raises an exception, the current epoch and all later epochs
-        end with this exception."""
+        """If the function fails, the current epoch and all later epochs end with its exception."""
         try:
             if self.failure is None:
                 for place, program in enumerate(self.programs):

@@ -1,7 +1,7 @@
-"""The children of a `DataLoader2` from the view of the main process: workers that run a graph, epoch by epoch.
+"""Controls the children of a `DataLoader2` from the main process, epoch by epoch.
 
-Role: runs in the main process. Sends commands (run an epoch, apply a function to the graph) to the children of a group,
-and waits until the children have executed them. `epoch_restarts.py` replaces children that exit.
+Role: runs in the main process. Sends commands (run an epoch, apply a function to the graph) to the children, and waits
+until they were executed. `epoch_restarts.py` replaces children that exit.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torchdata._engine.workers.restart import Gone, Received
 from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE
 
-#: The number of seconds that a child has to execute a command that the main process waits for.
+#: Seconds that a child has to execute a command for which the main process waits.
 OBEDIENCE = 600.0
-#: Seconds between two checks for blocked children while the main process waits until a command is executed.
+#: Seconds between two checks for blocked children while the main process waits.
 GLANCE = 0.002
 
 
@@ -36,10 +36,10 @@ class StopPosition:
     """The position where an earlier run of an epoch stopped.
 
     Args:
-        given: for each shard, the number and the checksum of the items that the loader had delivered.
+        given: for each shard, the number and the checksum of the delivered items.
         turn: the shard that was to return the next item.
-        resumptions: the positions where the shards resume, followed by the position of the dispatching process.
-        kept: the snapshots that `resumptions` refer to, in the form in which the collector stores them.
+        resumptions: the positions of the shards, followed by the position of the dispatching process.
+        kept: the snapshots to which `resumptions` refers, in the collector's form.
     """
 
     given: list[snapshots.Account]
@@ -52,15 +52,14 @@ class Children(Group):
     """The workers, and the dispatching process if items are dispatched.
 
     Args:
-        dispatch: the program of the dispatching process; None if nothing is dispatched.
-        window: number of items that each worker may be ahead of the main process.
-        dispatch_window: number of items that the dispatching process may be ahead of each worker.
+        dispatch: the program of the dispatching process, if any.
+        window: the number of items that each worker may be ahead of the main process.
+        dispatch_window: the number of items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for all children; None for a quarter of the machine's memory.
-        in_order: whether the main process takes items from the workers in strict turn.
-        snapshot_budget: bytes of the snapshots that the main process keeps, or None for no limit; larger snapshots are
-            sent only after `want_large_snapshots`.
-        survived: the kinds of exits after which a child is replaced instead of raising an error.
-        listener: receives the results of `EpochProgram.note` from the workers; None drops them.
+        in_order: whether the main process takes one item from each shard in turn.
+        snapshot_budget: bytes of the snapshots that the main process stores; larger snapshots are sent only after
+            `want_large_snapshots`.
+        survived: the kinds of exits after which a child is replaced.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class Children(Group):
         self._calls = 0
         self._timeout = timeout
         self._listener = listener
-        #: Seconds without an item after which the main process warns; None for no warning.
         self.stall_warning: float | None = None
         super().__init__(
             context,
@@ -116,8 +114,6 @@ class Children(Group):
             raise
         self._shutdown.afterwards = partial(answer_no_more, self.stats, MAIN_PAGE)
 
-    # -- commands ----------------------------------------------------------------------------------
-
     def start_epoch(
         self,
         commands: Callable[[int], tuple[Any, Any]],
@@ -126,14 +122,9 @@ class Children(Group):
         announced: bool = False,
         position: StopPosition | None = None,
     ) -> None:
-        """Starts an epoch in all children.
+        """Starts an epoch, or resumes it at `position`; `RestartableEpoch` explains `commands` and `resume`.
 
-        Args:
-            commands: a function that returns the seeds and the reset function for a shard, given the shard's number.
-                The dispatching process counts as the shard after the last one.
-            resume: computes where each shard and the dispatching process resume, given the received items.
-            announced: whether each worker begins with a snapshot; if so, this method waits for the snapshots.
-            position: the position where an earlier run of the epoch stopped; None for the beginning.
+        If `announced` is true, each worker begins with a snapshot, for which this method waits.
         """
         restarts, collector = self._restarts, self.collector
         if restarts is None:
@@ -151,7 +142,7 @@ class Children(Group):
             collector.keep(*position.kept)
         processes = list(self._processes)
         self.begin_epoch()
-        if restarts is not None:  # children that are replaced later receive these commands from `EpochRestarts`
+        if restarts is not None:  # replacements receive these commands from `EpochRestarts`
             restarts.begin_run(RestartableEpoch(self._epoch, commands, resume, before))
             self._check_alive()
         # The dispatching process comes first, because the workers wait for it.
@@ -167,7 +158,7 @@ class Children(Group):
             self._await_snapshots()
 
     def _await_snapshots(self) -> None:
-        """Waits until each worker has begun the epoch with a snapshot, and replaces workers that exit or hang.
+        """Waits for the first snapshot of each worker, and replaces workers that exit or hang.
 
         Without `on_timeout="restart"`, the wait ends after the timeout, and the next read of an item raises an error.
         """
@@ -182,19 +173,18 @@ class Children(Group):
                 began = time.monotonic()
                 continue
             if hangs is None or time.monotonic() - called < hangs.seconds:
-                return  # the snapshots were received, or the loader is shut down
+                return
             for worker in self._without_snapshot():
                 hangs.look(worker, time.monotonic() - began, hangs.seconds)
 
     def _without_snapshot(self) -> list[int]:
-        """Returns the workers that have not sent a snapshot in this epoch. If only the dispatching process's snapshot
-        is missing, returns worker 0, because worker 0 relays this snapshot."""
+        """If only the dispatching process's snapshot is missing, returns worker 0, which relays it."""
         found = self.collector.positions()
         missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
         return sorted({shard % self.num_workers for shard in missing}) or [0]
 
     def _end_of_run(self) -> tuple[RestartableEpoch, list[snapshots.Resumption | None]] | None:
-        """Returns the epoch that has ended, and the positions where the children would resume in this epoch."""
+        """Returns the epoch that has ended, and the children's last positions in it."""
         run = None if self._restarts is None else self._restarts.run
         found = self.collector.positions()
         if run is None or found is None:
@@ -203,10 +193,7 @@ class Children(Group):
         return replace(run, before=None), run.resume((positions, dealt))
 
     def want_large_snapshots(self) -> int:
-        """Makes the children send snapshots of any size from now on. This method may be called at any time.
-
-        Returns the number of bytes of the largest snapshot that was not sent because of its size; 0 if all were sent.
-        """
+        """Returns the size in bytes of the largest snapshot that was not sent because of its size, or 0."""
         had = self.stats.wants_large_snapshots()
         self.stats.want_large_snapshots()
         return 0 if had else self.stats.oversized()
@@ -214,8 +201,7 @@ class Children(Group):
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child between two items, and waits until all have applied it.
 
-        A running epoch continues. After this call, the exit of a child is an error, because a replacement would lack
-        the effect of the function.
+        Later exits of children are errors, because a replacement would lack the effect of the function.
         """
         self._check_alive()
         if self._restarts is not None:
@@ -230,14 +216,13 @@ class Children(Group):
         return self._restarts is not None and self._restarts.rests(index)
 
     def _await_obedience(self) -> None:
-        """Waits until all children have executed their last command."""
         deadline = time.monotonic() + OBEDIENCE
         try:
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
                     # The child may wait for the dispatching process, which may wait for a worker that is not allowed to
-                    # send more items. This call allows all workers to send more items.
+                    # send more items. Therefore, all workers may send more items.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -248,21 +233,18 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills a child if it has not executed its command for too long since `began`. Returns the new `began`: the
-        current time if the child was killed, otherwise the old value."""
+        """Kills a child that has not executed its command for too long, and returns the new start of the wait."""
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
             return time.monotonic()
         return began
 
     def where_it_stands(self, page: dict[str, Any]) -> tuple[str, str]:
-        """Returns what the child with this page of counters is doing: the kernel's description, and its Python
-        stacks."""
+        """Returns the kernel's description of the child with these counters, and its Python stacks."""
         child: int = page["page"] - 1
         return self._processes[child].where_it_stands(page)
 
     def _has_obeyed(self, index: int) -> bool:
-        """Returns whether the child has executed its last command, after a brief wait."""
         members = self._members
         try:
             return members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, self._look_at(index))
@@ -278,7 +260,7 @@ class Children(Group):
         *content: Any,
         to: ChildProcess | None = None,
     ) -> None:
-        """Sends a command to a child. If `to` is given, gives up once `to` is not the child's current process."""
+        """If `to` is given, gives up once another process has replaced `to`."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:
@@ -299,12 +281,10 @@ class Children(Group):
                 ) from None
 
     def _look_at(self, index: int) -> Callable[[], object]:
-        """Returns a function that checks the processes while the main process waits for a child."""
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # If a worker waits for the dispatching process in the middle of an item, the worker executes a command only
-        # after the dispatching process continues.
+        # A worker that waits for the dispatching process executes commands only after that process continues.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:
@@ -315,11 +295,8 @@ class Children(Group):
 
         return look
 
-    # -- exits and memory --------------------------------------------------------------------------
-
     def _check_alive(self) -> bool:
-        """Replaces children that have exited, or raises an exited child's error. Returns whether a child was
-        replaced."""
+        """Replaces exited children, or raises their error; returns whether a child was replaced."""
         return self.check_alive(self.collector)
 
     def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:

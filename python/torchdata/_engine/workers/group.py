@@ -1,11 +1,8 @@
-"""Starts, watches and ends a group of child processes that run a given program and communicate over links.
+"""Starts, monitors and ends a group of child processes that run a program.
 
-Role: runs in the main process. The group owns the links, the wake-up words, the counters and the process objects, and
-`shutdown` releases all of them. `shutdown` is bounded in time, idempotent, and harmless in a forked child that
-inherited the object. The program defines what the children run and how the workers are named. The three kinds of groups
-run graphs, datasets, or functions of nodes. Each kind of group is a subclass of `Group`, which sends commands through
-`members.commanders`, and reads items from the collectors that it creates. `processes/start.py` starts children,
-`restart.py` replaces them, and `processes/shutdown.py` ends them.
+Role: runs in the main process, and owns the links, the bells, the counters and the process objects until `shutdown`.
+`shutdown` is bounded in time, idempotent, and harmless in a forked child. Subclasses run graphs, datasets or functions
+of nodes: they send commands through `members.commanders`, and read items from collectors.
 """
 
 from __future__ import annotations
@@ -39,36 +36,28 @@ from torchdata._reporting import place_outside, warn_outside
 
 R = TypeVar("R", bound=Restarts)
 
-#: Buffers of fewer bytes stay in the pickle of a program.
+#: Smaller buffers, in bytes, stay in the pickle of a program.
 _LEAST_BUFFER = 1024
 
 
 def default_budget() -> int:
-    """Returns how many bytes of shared memory all links of one group may use: a quarter of the machine's memory."""
+    """A quarter of the machine's memory, in bytes, for all links of one group."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
 class Group(OwnsChildren):
-    """The workers, and the dispatching process if items are dispatched. `start` starts them.
+    """The workers, and the dispatching process if items are dispatched.
 
     Args:
-        context: the multiprocessing context that starts the children.
-        num_workers: number of workers.
-        num_shards: number of shards that the workers run, at least one for each worker; None for one shard for each
-            worker.
-        program: the program of each worker.
-        dispatch: the program of the dispatching process; None if nothing is dispatched.
-        dispatch_window: number of items that the dispatching process may be ahead of each worker.
-        memory_budget: bytes of shared memory for the items that the children send; None for a quarter of the machine's
-            memory.
+        num_shards: the number of shards of all workers; None for one shard per worker.
+        dispatch: the program of the dispatching process, if any.
+        dispatch_window: the number of items that the dispatching process may be ahead of each worker.
+        memory_budget: bytes of shared memory for items; None for a quarter of the machine's memory.
         commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
         full_stats: whether the time of each pipe is measured.
-        pages: pages for the children on an existing board, for a loader that reads the group in threads; None to create
-            a board.
-        snapshot_budget: bytes of the snapshots that the main process keeps; None for no limit.
-
-    Raises:
-        TypeError: a program cannot be pickled, although the start method requires this.
+        pages: the children's place on the counters of a loader that reads the group in threads; None to create
+            counters.
+        snapshot_budget: bytes of the snapshots that the main process stores; None for no limit.
     """
 
     def __init__(
@@ -87,7 +76,7 @@ class Group(OwnsChildren):
         snapshot_budget: int | None = None,
     ) -> None:
         self._context, self._start_method = context, (method := start_method_of(context))
-        #: Replaces children that exit; None if the exit of a child is an error.
+        #: None if the exit of a child is an error.
         self.restarts: Restarts | None = None
         self.num_workers = num_workers
         num_shards = num_workers if num_shards is None else num_shards
@@ -101,7 +90,6 @@ class Group(OwnsChildren):
         if pages is None:
             new = partial(StatsBoard, 1 + count, max(2, num_workers), PIPES, full_stats)
             pages = Pages(Counting(new(), MAIN_PAGE), 1, new)
-        #: The counters of the main process, the counters of all processes, and the page of the first child.
         self.counting, self.first_page, new_board = pages
         self.stats = self.counting.board
         common = CommonSetup.under(method, self.bells, place_outside())
@@ -127,7 +115,7 @@ class Group(OwnsChildren):
                 program=programs[index],
                 program_class=(kind.__module__, kind.__qualname__),
                 common=common,
-                stats=Handle(self.stats, new_board),  # a child that finds the counters damaged uses its own counters
+                stats=Handle(self.stats, new_board),  # a child that finds the counters damaged creates its own
                 lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,
@@ -140,9 +128,9 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,), setup.modules))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
-        #: Detects files that the children read through a shared position.
+        #: None except with start method "fork".
         self._positions: SharedPositions | None = None
-        if self._has_board:  # ends the counters of the main process, even if the owner never starts an epoch
+        if self._has_board:  # ends the main process's counters, even if no epoch is ever started
             self._shutdown.afterwards = partial(_count_no_more, self.counting)
 
     @property
@@ -150,16 +138,10 @@ class Group(OwnsChildren):
         return self._start_method == "fork"
 
     def replace_exited(self, kind: type[R], survived: Survived, in_order: bool = True) -> R | None:
-        """Makes the group replace children that exit, instead of raising an error. After this call, the caller starts
-        the group.
+        """Must be called before `start`.
 
         Args:
-            kind: the class of the object that replaces the children.
-            survived: the kinds of exits after which a child is replaced.
             in_order: whether the main process waits for one specific worker.
-
-        Returns:
-            The object that replaces the children; None if `survived` is empty.
         """
         if not survived:
             return None
@@ -170,14 +152,8 @@ class Group(OwnsChildren):
         return restarts
 
     def start(self) -> list[Link]:
-        """Starts all children first, and then waits for them. If the start fails, the caller shuts the group down.
-
-        Returns:
-            For each worker, the link over which it sends its items.
-
-        Raises:
-            OSError: the system lacks resources for a process.
-            WorkerExitedError: a child has exited already.
+        """Starts all children, and returns the link over which each worker sends its items. If the start fails, the
+        caller must shut the group down.
         """
         members, restarts = self.members, self.restarts
         indices = range(len(members.processes))
@@ -187,7 +163,7 @@ class Group(OwnsChildren):
                 # Starting the remaining children may take long, so the exit of an earlier child is reported first.
                 members.check_alive(range(index))
             lines = members.setups[index].lines
-            # The dispatching process is started last, and shares its descriptors with the workers.
+            # The dispatching process is started last, and needs the file descriptors of the links to the workers.
             if index < members.num_workers:
                 lines.control.shared.close_descriptor()
                 for handle in lines.outputs:
@@ -216,13 +192,12 @@ class Group(OwnsChildren):
             self._positions.begin()
 
     def end_epoch(self) -> None:
-        """Warns once if the children have read a file through one shared position in the epoch."""
+        """Warns if the children have read a file through a shared position in the epoch."""
         words = None if self._positions is None else self._positions.look()
         if words is not None:
             warn_in_thread(RuntimeWarning(words))
 
     def shutdown(self) -> None:
-        """Ends all children; see `OwnsChildren.shutdown`."""
         try:
             self.end_epoch()
         finally:  # a signal handler may raise an exception
@@ -237,13 +212,12 @@ class Group(OwnsChildren):
         in_order: bool = True,
         timeout: float | None = None,
     ) -> Collector:
-        """Creates the collector that reads the items that workers send.
+        """Creates the collector for the items of consecutive workers.
 
         Args:
-            outputs: the links of consecutive workers.
             first: the number of the first worker.
-            num_shards: the number of shards that the workers run; None for one shard for each worker.
-            in_order: whether items are taken from the shards in strict turn.
+            num_shards: None for one shard per worker.
+            in_order: whether one item is taken from each shard in turn.
             timeout: seconds to wait for an item; None for no limit.
         """
         peers = [1 + first + index for index in range(len(outputs))]
@@ -257,13 +231,12 @@ class Group(OwnsChildren):
             timeout=timeout,
             shards=num_shards,
         )
-        if self._has_board:  # otherwise threads of the main process wait, whereas the program itself may not
+        if self._has_board:  # otherwise, threads wait, which are not the program itself
             self.counting.receive(collector, peers, first)
         return collector
 
     def watch(self, collector: Collector) -> None:
-        """Makes a collector handle children that exit or hang while it waits for an item: the children are replaced, or
-        their error is raised."""
+        """Makes a collector replace children that exit or hang while it waits for an item, or raise their error."""
         signs = [(index, process.sign) for index, process in enumerate(self.members.processes)]
         if self.restarts is not None:
             # A strong reference would be circular, because the shutdown may refer to the collector.
@@ -278,14 +251,14 @@ class Group(OwnsChildren):
             return
         try:
             collector.watch(signs, self.members.report_exit)
-        except ProcessLookupError:  # the child has already exited, and other code has reaped it
+        except ProcessLookupError:  # raised if other code has reaped an exited child
             wait_for_any(self.members.processes, 1.0)
             self.members.check_alive()
             raise
 
     @property
     def pids(self) -> list[int]:
-        """Returns the process ids of the children; empty once shutdown has begun. The dispatching process is last."""
+        """Empty once the shutdown has begun; otherwise, the dispatching process is last."""
         return [] if self._shutdown.has_begun else self.members.pids()
 
     def check_alive(self, collector: Collector) -> bool:
@@ -295,29 +268,27 @@ class Group(OwnsChildren):
         return self.restarts.replace_dead(collector)
 
     def look_at(self, worker: int) -> Callable[[], object]:
-        """Returns a function that checks a worker while a command is sent to it. The function raises `Gone` if the
-        worker has exited and will be replaced, and another error if the exit is final."""
+        """The returned function raises `Gone` if the worker has exited and will be replaced, and another error if the
+        exit is final.
+        """
         if self.restarts is None:
             return partial(self.members.check_alive, [worker])
         return self.restarts.look_at(worker)
 
     def release(self) -> None:
-        """Stops all children, except when they were already stopped. `__del__` calls this method, also at interpreter
-        exit."""
+        """Called by `__del__`, also at interpreter exit."""
         self._finalize(False)
 
 
 def _count_no_more(counting: Counting) -> None:
-    """Ends the main process's counting for a group that has its own board of counters instead of a loader's board."""
+    """For a group with its own counters."""
     counting.end()
     counting.close()
     counting.board.close_descriptor()
 
 
 def _shared(program: Program, start_method: str) -> Program | SharedPickle:
-    """Returns the program in the form that the children receive: unchanged if they inherit it, otherwise pickled once
-    for all children.
-    """
+    """Returns the program unchanged if the children inherit it, otherwise a pickle for all children."""
     if start_method not in ("spawn", "forkserver") or program.holds_shared_memory():
         return program
     try:
@@ -335,8 +306,7 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
 
 
 def _main_cannot_be_imported() -> bool:
-    """Returns whether a child cannot import the definitions of `__main__` (an interactive session, `python -c`,
-    stdin)."""
+    """For example, in an interactive session, with `python -c`, or with a program from standard input."""
     main = sys.modules.get("__main__")
     has_none = getattr(main, "__spec__", None) is None and not getattr(main, "__file__", None)
     return has_none or main_without_file() is not None

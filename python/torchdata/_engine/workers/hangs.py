@@ -1,14 +1,12 @@
-"""Finds children that hang while the main process waits for them, reports their stacks, and kills them.
+"""Finds child processes that hang, reports their stacks, and kills them.
 
-Role: runs in the main process. The collector, and all code that waits for a reply of a child, call this module in the
-waiting thread. A process that hangs is killed, and what it was doing is recorded. The exit of a killed process is
-handled like any other exit (`restart.py`).
+Role: runs in the main process, in the thread that waits for the child. The exit of a killed process is handled like any
+other exit (`restart.py`).
 
-A process hangs if the main process has waited for the process during the whole `timeout` and none of the process's
-counters has changed. A counter changes whenever a pipe of the process yields an item, or the process sends something.
-Processor time is not a sign of progress, because an endless loop also uses processor time. The user can set `patience`,
-a longer limit for a process that uses the processor according to the kernel. A process that waits for another process
-is not at fault, except when it is stopped.
+A process hangs if the main process has waited for it for `timeout` seconds and its counters have not changed. A counter
+changes whenever a pipe of the process yields an item, or the process sends a message. Processor time is no progress,
+because an endless loop also uses it, but the user can set a longer limit (`patience`) for a process that uses a
+processor. A process that waits for another process is not at fault, unless it is stopped.
 """
 
 from __future__ import annotations
@@ -24,33 +22,24 @@ from typing import Any
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.members import Members
 
-#: The minimum number of seconds before a process that computes its first item counts as hanging, because it imports the
-#: program and loads a state.
+#: The minimum limit in seconds for a process that computes its first item, because it imports the program and loads a
+#: state.
 STARTING = 60.0
-#: A process counts as working if its threads run, or wait for a processor, for at least this fraction of the time.
+#: A process counts as working if its threads use, or wait for, a processor for at least this fraction of the time.
 WORKING = 0.1
-#: If a remote process sends no counters for the time limit plus this number of seconds, it counts as hung.
+#: A process on another machine hangs if no counters arrive for the time limit plus this number of seconds.
 UNHEARD = 5.0
 
 
 @dataclass(frozen=True)
 class Survived:
-    """The kinds of exits after which a child is replaced.
-
-    Args:
-        deaths: whether children that exit unexpectedly are replaced.
-        hangs: seconds after which a child that hangs is killed and replaced; None if such children are not killed.
-        patience: seconds after which a child that uses a processor counts as hung; None for the value of `hangs`.
-    """
-
     deaths: bool = False
     hangs: float | None = None
     patience: float | None = None
 
     @classmethod
     def chosen(cls, loader: Any) -> Survived:
-        """Creates the object from four attributes of a loader, a reading service or a node: `on_worker_exit`,
-        `on_timeout`, `timeout` and `patience`."""
+        """Reads the attributes of a loader, a reading service or a node."""
         hangs = loader.timeout if loader.on_timeout == "restart" else None
         return cls(loader.on_worker_exit == "restart", hangs, loader.patience)
 
@@ -58,20 +47,11 @@ class Survived:
         return self.deaths or self.hangs is not None
 
 
-#: With `NONE`, no child is replaced, so each exit of a child raises an error.
 NONE = Survived()
 
 
 @dataclass
 class Hung:
-    """A process that was killed because it hung.
-
-    Args:
-        how: a description of the hang, worded to follow the name of the process in a message.
-        stack: the Python stacks of the process when it was killed.
-        limit: the argument that the user can raise to allow more time.
-    """
-
     how: str
     stack: str
     limit: str
@@ -81,8 +61,8 @@ class Hung:
 
 @dataclass
 class _Seen:
-    """The counters of a worker, and of the processes that it waits for, at the last check. `since` is the time at which
-    these counters last changed, and `waited` is the time of the last check, both in seconds since the wait began.
+    """The counters of a worker, and of the processes for which it waits, at the last check. The counters last changed
+    at `since`, and the check was at `waited`, both in seconds since the wait began.
     """
 
     counts: Any
@@ -92,14 +72,13 @@ class _Seen:
 
 @dataclass
 class _WorkMark:
-    """The start of a measurement of how much of the time a process uses a processor.
+    """A measurement of how much of the time a process uses a processor.
 
     Args:
-        pid: the process number.
         at: the time when the measurement began.
         looked: the time when this object was last used.
-        worked: the number of seconds that the process had run, or waited for a processor, until `at`.
-        works: whether the process counted as working in the last completed measurement.
+        worked: the processor time until `at`, in seconds.
+        works: whether the process worked during the last complete measurement.
     """
 
     pid: int
@@ -110,8 +89,6 @@ class _WorkMark:
 
 
 def check_restarts(name: str, on_worker_exit: Any, on_timeout: Any, timeout: float | None, patience: Any) -> None:
-    """Checks the arguments `on_worker_exit`, `on_timeout` and `patience` of a loader. Raises ValueError if an argument
-    has an unknown value, or needs another argument that is missing."""
     if on_worker_exit not in ("error", "restart"):
         raise ValueError(f"{name}: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}")
     if on_timeout not in ("error", "restart"):
@@ -131,15 +108,13 @@ def check_restarts(name: str, on_worker_exit: Any, on_timeout: Any, timeout: flo
 
 
 class Hangs:
-    """Finds and ends the children of one group that hang.
+    """Finds and kills the children of one group that hang.
 
     Args:
-        members: the children.
-        board: the shared memory with the counters of the processes.
-        first_page: the index of the first child's page of counters.
+        first_page: the index of the first child's counters.
         seconds: the timeout.
-        patience: the timeout in seconds for a child that uses a processor; None to apply `seconds` to all children.
-        in_order: whether the main process waits for one specific worker, rather than for any worker.
+        patience: the timeout in seconds for a child that uses a processor; None for `seconds`.
+        in_order: whether the main process waits for one specific worker.
     """
 
     def __init__(
@@ -153,33 +128,27 @@ class Hangs:
     ) -> None:
         self._members, self._board, self._first_page = members, board, first_page
         self._in_order = in_order
-        #: The timeout, and the limit for a child that works.
+        #: The timeouts of children that do not work, and of children that work.
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
-        #: For each child, the start of the current measurement of its processor time.
         self._marks: dict[int, _WorkMark] = {}
-        #: For each worker that the main process waits for, the counters at the last check.
         self._seen: dict[int, _Seen] = {}
-        #: The processes that were killed for hanging, by process number.
+        #: The killed processes, by process id.
         self._hung: dict[int, Hung] = {}
-        #: A lock for reports, because several threads of nodes may wait at the same time, and a report takes a while.
+        #: Several threads of nodes may wait at the same time, and a report takes a while.
         self._reporting = threading.Lock()
 
     def of(self, process: ChildProcess) -> Hung | None:
-        """Returns the report on a process that was killed because it hung; None if the process was not killed for
-        hanging."""
+        """Returns the report on a process that was killed because it hung."""
         return self._hung.get(process.pid or 0)
 
     def look(self, peer: int | None, waited: float, limit: float) -> bool:
-        """Kills processes that hang. The collector calls this method repeatedly while the main process waits for an
-        item.
+        """Kills processes that hang, and returns whether a process was killed; called repeatedly while the main process
+        waits for an item.
 
         Args:
-            peer: the number of the shard that the main process waits for; None stands for shard 0.
-            waited: the duration of the wait so far, in seconds.
-            limit: seconds without progress after which a process counts as hung (the timeout, or a multiple of it).
-
-        Returns:
-            Whether a process was killed.
+            peer: the shard for which the main process waits; None for shard 0.
+            waited: seconds since the wait began.
+            limit: seconds without progress after which a process hangs (a multiple of the timeout).
         """
         pages = self._pages()
         ended = False
@@ -198,8 +167,8 @@ class Hangs:
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
-        """Kills a child if the main process has waited too long for an answer other than an item. The caller must call
-        this method repeatedly while it waits. Returns whether the wait was too long.
+        """Kills a child if the main process has waited too long for an answer other than an item, and returns whether
+        it has. The caller must call this method repeatedly while it waits.
         """
         if waited < self.seconds:
             self._works(child, None)
@@ -225,8 +194,7 @@ class Hangs:
         return at_work or [peer]
 
     def _chain(self, child: int, pages: dict[int, Any]) -> list[int]:
-        """Returns a chain of children that starts with the given child. Each child in the chain waits for the next
-        child."""
+        """Returns children each of which waits for the next one."""
         chain: list[int] = []
         while child in range(len(self._members.processes)) and child not in chain:
             chain.append(child)
@@ -240,8 +208,8 @@ class Hangs:
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """Returns the child at fault in a chain of waiting children: a stopped child if there is one, the first child
-        if the chain is a circle, or else the last child.
+        """Returns a stopped child if there is one, the first child if the children wait for each other in a circle, or
+        else the last child.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:
@@ -254,8 +222,7 @@ class Hangs:
         return self._members.processes[child].is_stopped
 
     def _is_over(self, child: int, page: Any, still: float, limit: float) -> bool:
-        """Returns whether a child counts as hung after `still` seconds without progress. A child that is still starting
-        does not."""
+        """Returns whether a child hangs after `still` seconds without progress."""
         if not self._members.processes[child].is_up:
             return False
         begins = page is None or not self._is_at(page, child) or not _runs(page)
@@ -266,32 +233,30 @@ class Hangs:
         return still >= (max(most, STARTING) if begins else most)  # the child may import a program or load a state
 
     def _works(self, child: int, page: Any) -> bool:
-        """Returns whether a child counts as working, which is measured over periods of half the timeout. During the
-        first period, a child counts as working.
-
-        The result matters only if the user has set `patience`.
+        """Returns whether a child uses a processor, measured over periods of half the timeout. During the first period,
+        a child counts as working.
         """
         if self.most == self.seconds:
             return False
         process = self._members.processes[child]
         now, pid, mark = time.monotonic(), process.pid or 0, self._marks.get(child)
         if mark is not None and (mark.pid != pid or now - mark.looked > self.seconds):
-            mark = None  # the mark belongs to another process or another wait
+            mark = None  # belongs to another process or another wait
         if mark is not None and now - mark.at < self.seconds / 2:
             mark.looked = now
             return mark.works
         worked = process.worked(page)
         if worked is None:
             return False
-        grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # a thread may have ended
-        # A process that is waiting for a processor also counts as working, because the kernel adds the time of the wait
-        # only when the wait ends.
+        # the processor time shrinks if a thread has ended
+        grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked
+        # The kernel adds the time of waiting for a processor only when the wait ends, so the current state is also
+        # checked.
         works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running
         self._marks[child] = _WorkMark(pid, now, now, worked, works)
         return works
 
     def _end(self, child: int, page: Any, waited: float) -> bool:
-        """Reports the stacks of a process, and kills it."""
         from torchdata._observe.show.table import duration
         from torchdata._observe.stats.reading import pipe_at_work
 
@@ -311,15 +276,15 @@ class Hangs:
             how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was killed for it (`{limit}`)"
             self._hung[pid] = Hung(how, stack, limit, is_told=stopped)
             process.kill()
-        if stopped:  # the process ran for the report, and its exit may not be noticed while it is stopped
+        if stopped:  # the process ran while its stack was taken, and its exit may not be noticed while it is stopped
             warnings.warn(f"{process.called} {how}\n{stack}", RuntimeWarning, stacklevel=3)
         return True
 
 
 def _unheard(page: Any, limit: float) -> float:
-    """Returns the number of seconds since the last counters arrived from a process on another machine.
+    """Returns the seconds since counters last arrived from a process on another machine.
 
-    Returns 0 if no counters have arrived for so long that the process or its host must be hanging.
+    Returns 0 if the process or its host hangs, because no counters have arrived for too long.
     """
     if page is None or not page["heard"]:
         return 0.0
@@ -328,7 +293,6 @@ def _unheard(page: Any, limit: float) -> float:
 
 
 def _counts(page: Any) -> Any:
-    """Returns the process number, the epoch and the counters of a process, to detect changes."""
     if page is None:
         return None
     flows, pipes = page["flows"], page["pipes"]
@@ -336,5 +300,5 @@ def _counts(page: Any) -> Any:
 
 
 def _runs(page: Any) -> bool:
-    """Returns whether a process is running an epoch, rather than waiting for a command."""
+    """Returns whether a process runs an epoch instead of waiting for a command."""
     return bool(page["span"]["since"] and not page["idle"]["since"])

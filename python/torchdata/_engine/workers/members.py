@@ -1,8 +1,8 @@
-"""The children of one loader and their links, which change when a child is replaced.
+"""The children of a loader and their links, which change when a child is replaced.
 
-Role: runs in the main process. `Group` creates the `Members`, and the owner of the group sends commands through them.
-`Restarts` replaces the processes and links of children that have exited. Sending requires a lock, because a thread that
-reads items may replace a child while another thread sends this child a command.
+Role: runs in the main process. The owner of the children sends commands through `Members`, and `Restarts` replaces
+exited children in it. Sending requires a lock, because a thread that reads items may replace a child while another
+thread sends it a command.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from torchdata._engine.workers.child import MAIN, ChildSetup, Lines
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Link, Sender, order_of
 
-#: Bytes of a control link's ring; larger commands are streamed.
+#: The size in bytes of a control link's ring; larger commands are streamed.
 CONTROL_RING = 64 << 10
 
 
 class Members:
-    """The children of a loader. Each list has one element for each child, and the dispatching process is last.
+    """The children of a loader, where the dispatching process is last in each list.
 
     Args:
-        num_shards: the number of shards that the children run. Worker `i % num_workers` runs shard i.
+        num_shards: worker `i % num_workers` runs shard i.
         budget: bytes of shared memory for all items.
-        program_class: the class of the workers' program, which defines the names of the workers and the messages about
-            their exits.
+        program_class: defines the names of the workers and the messages about their exits.
         commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
     """
 
@@ -51,18 +50,15 @@ class Members:
         self.setups: list[ChildSetup] = []
         self.processes: list[ChildProcess] = []
         self.commanders: list[Sender] = []
-        #: For each child, the number of commands that were sent so far.
+        #: For each child, the number of commands that were sent.
         self.sent = [0] * len(self.names)
-        # In a forked child, this lock is never acquired, because the child sends no commands.
+        # A forked child never acquires this lock, because it sends no commands.
         self.sending = threading.RLock()
         self._per_link = budget // (2 * num_workers if dispatches else num_workers)
         self._commands, self.program_class = commands, program_class
 
     def new_lines(self, indices: Sequence[int]) -> list[Lines]:
-        """Creates the links of the given children: for commands, for sent items, and for dispatched items.
-
-        The dispatching process sends items to all workers, so all workers receive new links together.
-        """
+        """The dispatching process sends items to all workers, so all workers get new links together."""
         dispatched = [Handle(Link(self._per_link)) for _ in range(self.num_workers)] if self.dispatches else []
         lines = []
         for index in indices:
@@ -89,24 +85,21 @@ class Members:
         raise self.program_class.exit_error(process, index if index < self.num_workers else None)
 
     def starts_of(self, index: int, starts: Sequence[Resumption | None]) -> list[Resumption | None]:
-        """Returns the positions where the shards of a child resume. `starts` contains the positions of all shards, and
-        finally that of the dispatching process."""
+        """`starts` contains the positions of all shards, followed by that of the dispatching process."""
         return [starts[shard] for shard in self.shards_of(index)] if index < self.num_workers else [starts[-1]]
 
     def seeds_of(self, index: int, commands: Callable[[int], tuple[Any, Any]]) -> tuple[list[Any], Any]:
-        """Returns the seeds of a child's shards, and the function that resets the child's graph. `commands` returns the
-        seeds and the reset function for a shard.
-        """
+        """Returns the seeds of a child's shards, and the function that resets its graph."""
         shards = self.shards_of(index) if index < self.num_workers else range(self.num_shards, self.num_shards + 1)
         each = [commands(shard) for shard in shards]
         return [seeds for seeds, _ in each], each[0][1]
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
-        """Returns a constant of `Announced`: which snapshots a child must send at the beginning of an epoch.
+        """Returns which snapshots a child must send at the beginning of an epoch.
 
         Args:
-            starts: for replacements, the positions where the shards resume, followed by the dispatching process's
-                position. A process that resumes from a snapshot does not send another snapshot.
+            starts: for replacements, the positions where all shards and the dispatching process resume. A process that
+                resumes from a snapshot sends no other snapshot.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN
@@ -115,7 +108,6 @@ class Members:
         return Announced.OWN if any(map(begins, self.starts_of(index, starts))) else Announced.NONE
 
     def items_of(self, worker: int) -> Link:
-        """Returns the link over which a worker sends the items of all its shards."""
         return self.setups[worker].lines.outputs[0].shared
 
     def received_of(self, worker: int, received: Sequence[int]) -> int:
@@ -128,7 +120,7 @@ class Members:
         return Sender([self.control(index)], self.bells, MAIN, [1 + index])
 
     def close_descriptors(self, indices: Sequence[int]) -> None:
-        """Closes the descriptors of links, once all processes have received them."""
+        """Must be called after all processes have received the file descriptors."""
         for handle in [handle for index in indices for handle in self.setups[index].lines.all()]:
             handle.shared.close_descriptor()
 
@@ -141,10 +133,9 @@ class Members:
         seconds: float | None = None,
         tick: Callable[[], object] | None = None,
     ) -> None:
-        """Sends a command to a child. `number` is the number of the epoch or of the function.
+        """`number` is the number of the epoch or of the function.
 
-        The method waits for free space in the link for at most `seconds` (None for no limit), and calls `tick`
-        repeatedly during the wait.
+        Waits up to `seconds` for free space in the link, and calls `tick` repeatedly during the wait.
         """
         with self.sending:
             self.sent[index] += 1
@@ -153,5 +144,5 @@ class Members:
 
 
 def begins(start: Resumption | None) -> bool:
-    """Returns whether a child must start at the beginning of the epoch, because there is no snapshot."""
+    """Returns whether a child must start at the beginning of the epoch."""
     return start is None or start.content is None

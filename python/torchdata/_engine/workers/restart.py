@@ -1,13 +1,11 @@
-"""Replaces children that exit in the middle of an epoch.
+"""Replaces child processes that exit in the middle of an epoch.
 
-Role: runs in the main process. The engine calls this module in the thread that reads items. Before the owner of a
-worker group sends a command, it calls this module to replace exited children. `protocol::Replacing` in the engine
-decides which children are replaced, and when to give up, whereas this module starts the replacements. Items that an
-exited worker had already sent count as received. Each of the three kinds of worker groups has its own class (such as
-`EpochRestarts` for graphs), because the kinds differ in how replacements resume.
+Role: runs in the main process, in the thread that reads items or sends commands. The Rust engine
+(`protocol::Replacing`) decides which children are replaced, and when to give up. A subclass for each kind of program,
+such as `EpochRestarts`, resumes the replacements.
 
-If an exception interrupts this module (Ctrl-C, or a warning that is turned into an error), each child is either
-replaced completely or not at all. The next attempt continues the interrupted replacement.
+If an exception interrupts this module (Ctrl-C, or a warning that is an error), each child is either replaced completely
+or not at all. The next call continues the replacement.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from torchdata._engine.workers.hangs import Hangs
 from torchdata._engine.workers.members import Members
 from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 
-#: The number of seconds during which the start of a process is retried while the system lacks resources for it.
+#: Seconds during which the start of a process is retried while the system lacks resources for it.
 ROOM = 3.0
-#: Seconds between two checks while the main process waits for a condition.
+#: Seconds between two checks while the main process waits.
 GLANCE = 0.01
 
-#: A pair. Its first element contains, for each shard, the received items and the newest snapshot. Its second element is
-#: the snapshot of the dispatching process that belongs to these snapshots.
+#: The received items and the newest snapshot of each shard, and the dispatching process's snapshot that belongs to
+#: them.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -52,11 +50,8 @@ class Restarts:
     """Replaces children that have exited or were killed.
 
     Args:
-        members: the children. `Restarts` updates the lists of children and links in this object.
-        context: the multiprocessing context that starts the children.
-        shutdown: the object that ends the children.
-        hangs: the object that kills children that hang; None if children are never killed for hanging.
-        deaths: whether children are also replaced if they exit for another reason than a hang.
+        hangs: kills children that hang; None if they are not killed.
+        deaths: whether children that exit for another reason are replaced.
     """
 
     def __init__(
@@ -72,20 +67,19 @@ class Restarts:
         self._context = context
         self._shutdown = shutdown
         self._forker: ForkingProcess | None = None
-        #: The number of the current epoch; 0 before the first epoch.
+        #: 0 before the first epoch.
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
-        #: For each child, the exit code of the last process of this child that has exited.
         self._exitcodes: dict[int, int | None] = {}
-        #: Exits without a warning so far. Each entry contains a description of the exit, the loader's argument that
-        #: allows the restart, and, for a process that hung, its stacks.
+        #: Exits that no warning has reported yet: a description, the loader's argument that allows the restart, and the
+        #: stacks of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
-        #: Replacements that were started, but not yet reported to the engine.
+        #: Started replacements that were not reported to the engine yet.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
-        """Starts the process that forks replacements, under the start method "fork". After the forking process has
-        started, the main process drops its own copies of the programs.
+        """With start method "fork", starts the process that forks replacements. Afterwards, the main process drops its
+        copies of the programs.
         """
         if start_method_of(self._context) == "fork":
             members = self._members
@@ -97,7 +91,7 @@ class Restarts:
                 members.setups[index] = replace(setup, program=Inherited(index), common=common)
 
     def begin(self, epoch: int) -> None:
-        """Records that an epoch begins. Later replacements resume this epoch."""
+        """Replacements resume this epoch from now on."""
         self._epoch = epoch
         self._replacing.begin()
 
@@ -106,19 +100,18 @@ class Restarts:
         return self._replacing.rests(index)
 
     def replace_dead(self, collector: Collector) -> bool:
-        """Replaces all children that have exited and are still needed. Returns whether any child had exited. Raises
-        WorkerExitedError if the child cannot be replaced."""
+        """Replaces exited children that are still needed, and returns whether any child had exited. Raises
+        WorkerExitedError if a child cannot be replaced.
+        """
         processes = self._members.processes
         while True:
             dead = [i for i, process in enumerate(processes) if process.ended and not self.rests(i)]
             if not dead or collector.replace_dead(dead):
                 return bool(dead)
-            time.sleep(GLANCE)  # a thread that is reading notices the exit without this call
+            time.sleep(GLANCE)  # the reading thread, if any, notices the exit itself
 
     def look_at(self, index: int) -> Callable[[], None]:
-        """Returns a function that checks a child while a command is sent to it. The function raises `Gone` if the child
-        has exited, or if the loader is shut down.
-        """
+        """The returned function raises `Gone` if the child has exited, or if the loader is shut down."""
 
         def look() -> None:
             if self._members.processes[index].ended or self._shutdown.has_begun:
@@ -126,27 +119,19 @@ class Restarts:
 
         return look
 
-    # -- overridden by subclasses ------------------------------------------------------------------
-
     def _check(self, dead: Sequence[int]) -> None:
         """Raises an error if replacements of the exited children could not continue the epoch."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         """Sends commands to replacements, so that they resume after the received items; see `on_replace`."""
 
-    # -- called by the engine ----------------------------------------------------------------------
-
     def on_death(self, dead: Sequence[int], received: Sequence[int], ended: Sequence[bool], paused: bool) -> list[int]:
-        """Returns the children to replace, and ensures that their processes have ended.
+        """Returns the children to replace, after their processes have ended.
 
         Args:
-            received: for each shard, the number of items that the main process has received.
-            ended: for each shard, whether the shard sends no further items in this epoch.
-            paused: whether the workers are paused. If all children are paused, the exit does not count as a failed
-                attempt.
-
-        Raises:
-            WorkerExitedError: the child cannot be replaced.
+            received: for each shard, the number of received items.
+            ended: for each shard, whether it sends no further items in this epoch.
+            paused: whether the workers are paused; if all children are, the exit does not count as a failed attempt.
         """
         if self._made is not None:
             return [index for index, *_ in self._made]
@@ -166,12 +151,11 @@ class Restarts:
         return wanted
 
     def _ended(self, ended: Sequence[bool]) -> list[bool]:
-        """Returns for each worker whether all its shards have ended."""
         members = self._members
         return [all(ended[shard] for shard in members.shards_of(worker)) for worker in range(members.num_workers)]
 
     def _judge(self, index: int, received: Sequence[int], paused: bool) -> None:
-        """Records an exit, and raises an error if the child has exited too often without progress."""
+        """Raises an error if the child has exited too often without progress."""
         members, process = self._members, self._members.processes[index]
         if process.pid is None:  # no process was started for this child
             return
@@ -200,7 +184,6 @@ class Restarts:
         raise kind.exit_error(process, index if is_worker else None, text, item)
 
     def _how_it_died(self, process: ChildProcess) -> tuple[str, str]:
-        """Returns a description of a child's exit, and advice for the user."""
         hung = self.hangs.of(process) if self.hangs is not None else None
         if hung is None:
             return how_it_died(process)
@@ -209,15 +192,13 @@ class Restarts:
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
     ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
-        """Starts replacements for the given children. The replacements resume after the received items.
+        """Starts replacements, which resume after the received items.
 
         Args:
-            received: the items that were received from each shard.
             ended: for each shard, whether all its items of this epoch were received.
 
         Returns:
-            For each child: its number, the link over which it sends to the main process (if any), and the handle that
-            signals its exit.
+            For each child: its number, its link to the main process (if any), and the handle that signals its exit.
         """
         if self._made is None:
             began = time.monotonic()
@@ -267,8 +248,7 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Kills the processes of the given children, and raises an error. The next epoch tries to start new
-        processes."""
+        """Kills the processes of the given children, so that the next epoch starts new ones, and raises an error."""
         members = self._members
         for index in indices:
             members.processes[index].kill()
@@ -292,7 +272,7 @@ class Restarts:
 
 
 def _start(child: ChildProcess, method: str) -> None:
-    """Starts a child, and retries for a while if the system lacks resources for another process."""
+    """Retries for a while if the system lacks resources for a process."""
     deadline = time.monotonic() + ROOM
     while True:
         try:
