@@ -1,4 +1,4 @@
-"""Observation of loaders: their counters, displays, access from other processes, and metrics. Private.
+"""Observes loaders: counters, displays, access from other processes, and metrics.
 
-This package imports the pipes. `_engine` and `dataloader2` import this package, and increase its counters.
+`_engine` and `dataloader2` import this package, and increase its counters.
 """

@@ -1,6 +1,6 @@
-"""Converts the statistics of a loader to measurements with names, kinds and labels, for exporters.
+"""Converts a loader's statistics to measurements for exporters, independently of any metrics library.
 
-Role: does not depend on any metrics library. Names follow Prometheus: base units, and `_total` for counters.
+Role: the names follow Prometheus: base units, and `_total` for counters.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ __all__ = ["FAMILIES", "Family", "Measurement", "Measuring", "rank_of"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """A single value with its labels."""
-
     family: Family
     labels: tuple[str, ...]
     value: float
@@ -29,17 +27,18 @@ class Measurement:
 _OF_LOADER = families_of(LoaderStats)
 _OF_PROCESS = families_of(ProcessStats, "process_", ["process"])
 _OF_PIPE = families_of(PipeStats, "pipe_", ["process", "pipe"])
-#: All metric families.
 FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_OF_PIPE.values())
 
 
 def rank_of(loader: Any) -> int:
-    """Returns the rank of a loader: from its service, the job, or the environment; 0 if none of them has a rank."""
+    """Returns the rank from the reading service, the distributed job or the environment; 0 if none of them has
+    a rank.
+    """
     for service in _services_in(loader.reading_service):
         if hasattr(service, "count_ranks"):
             try:
                 service.count_ranks()
-            except TypeError:  # the distributed job has not started yet
+            except TypeError:  # raised before the distributed job has started
                 break
             if getattr(service, "_pg", None) is not None:
                 return int(service._rank)
@@ -58,15 +57,14 @@ def _services_in(service: Any) -> Iterator[Any]:
 
 
 class Measuring:
-    """Measures a loader repeatedly.
+    """Measures a loader repeatedly, also after its end.
 
-    Gauges of recent values cover the time since the last measurement that found new counts. Counters never decrease,
-    because readers of metrics interpret a decrease as a restart and count the whole value a second time. The loader's
-    own values may decrease, because times are estimates, and the times of a replaced worker start at zero.
+    Gauges cover the time since the last measurement that found new counts. Counters never decrease, because readers of
+    metrics interpret a decrease as a restart and count the whole value a second time. The loader's own values may
+    decrease, because times are estimates, and the times of a replaced worker start at zero.
 
     Args:
-        loader: the loader. The loader can be measured after its end, and measuring does not start any process.
-        rank: the label `rank` of all measurements; None determines the rank automatically.
+        rank: the label `rank` of all measurements; None determines the rank.
     """
 
     def __init__(self, loader: Any, rank: int | None = None) -> None:
@@ -76,7 +74,7 @@ class Measuring:
         self._rank = rank
         self._last: LoaderStats | None = None
         self._pids: dict[str, int] = {}
-        #: For each metric family and its labels: the last value of the loader, and the last reported value.
+        #: By metric family and labels: the last value of the loader, and the last reported value.
         self._told: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
 
     @property
@@ -99,7 +97,7 @@ class Measuring:
         return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
 
     def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
-        """Returns the measurement with a value that is at least the last reported value, even after a restart."""
+        """Returns a value that is at least the last reported value, even after a restart of the process."""
         key = one.family.name, one.labels
         number, told = self._told.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]
@@ -117,7 +115,7 @@ def _of_process(process: ProcessStats) -> Iterator[Measurement]:
             yield Measurement(family, (process.name,), float(value))
     seen: dict[str, int] = {}
     for pipe in process.pipes:
-        # If several pipes have the same class and function, their names get numbers.
+        # Pipes with the same class and function get numbers.
         seen[pipe.name] = seen.get(pipe.name, 0) + 1
         called = pipe.name if seen[pipe.name] == 1 else f"{pipe.name} {seen[pipe.name]}"
         for name, family in _OF_PIPE.items():

@@ -1,7 +1,4 @@
-"""The observation methods of every loader: its counts, a diagnosis in words, and a progress bar.
-
-Role: a base class of the loaders, in the main process. The methods of this class query the loader's recorder.
-"""
+"""The observation methods of every loader: counts, a diagnosis in words, and a progress bar."""
 
 from __future__ import annotations
 
@@ -19,8 +16,6 @@ __all__ = ["ObservedLoader"]
 
 
 class ObservedLoader:
-    """A loader with a recorder."""
-
     _recorder: Recorder
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
@@ -75,9 +70,8 @@ class ObservedLoader:
         return [pid for group in self._groups() for pid in group.pids]
 
     def _groups(self) -> Sequence[Any]:
-        """Returns the groups of processes that currently work for the loader."""
         raise NotImplementedError
 
     def _epochs_ended(self) -> int:
-        """Returns the number of epochs that have ended. This method must be called while no epoch is running."""
+        """Must be called while no epoch is running."""
         return 0

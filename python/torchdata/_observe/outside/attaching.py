@@ -1,14 +1,12 @@
-"""Finds loaders that run in other processes, and inspects these loaders without affecting them.
+"""Finds loaders in other processes, and reads their counters without affecting them.
 
-Role: runs in an observing process. The counters of a loader are in anonymous memory. The loader's main process holds a
-descriptor of this memory. `/proc` exposes the descriptor to users who may inspect the process: the same user, and root.
-The memory is mapped read-only, and the observed processes are not changed. Only a request for a stack sends the process
-a signal (see `stacks`).
+Role: the main process of a loader holds a file descriptor of the anonymous memory with its counters, which `/proc`
+exposes to the same user and to root. The memory is mapped read-only. Only a request for a stack sends the process a
+signal (see `stacks`).
 
-If root inspects processes of other users, the memory may contain anything. For this reason, only memory that is sealed
-against shrinking is accepted, all numbers in it are compared with its size, and control characters are removed from its
-texts. If a check fails, the loader is reported and left out. The counters of a loader in a container name processes by
-their ids in this container.
+If root inspects processes of other users, the memory may contain anything. Therefore, the memory must be sealed against
+shrinking, its numbers are compared with its size, and control characters are removed from its texts. Loaders that fail
+these checks are reported and omitted.
 """
 
 from __future__ import annotations
@@ -31,13 +29,11 @@ __all__ = ["Attached", "NoLoaderError", "attach", "find"]
 
 _NAME = "/memfd:torchdata-stats"
 
-#: The directory with information about processes.
 _PROC = "/proc"
 
-#: Maximum number of bytes of a command line to read.
+#: The maximum number of bytes of a command line that are read.
 _LONGEST_COMMAND = 4096
 
-#: The warnings that this process has already issued.
 _told: set[str] = set()
 
 
@@ -49,12 +45,8 @@ class NoLoaderError(LookupError):
 class Attached:
     """A loader in another process.
 
-    Attributes:
-        pid: the id of the loader's main process.
-        command: the command line of the main process, without secrets.
-        board: the counters of the loader.
-        numbers: a mapping from process ids in the loader's container to process ids in this container; None if the ids
-            are equal.
+    The `command` line contains no secrets.
+    `numbers` maps process ids in the loader's container to process ids in this container; None if they are equal.
     """
 
     pid: int
@@ -63,7 +55,7 @@ class Attached:
     numbers: Mapping[int, int] | None = None
 
     def reading(self) -> Reading:
-        """Reads the statistics of the loader, without processes that have damaged pages."""
+        """Omits processes with damaged counters."""
         return read_board(self.board, self.numbers)
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
@@ -73,7 +65,7 @@ class Attached:
         return kernel_state(self.pid) not in ("ended", "dead")
 
     def stacks(self) -> list[tuple[str, str]]:
-        """Returns two texts for each process: a line with name, id and state, and the Python stack."""
+        """Returns a line with name, id and state, and the Python stack, for each process."""
         reading = self.reading()
         stats = summarise(reading)
         pages = {name_of_process(page): page for page in reading.pages.values()}
@@ -99,7 +91,7 @@ class Attached:
 
 
 def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
-    """For each memory with counters that a process has open, yields its identity (device and inode) and its path."""
+    """Yields the device and inode, and the path, of each memory with counters that a process has open."""
     folder = f"/proc/{pid}/fd"
     for descriptor in os.listdir(folder):
         path = f"{folder}/{descriptor}"
@@ -107,12 +99,12 @@ def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
             if os.readlink(path).startswith(_NAME):
                 found = os.stat(path)
                 yield (found.st_dev, found.st_ino), path
-        except OSError:  # the descriptor was closed in the meantime
+        except OSError:  # raised if the file descriptor was closed in the meantime
             continue
 
 
 def _command(pid: int) -> str:
-    """Returns the command line of a process, without secrets."""
+    """Secrets are hidden."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             parts = file.read(_LONGEST_COMMAND).decode(errors="replace").strip("\0").split("\0")
@@ -126,9 +118,9 @@ def _command(pid: int) -> str:
 
 
 def _numbers(pid: int) -> dict[int, int] | None:
-    """Returns a mapping from the process ids in the container of a process to the process ids in this container.
+    """Maps the process ids in the container of a process to the process ids in this container.
 
-    Returns None if the process is outside of containers, or in the same container as this process.
+    Returns None if the process is in no container, or in the same one as this process.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
@@ -141,16 +133,13 @@ def _numbers(pid: int) -> dict[int, int] | None:
         with contextlib.suppress(OSError, StopIteration, ValueError):
             if os.readlink(f"{_PROC}/{name}/ns/pid") == inside:
                 with open(f"{_PROC}/{name}/status") as file:
-                    # The last number is the process id in the innermost container.
                     own = next(line.split()[-1] for line in file if line.startswith("NSpid:"))
                 found[int(own)] = int(name)
     return found
 
 
 def find(pid: int | None = None) -> list[Attached]:
-    """Returns the loaders of a process (a main process or one of its children), or of all processes of this user, in
-    the order of their creation. Raises PermissionError if the process belongs to another user, and ProcessLookupError
-    if the process does not exist."""
+    """Returns the loaders of a main process and its children, or of all processes of this user, oldest first."""
     if not os.path.isdir("/proc/self/fd"):
         raise NoLoaderError("loaders are found through /proc, which this system does not have")
     if pid is None:
@@ -171,18 +160,18 @@ def find(pid: int | None = None) -> list[Attached]:
                 raise PermissionError(
                     f"process {pid} belongs to another user: only this user or root may inspect the process"
                 ) from None
-        except (OSError, RuntimeError):  # the process has exited, or belongs to another version of this package
+        # raised if the process has exited, or belongs to another version of this package
+        except (OSError, RuntimeError):
             continue
     return sorted(found.values(), key=lambda attached: attached.board.made()[1])
 
 
 def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
-    """Returns the loader whose counters are in this memory. Returns None if another process is the main process of the
-    loader, or if the memory does not contain counters."""
+    """Returns None if the memory contains no counters, or if another process is the loader's main process."""
     try:
         board = StatsBoard.observe(path)
         damage = board.damage()
-    except (ValueError, RuntimeError) as error:  # the board is malicious, or from another release
+    except (ValueError, RuntimeError) as error:  # raised if the counters are malicious, or from another release
         damage = str(error)
     if damage is not None:
         _warn(f"process {candidate} has counters that are left out: {printable(damage)}")
@@ -190,7 +179,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     owner, _ = board.made()
     numbers = _numbers(candidate)
     here = owner if numbers is None else numbers.get(owner, candidate)
-    # The candidate may be a child that was forked from the main process and has inherited the descriptor.
+    # The candidate may be a forked child, which has inherited the file descriptor.
     if here != candidate and _holds(here, identity):
         return None
     inside = "" if numbers is None else f" (in a container, where it is {owner})"
@@ -198,7 +187,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
 
 
 def _warn(message: str) -> None:
-    """Issues each warning once per process, because `top` reads the counters of all loaders every second."""
+    """Issues each warning once per process, because `top` reads all counters every second."""
     if message not in _told:
         _told.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=5)
@@ -212,8 +201,7 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 
 def attach(pid: int | None = None) -> list[Attached]:
-    """Returns the same loaders as `find`, but also accepts the id of a worker. If a process has no loader, the loaders
-    of its parent are returned, because the process may be a worker. Raises NoLoaderError if no loader was found."""
+    """Like `find`, but also accepts the process id of a worker. Raises NoLoaderError if no loader was found."""
     found = find(pid)
     if not found and pid is not None:
         found = [one for one in find(_parent(pid)) if pid in _pids(one)]

@@ -1,19 +1,17 @@
-"""Requests the Python stack of another process by a signal, and reads the process's state from the kernel.
+"""Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
-Role: each process of a loader answers a real-time signal by writing the stack of its main thread to its own anonymous
-memory. The counters of the process name the signal and the descriptor, and a user who may signal the process reads the
-memory through `/proc`. `faulthandler` writes the answer in the signal handler, in C and without the interpreter's lock,
-so that a process that hangs in native code also answers. The handler inspects only the main thread's own stack, which
-does not change while the handler runs. The stacks of other threads could change, or be freed, while the handler reads
-them. On a second signal, a Python handler of a worker writes the stacks of its other threads. The Python handler holds
-the GIL, so all other threads are paused. The Python handler runs once the main thread runs Python code or checks for
-signals, for example while it waits for a thread that hangs.
+Role: on a real-time signal, each process of a loader writes the stack of its main thread to its own anonymous memory.
+The process's counters name the signal and the memory's file descriptor, and the observer reads the memory through
+`/proc`. `faulthandler` writes the stack in the signal handler, in C and without the GIL, so that a process that hangs
+in native code also answers. It writes only the main thread's stack, because the stacks of other threads could change,
+or be freed, meanwhile. On a second signal, a Python handler in a worker writes the stacks of the other threads, which
+are paused because the handler holds the GIL. This handler runs once the main thread runs Python code or checks for
+signals.
 
-A signal would terminate a process that has not installed its handler yet, or has removed it. A process's page contains
-no signal until the handler is installed, and an observer checks for the handler before sending the signal. After its
-first loader, a process ignores the signal whenever no handler is installed. Only the main thread can ignore signals. If
-another thread than the main thread creates the first loader, the process keeps the handler and its memory until it
-exits.
+A signal would end a process without a handler, so the counters contain no signal until the handler is installed, and an
+observer checks for the handler first. When no handler is installed any more, the process ignores the signal. If another
+thread than the main thread created the first loader, the process keeps the handler until it exits, because only the
+main thread can ignore signals.
 """
 
 from __future__ import annotations
@@ -43,20 +41,18 @@ __all__ = [
     "where_it_stands",
 ]
 
-#: Maximum size of the answers in bytes. If the answers are larger, they are deleted when the next epoch of the process
-#: begins.
+#: The maximum size in bytes of the memory with answers, which is cleared at the beginning of the next epoch.
 MOST = 1 << 20
 #: Seconds between two checks for a complete answer.
 LOOK = 0.005
 
-#: The first line of a stack that `faulthandler` writes.
 _HEAD = "Stack (most recent call first):"
-#: The mark after the stacks of other threads, and the number of seconds to wait for these stacks.
+#: What follows the stacks of other threads in the memory, and the number of seconds to wait for these stacks.
 _END, OTHERS = "\0", 0.5
-#: A page stores both signals in one number: the first signal in the lower 8 bits, and the second signal above them.
+#: The counters store both signals in one number: the first in the lower 8 bits, and the second above them.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
-#: A part of the paths of this package's own frames in the stack of a worker.
+#: Frames of the package whose path contains this text are removed from the stack of a worker.
 _CHILD = os.path.join("_engine", "workers", "")
 
 _STATES = {
@@ -71,25 +67,24 @@ _STATES = {
 
 
 class _Answering:
-    """The signals, the memory for answers and the pages that this process needs to answer requests for stacks."""
+    """The state that this process needs to answer requests for stacks."""
 
     def __init__(self, inherited: _Answering | None = None) -> None:
         self.signal: int = 0 if inherited is None else inherited.signal
-        #: The signal that requests the stacks of a worker's other threads; 0 if the worker does not handle this signal.
+        #: The signal that requests the stacks of a worker's other threads; 0 if it is not handled.
         self.others: int = 0
         #: Whether the process ignores the signal while no handler is installed.
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The memory's descriptor and inode. The two numbers are assigned as one tuple, so that a fork in another
-        #: thread never copies only one new number.
+        #: The file descriptor and the inode of the memory. One tuple, so that a fork in another thread never copies
+        #: only one new number.
         self.opened: tuple[int, int] = (-1, 0)
-        #: The descriptor and inode of the parent process's memory, until this process has closed the descriptor.
+        #: The same for the parent process's memory, until this process has closed the file descriptor.
         self.inherited: tuple[int, int] = (-1, 0)
         if inherited is not None:
             self.inherited = inherited.opened if inherited.opened[0] >= 0 else inherited.inherited
-        #: The pages of counters, of all loaders of this process, that contain the signals and the descriptor.
+        #: The counters, of all loaders, that contain the signals and the file descriptor.
         self.pages: set[tuple[int, int]] = set()
-        #: A lock is needed because threads create and end loaders concurrently, and garbage collection may end a loader
-        #: at any point.
+        #: Reentrant, because garbage collection may end a loader at any point.
         self.lock = threading.RLock()
 
 
@@ -97,8 +92,9 @@ _answering = _Answering()
 
 
 def _in_forked_child() -> None:
-    """Resets the state in a forked child, because the open file belongs to the parent, and a thread that does not exist
-    in the child may hold the lock."""
+    """Resets the state, because the open file belongs to the parent, and a thread that the child lacks may hold the
+    lock.
+    """
     global _answering
     _answering = _Answering(_answering)
 
@@ -115,14 +111,12 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Makes this process answer requests for stacks, and records the signals and the descriptor in its counters. If the
-    system does not support such answers, nothing is recorded."""
+    """Makes this process answer requests for stacks, if the system supports this."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        # The page is added before the memory is opened, so that another loader that ends at this moment does not close
-        # the memory.
+        # Before the memory is opened, so that another loader that ends now does not close it.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
@@ -133,8 +127,8 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
 
 
 def _open(now: _Answering) -> bool:
-    """Opens the memory and installs the handler that writes to it; returns False if no signal is free."""
-    # a new signal is chosen if the program has installed its own handler for the old signal in the meantime
+    """Returns False if no signal is free."""
+    # a new signal is chosen if the program has installed its own handler for the old one
     if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):
         now.signal, now.ignored = _free_signal(), False
     if not now.signal:
@@ -143,7 +137,7 @@ def _open(now: _Answering) -> bool:
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     if not now.ignored and threading.current_thread() is threading.main_thread():
         faulthandler.unregister(now.signal)  # another thread of the parent process had installed the handler
-        signal.signal(now.signal, signal.SIG_IGN)  # the signal is ignored once the handler is removed
+        signal.signal(now.signal, signal.SIG_IGN)  # takes effect once the handler is removed
         now.ignored = True
     faulthandler.register(now.signal, file=descriptor, all_threads=False, chain=False)
     now.opened = (descriptor, os.fstat(descriptor).st_ino)
@@ -153,14 +147,13 @@ def _open(now: _Answering) -> bool:
 
 
 def _answer_for_others(now: _Answering) -> None:
-    """Makes a worker's Python handler write the stacks of the worker's other threads."""
     if now.others or threading.current_thread() is not threading.main_thread():
         return
     number = _free_signal()
     if number:
         signal.signal(number, lambda *_: _tell_others())
         signal.siginterrupt(number, False)
-        atexit.register(_ignore_others, now)  # this function runs before the interpreter removes its handler
+        atexit.register(_ignore_others, now)  # runs before the interpreter removes its handler
         now.others = number
 
 
@@ -171,12 +164,11 @@ def _ignore_others(now: _Answering) -> None:
 
 
 def _tell_others() -> None:
-    """Writes the stacks of all threads except the main thread, which runs this function."""
+    """Runs in the main thread."""
     descriptor, _ = opened = _answering.opened
     if not _is_open(opened):
         return
-    # This code reads `_active` without acquiring the lock of `threading`, because this thread may already hold the
-    # lock.
+    # Reads `_active` without the lock of `threading`, because this thread may already hold the lock.
     own, known = threading.get_ident(), getattr(threading, "_active", {})
     told = [
         f"Thread {getattr(known.get(ident), 'name', ident)}, {_listed(frame)}\n"
@@ -194,7 +186,7 @@ def _close(opened: tuple[int, int]) -> None:
 
 
 def _is_open(opened: tuple[int, int]) -> bool:
-    """Returns whether the descriptor still refers to the memory. Other code may have closed the descriptor."""
+    """Returns False if other code has closed the file descriptor."""
     descriptor, inode = opened
     try:
         return descriptor >= 0 and os.fstat(descriptor).st_ino == inode and _is_ours(descriptor)
@@ -203,32 +195,28 @@ def _is_open(opened: tuple[int, int]) -> bool:
 
 
 def _is_ours(descriptor: int) -> bool:
-    """Returns whether a descriptor of this process refers to memory for answers."""
     return os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:torchdata-stacks")
 
 
 def answer_no_more(board: StatsBoard, page: int) -> None:
-    """Removes the signals and the descriptor of this process from a page of counters, if the page contains them."""
     now = _answering
     with now.lock:
         if (id(board), page) not in now.pages:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # Only the main thread may remove the handler, because the handler runs in the main thread and may be answering
-        # a late signal while another thread runs this code.
+        # The handler runs in the main thread, and could be answering a late signal while another thread removes it.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(now.signal) != signal.SIG_IGN:  # the program has installed its own handler and keeps it
+        if signal.getsignal(now.signal) != signal.SIG_IGN:  # the program has installed its own handler
             return
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        now.opened = (-1, 0)  # this step is last, so that an earlier forked child closes the inherited descriptor
+        now.opened = (-1, 0)  # last, so that a child that is forked before closes the inherited file descriptor
 
 
 def tidy() -> None:
-    """Deletes old answers if they are larger than `MOST`."""
     opened = _answering.opened
     with contextlib.suppress(OSError):  # another thread may be ending the last loader
         if opened[0] >= 0 and os.fstat(opened[0]).st_size > MOST and _is_open(opened):
@@ -236,20 +224,14 @@ def tidy() -> None:
 
 
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
-    """Returns the Python stacks of another process, innermost call first; None if the process does not answer.
+    """Returns the Python stacks of another process, main thread first; None if the process does not answer.
 
-    The stack of the main thread is first. For a worker, the stacks of the other threads follow if the main thread can
-    run Python code.
+    A worker's other threads follow if its main thread can run Python code.
 
     Args:
-        number: the signals, as stored on the page of the process.
-        seconds: the number of seconds to wait for the answer. A process that is stopped, or blocked in the kernel,
-            answers only when it continues.
-        wakes: whether to make a stopped process continue, so that it can answer.
-
-    Raises:
-        PermissionError: the process belongs to another user.
-        ProcessLookupError: the process has exited.
+        number: the signals, as stored in the counters of the process.
+        seconds: the time to wait; a process that is stopped, or blocked in the kernel, answers only when it continues.
+        wakes: whether to continue a stopped process, so that it can answer.
     """
     try:
         answers = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY)
@@ -257,7 +239,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
         return None
     try:
         if not _is_ours(answers):
-            return None  # the process has exited, and its id belongs to another process
+            return None  # the process has exited, and another process has its id
         before = os.fstat(answers).st_size
         first, others = number & _FIRST, number >> _OTHERS_AT
         if not _handles(pid, first):
@@ -272,7 +254,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
             last, size = size, os.fstat(answers).st_size
             if size == last > before:
                 answer = os.pread(answers, min(size - before, MOST), before).decode(errors="replace")
-                if _HEAD in answer:  # a text without this line is the end of an answer to another observer
+                if _HEAD in answer:  # otherwise, the text is the end of an answer to another observer
                     return f"{_trimmed(answer)}\n{_others_of(pid, others, answers, size)}".rstrip()
         return None
     finally:
@@ -280,8 +262,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """Returns the stacks of a process's other threads; an empty string if they do not arrive in time. `size` is the
-    size of the file of answers before this request."""
+    """`size` is the size of the answers before this request."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -291,12 +272,12 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
         time.sleep(LOOK)
         told = os.pread(answers, min(max(0, os.fstat(answers).st_size - size), MOST), size).decode(errors="replace")
     told, ended, _ = told.partition(_END)
-    begins = told.find("Thread ")  # an answer to another observer may come before this answer
+    begins = told.find("Thread ")  # an answer to another observer may come first
     return told[begins:] if ended and begins >= 0 else ""
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Returns whether a process has a handler for the real-time signal, so that the process survives the signal."""
+    """Returns whether the process survives the signal."""
     if not signal.SIGRTMIN < number < signal.SIGRTMAX:
         return False
     try:
@@ -308,8 +289,8 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Returns the first stack of an answer, without this package's frames if it is the stack of a worker. Further
-    stacks in the text are answers to other observers.
+    """Removes this package's frames from the stack of a worker. Further stacks in the text are answers to other
+    observers.
     """
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
@@ -320,8 +301,8 @@ def _trimmed(answer: str) -> str:
 
 
 def own_stack(thread: int | None = None) -> str:
-    """Returns the stack of a thread of this process, innermost call first, in the format of `ask_for_stack`."""
-    # The frames are not stored in a variable, because the frame of this function would then form a reference cycle.
+    """The format is that of `ask_for_stack`."""
+    # Stored in a variable, the frame of this function would form a reference cycle.
     return _from_top(sys._current_frames().get(thread if thread is not None else _main_thread()))
 
 
@@ -342,8 +323,9 @@ def _main_thread() -> int:
 
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
-    """Returns the state of a process according to the kernel, and its Python stacks or the reason why there are none.
-    If `wakes` is True, a stopped process may be continued so that it can answer."""
+    """Returns the kernel's description of a process, and its Python stacks or why there are none. `wakes` allows to
+    continue a stopped process, so that it can answer.
+    """
     where = kernel_state(pid)
     stack = None
     with contextlib.suppress(OSError):
@@ -356,7 +338,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _letter_of(pid: int) -> str:
-    """Returns the kernel's state letter of a process's main thread; empty if the process does not exist."""
+    """Returns an empty text if the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]
@@ -365,7 +347,7 @@ def _letter_of(pid: int) -> str:
 
 
 def kernel_state(pid: int) -> str:
-    """Describes the state of a process's main thread according to the kernel: "running", or "asleep in futex_wait"."""
+    """For example, "running", or "asleep, in futex_wait"."""
     state = _letter_of(pid)
     if not state:
         return "ended"

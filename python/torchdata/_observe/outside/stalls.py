@@ -1,10 +1,8 @@
-"""Warns if no item arrives for a long time: names the waiting processes, and shows what the responsible process is
-doing.
+"""Warns if no item arrives for a long time, and shows what the responsible process is doing.
 
-Role: the functions run in threads that hold the GIL. The main process's collector calls this module in the thread that
-waits for workers. If the main process itself hangs, the extension's thread that monitors calls of `next` calls this
-module. The extension stops this thread before each fork, because Python warns if a process with threads is forked. The
-next call of `next` starts the thread again.
+Role: the collector calls this module in the thread of the main process that waits for workers. If the main process
+itself hangs, a thread of the extension that monitors calls of `next` calls this module. The extension stops this thread
+before each fork, because Python warns about forks with threads, and starts it on the next call of `next`.
 """
 
 from __future__ import annotations
@@ -35,13 +33,12 @@ __all__ = [
     "warn_of_stalls",
 ]
 
-#: Default number of seconds without an item before the main process warns. The signature of `DataLoader2` repeats this
-#: value.
+#: The default for the seconds without an item until a warning, which the signature of `DataLoader2` repeats.
 STALL = 60.0
-#: Modules of debuggers. A debugger pauses the program while the debugger waits for its user.
+#: While a debugger waits for its user, no warning is given.
 _DEBUGGERS = ("bdb", "pydevd")
 
-#: The recorders of monitored loaders, by their numbers in the monitor.
+#: The recorders of monitored loaders, by the numbers that the monitoring thread uses.
 _watched: dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count(1)
 
@@ -55,8 +52,7 @@ class WaitWarning(RuntimeWarning):
 
 
 def warn_of_stalls(children: Any, seconds: float | None) -> None:
-    """Makes the main process warn after this number of seconds without an item. The warning is repeated whenever the
-    waiting time has doubled."""
+    """Warns after this number of seconds without an item, and whenever the waiting time has doubled."""
     children.stall_warning = seconds
     if seconds is None:
         return
@@ -72,34 +68,28 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
 
 
 class Patience:
-    """Measures how long each process has delivered no item while a thread of the main process waits for an item.
-
-    Args:
-        children: the processes.
-        seconds: the number of seconds without an item before a warning is issued. The warning is repeated whenever the
-            waiting time has doubled.
+    """Warns if threads of the main process wait long for an item, and names the process that has been late for the
+    longest time.
     """
 
     def __init__(self, children: Any, seconds: float) -> None:
         self._children, self._seconds = weakref.ref(children), seconds  # threads must not keep the processes alive
         self._lock = threading.Lock()
-        #: Returns whether a thread waits for an item of the processes.
         self.is_awaited: Callable[[], bool] = bool
-        #: `came` is the number of items that have arrived, and `_seen` is its value at the last check.
+        #: The number of items that have arrived, and its value at the last check.
         self.came = self._seen = 0
-        #: For each process with a late item: the time at which the item was first late.
+        #: For each process with a late item, the time since when it is late.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 
     def came_of(self, number: int) -> None:
-        """Records that an item of a process has arrived, or that the process has exited."""
+        """Must also be called when a process has exited."""
         self.came += 1
         if self._late:
             self._late.pop(number, None)
 
     def look(self, number: int) -> None:
-        """The waiting thread calls this method repeatedly while it waits for a process. If several threads wait, only
-        one of them issues the warning. The warning names the process that has been late for the longest time."""
+        """Must be called repeatedly by each thread that waits for a process."""
         now = time.monotonic()
         self._late.setdefault(number, now)
         if self.came != self._seen or not self.is_awaited():
@@ -120,7 +110,7 @@ class Patience:
 
 
 def warn_in_thread(warning: Warning) -> None:
-    """Warns in a background thread. If warnings are errors, the error is reported and the thread continues."""
+    """If warnings are errors, reports the error, and the thread continues."""
     try:
         warnings.warn(warning, stacklevel=3)
     except Warning as error:
@@ -130,7 +120,7 @@ def warn_in_thread(warning: Warning) -> None:
 def _words(
     children: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
 ) -> str:
-    # The module is imported only when there is a problem.
+    # Imported only when there is a problem.
     from torchdata._observe.outside.stacks import where_it_stands
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
@@ -156,11 +146,9 @@ def _words(
 
 
 def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
-    """Warns if the main process itself takes too long for an item. The warning is repeated whenever the duration has
-    doubled.
+    """Warns if the main process itself takes too long for an item, and whenever the duration has doubled.
 
-    Returns:
-        The argument of `warn_of_calls_no_more`.
+    Returns the argument of `warn_of_calls_no_more`.
     """
     number = next(_numbers)
     _watched[number] = weakref.ref(recorder)
@@ -174,7 +162,7 @@ def warn_of_calls_no_more(number: int, delivery: Delivery) -> None:
 
 
 def _on_call_stall(number: int, waited: float, thread: int) -> None:
-    """The monitoring thread calls this function when the thread `thread` has been in a call for `waited` seconds."""
+    """Called in the monitoring thread when `thread` has been in a call for `waited` seconds."""
     reference = _watched.get(number)
     recorder = reference() if reference is not None else None
     frame = sys._current_frames().get(thread)
@@ -187,13 +175,11 @@ def _on_call_stall(number: int, waited: float, thread: int) -> None:
     while _is_ours(fault) and fault.f_back is not None:
         fault = fault.f_back
     module = fault.f_globals.get("__name__", "")
-    # The warning must name the position of the main thread, not of this thread. No registry is passed, so Python shows
-    # the warning each time.
+    # The warning names the position of the main thread. Without a registry, Python shows it each time.
     warnings.warn_explicit(words, StallWarning, fault.f_code.co_filename, fault.f_lineno, module)
 
 
 def _is_debugged(frame: Any) -> bool:
-    """Returns whether a debugger controls the thread, so that the user does not expect items."""
     while frame is not None:
         if frame.f_globals.get("__name__") in _DEBUGGERS:
             return True
@@ -202,14 +188,12 @@ def _is_debugged(frame: Any) -> bool:
 
 
 def _is_ours(frame: Any) -> bool:
-    """Returns whether a call belongs to this package or to the module `threading`."""
     file: str = frame.f_code.co_filename
     return file.startswith(PACKAGE) or frame.f_globals.get("__name__") == "threading"
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns a warning about the main process, or None if the main process waits for another process. In this case,
-    the collector issues the warning."""
+    """Returns None if the main process waits for another process, because the collector then warns."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise
@@ -234,7 +218,6 @@ def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
 
 
 def _runs_ours(frame: Any) -> bool:
-    """Returns whether any call in a thread's stack belongs to this package."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):
             return True

@@ -1,7 +1,6 @@
-"""`python -m torchdata top`: a continuously updated view of running loaders, from another process.
+"""`python -m torchdata top`: a continuously updated view of loaders in other processes.
 
-Role: runs in an observing process. In a terminal, the command draws with `rich` on the alternate screen. If the output
-is not a terminal, `top` prints one table. Keys: `s` shows the stack of each process, `q` quits.
+In a terminal, the command draws with `rich` on the alternate screen; otherwise, it prints one table.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from torchdata._optional import optional_import
 
 __all__ = ["live", "print_once"]
 
-#: Columns of the tables, most important first. Columns that do not fit are left out.
+#: The columns of the tables, most important first; columns that do not fit are omitted.
 _PROCESS_COLUMNS = "process,items/s,busy,for items,for room,pid,state,in flight,items,memory"
 _PIPE_COLUMNS = "pipe,out,share,own,process,held,in,p50,p99"
 
@@ -47,7 +46,6 @@ class _View:
         self._past: deque[tuple[float, LoaderStats]] = deque()
 
     def look(self) -> LoaderStats:
-        """Returns the statistics for the last seconds, or since the loader's start if the start is more recent."""
         now = time.monotonic()
         whole = self.attached.stats()
         while self._past and now - self._past[0][0] > WINDOW:
@@ -72,7 +70,7 @@ def print_once(pid: int | None, stacks: bool, write: Callable[[str], object] = p
 
 
 def live(pid: int | None, interval: float, stacks: bool) -> None:
-    """Shows the loaders until `q` is pressed or all have ended."""
+    """Returns when `q` is pressed or all loaders have ended."""
     rich = partial(optional_import, extra="top", needed_by="the live view")
     console = rich("rich.console").Console()
     live_view = rich("rich.live").Live
@@ -99,7 +97,7 @@ def live(pid: int | None, interval: float, stacks: bool) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Context with a function that waits at most a number of seconds for a pressed key, and returns the key."""
+    """Yields a function that waits some seconds for a pressed key, and returns it."""
     if not sys.stdin.isatty():
 
         def nothing(seconds: float) -> str:
@@ -127,7 +125,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 
 def _screen(views: list[_View], stacks: bool, console: Any) -> Any:
-    """Returns a screen with as many loaders as fit, followed by the keys and a note about omitted loaders."""
+    """Loaders that do not fit are omitted, with a note."""
     from rich.console import Group
     from rich.segment import SegmentLines
     from rich.text import Text
@@ -170,7 +168,7 @@ def _loader(view: _View, stacks: bool, width: int) -> list[Any]:
 
 
 def _table(rows: list[list[str]], columns: str, width: int) -> Any:
-    """Returns a table with the columns that fit, chosen by importance."""
+    """Columns that do not fit are omitted."""
     from rich.table import Table
 
     kept: list[int] = []

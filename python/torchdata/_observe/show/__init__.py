@@ -1,2 +1,1 @@
-"""Displays of a loader: tables, pictures, notebooks, progress, words. The modules of this package are imported only
-when they are used."""
+"""Displays loaders as tables, pictures, notebook output, progress bars and words."""

@@ -1,7 +1,6 @@
-"""The picture of a loader: its processes from top to bottom, their pipes, and the items that flow between the pipes.
+"""Draws the processes of a loader, their pipes, and the items that flow between the pipes.
 
-Role: converts statistics to nodes and arrows. In the picture, workers that run the same pipes form one group, which
-shows the sums or means of their numbers.
+Role: workers with the same pipes form one group, which shows sums or means.
 """
 
 from __future__ import annotations
@@ -18,17 +17,15 @@ if TYPE_CHECKING:
 __all__ = ["graph_of_stats"]
 
 _ROLES = {"main": 1, "worker": 2, "dispatching": 3}
-#: The roles of processes in the order of the picture, from top to bottom.
+#: From top to bottom of the picture.
 _COLUMNS = ("dispatching", "worker", "main")
-#: Up to `_DRAWN_APART` workers are drawn separately if one of them has more than `_UNEVEN` times the items of another.
+#: Up to this many workers are drawn separately if one has more than 1.5 times the items of another.
 _DRAWN_APART, _UNEVEN = 4, 1.5
 
-#: The last pipe of a group of processes, and the processes of this group.
 _End = tuple["Node", "list[ProcessStats]"]
 
 
 def graph_of_stats(stats: LoaderStats) -> DrawnGraph:
-    """Returns the graph of a loader's processes: the dispatching process, the workers, and the main process."""
     graph = DrawnGraph()
     ends: list[_End] = []
     for processes in _alike(stats):
@@ -38,7 +35,7 @@ def graph_of_stats(stats: LoaderStats) -> DrawnGraph:
 
 
 def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
-    """Groups the processes. Workers with the same pipes and similar numbers of items are in one group."""
+    """Workers with the same pipes and similar numbers of items form one group."""
     workers: dict[tuple[str, ...], list[ProcessStats]] = {}
     for worker in stats.workers:
         if worker.pipes:
@@ -88,7 +85,7 @@ def _is_input(pipe: PipeStats) -> bool:
 
 
 def _readers(stats: LoaderStats, process: ProcessStats) -> Sequence[int | None]:
-    """Returns, for each pipe of a process, the number of the pipe that reads from it."""
+    """Returns, for each pipe, the index of the pipe that reads from it."""
     for page in stats.reading.pages.values():
         if (
             page["pid"] == process.pid
@@ -115,7 +112,6 @@ def _rate(process: ProcessStats, pipe: PipeStats) -> float:
 
 
 def _node(pipes: list[PipeStats]) -> Node:
-    """Combines the counts of a pipe in all processes that run this pipe."""
     first = pipes[0]
     lines = [first.location] if first.location else []
     items = sum(pipe.items_out for pipe in pipes)
@@ -131,8 +127,7 @@ def _node(pipes: list[PipeStats]) -> Node:
 
 
 def _heat(nodes: list[Node], processes: list[ProcessStats]) -> None:
-    """Adds two numbers to the node of each pipe: the pipe's share of the time that all pipes take, as a text, and the
-    pipe's share of the total time of `processes`, as the node's `heat`."""
+    """Adds each pipe's share of the pipes' time as text, and its share of the processes' time as color."""
     own = [sum(p.pipes[i].own_seconds or 0.0 for p in processes) for i in range(len(nodes))]
     known = [any(p.pipes[i].own_seconds is not None for p in processes) for i in range(len(nodes))]
     work = sum(time for time, node in zip(own, nodes, strict=True) if node.kind != "waits")

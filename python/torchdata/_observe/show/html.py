@@ -25,8 +25,7 @@ def html_of_stats(stats: LoaderStats) -> str:
 
 
 def html_of_loader(loader: Any) -> str:
-    """Shows a loader: its description, the diagnosis and its statistics. Before the first epoch, shows the loader's
-    pipeline."""
+    """Before the first epoch, shows the loader's pipeline."""
     head = f"<p><code>{escape(repr(loader))}</code></p>"
     stats = loader.stats()
     if not stats.processes:

@@ -1,8 +1,7 @@
 """`loader.progress()`: a progress bar for an epoch, with the item rate and the waiting time.
 
-Role: wraps the loader's iterator in the main process. The bar is drawn by tqdm. The loader counts the waiting
-times, and the bar reads them from time to time. Outside terminals and notebooks, nothing is drawn, and items have no
-additional cost.
+Role: wraps the loader's iterator, counts nothing itself, and draws with tqdm. If the output is not a terminal or a
+notebook, items have no additional cost.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ class _Loader(Protocol[T_co]):
 
 
 class ProgressBar(Generic[T_co]):
-    """Reads an epoch and shows its progress; see `DataLoader2.progress`. Iterating over this object begins an epoch,
-    and its `len` is the loader's length."""
+    """See `DataLoader2.progress`."""
 
     def __init__(
         self,
@@ -59,7 +57,7 @@ class ProgressBar(Generic[T_co]):
     def _shown(self, items: Iterator[T_co], file: IO[str]) -> Iterator[T_co]:
         try:
             total = len(self._loader)
-        except TypeError:  # the length is unknown
+        except TypeError:
             total = None
         bar = self._tqdm(
             total=total, desc=self._description, file=file, unit="item", dynamic_ncols=True, mininterval=0.0

@@ -1,8 +1,4 @@
-"""Statistics that display themselves: as a text table, as a picture, and in notebooks.
-
-Role: the result of `DataLoader2.stats`. The module `reading` creates the statistics. `table`, `graph` and `html` create
-the displays.
-"""
+"""Statistics that display themselves as a text table, as a picture, and in notebooks."""
 
 from __future__ import annotations
 

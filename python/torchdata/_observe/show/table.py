@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["amount", "as_table", "duration", "network_line", "percent", "pipe_rows", "process_rows", "size"]
 
 
-#: From this fraction of a unit on, a value is shown in this unit, because it would be rounded to one whole unit.
+#: From this fraction of a unit on, a value is shown in this unit, because it is rounded to one whole unit.
 _ROUNDS_UP = 0.9995
 
 
@@ -47,7 +47,7 @@ def percent(share: float | None) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats rows as columns. The first column is left-aligned, and the other columns are right-aligned."""
+    """Left-aligns the first column, and right-aligns the other columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -100,7 +100,6 @@ def pipe_rows(pipes: Sequence[PipeStats]) -> list[list[str]]:
 
 
 def network_line(stats: LoaderStats) -> str:
-    """Returns a line about the number of bytes that arrive from other machines."""
     far = [worker for worker in stats.workers if worker.node is not None]
     nodes = len({worker.node for worker in far})
     return (

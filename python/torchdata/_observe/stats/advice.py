@@ -1,7 +1,4 @@
-"""The texts of advice, which name the arguments of the user's own loader.
-
-Role: contains the texts that the module `diagnosis` uses.
-"""
+"""Advice for users, which names the arguments of their kind of loader."""
 
 from __future__ import annotations
 
@@ -18,19 +15,19 @@ __all__ = ["Advice", "advice_for"]
 
 @dataclass(frozen=True)
 class Advice:
-    """The loader arguments that advice mentions."""
+    """What users of one kind of loader should do, by situation."""
 
-    #: Advice for a loader without workers that needs workers.
+    #: A loader without workers needs workers.
     workers: str
-    #: Advice on how to measure the time of each pipe.
+    #: The time of each pipe was not measured.
     full: str
-    #: Advice for a loader whose shared memory is full.
+    #: The shared memory is full.
     memory: str
-    #: Advice on how to make items larger.
+    #: The items are too small.
     larger: str
-    #: Advice for a loader with one worker that has much more work than the other workers.
+    #: One worker has much more work than the others.
     shares: str
-    #: Advice on how to start workers faster, or less often.
+    #: Starting the workers takes long.
     start: str
 
 

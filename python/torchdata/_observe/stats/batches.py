@@ -1,9 +1,8 @@
-"""The counters of a `StatefulDataLoader`: the times for reading the samples of batches and for collating them.
+"""Counts and times the batches of a `StatefulDataLoader`: reading their samples, and collating them.
 
-Role: `bind_reading` registers reading and collating as two functions in the counters of the process that reads (a
-worker or the main process), and `BatchClock` measures their times for some of the batches. `BatchRecorder` belongs to
-the loader, in the main process. With `persistent_workers=False`, each epoch has new workers with new counters, so the
-statistics cover only the current or last epoch.
+Role: `bind_reading` adds reading and collating to the counters of the process that reads (a worker or the main
+process), and `BatchClock` times some of the batches. With `persistent_workers=False`, each epoch has new workers with
+new counters, so the statistics cover only the current or last epoch.
 """
 
 from __future__ import annotations
@@ -30,21 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchClock", "BatchRecorder", "bind_reading"]
 
-#: If batches take at least this many nanoseconds, all batches are timed, which costs less than 0.3 % of their time.
+#: If batches take at least this many nanoseconds, all are timed, which costs less than 0.3 % of their time.
 _EACH = 500_000
-#: Maximum number of batches between two timed batches.
+#: The maximum number of batches between two timed batches.
 _MOST = 256
-#: Maximum number of counted pipes in a dataset. The dataset, `collate_fn` and the loader each use up one of the `PIPES`
+#: The maximum number of counted pipes in a dataset; the dataset, `collate_fn` and the loader take three of the `PIPES`
 #: rows of a process.
 _ROOM = PIPES - 3
 
 
 class BatchClock:
-    """Measures the times of some batches. Fast batches are timed less often, so that the cost stays small.
+    """Times some batches, fewer of them if batches are fast, so that the cost stays small.
 
     Args:
-        board: the counters.
-        page: the index of this process's page of counters.
         read: the index of the row that counts the reading of samples; None if the dataset's pipes are timed separately.
         collated: the index of the row that counts the collating of batches.
     """
@@ -54,21 +51,15 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: `_gap`: the number of batches since the last timed batch, for which the next timed batch counts. `_longest`:
-        #: the maximum mean of `_gap`.
+        #: The number of batches for which the next timed batch counts, and the limit of its mean.
         self._gap = self._longest = 1
         self._random = random.Random()
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return type(None), ()  # a copy of an object with a clock has no clock
+        return type(None), ()  # a copy of the object with the clock has no clock
 
     def note(self, samples: int, reading: int, collating: int) -> int:
-        """Records a timed batch; returns the number of batches after which to time another batch.
-
-        Args:
-            reading: the nanoseconds for reading the samples.
-            collating: the nanoseconds for collating the samples.
-        """
+        """Records the nanoseconds of a timed batch, and returns the number of batches until the next timed one."""
         gap = self._gap
         if self._read is not None:
             self._board.add_work(self._page, self._read, samples * gap, reading, gap)
@@ -77,7 +68,7 @@ class BatchClock:
             return 1
         mean = min(_EACH // max(1, reading + collating), self._longest)
         self._longest = min(2 * self._longest, _MOST)
-        # The gap is random, so that timed batches do not coincide with a periodic pattern of the dataset.
+        # Random, so that timed batches do not coincide with a periodic pattern of the dataset.
         self._gap = 1 if mean <= 1 else self._random.randrange(1, 2 * mean)
         return self._gap
 
@@ -85,15 +76,12 @@ class BatchClock:
 def bind_reading(
     counting: Counting, dataset: Any, is_iterable: bool, collate_fn: Any, hands_out: bool = False
 ) -> tuple[BatchClock, int]:
-    """Registers the functions that read samples and collate batches in the counters of this process.
+    """Registers reading and collating in this process's counters.
 
     Args:
-        is_iterable: whether the dataset is an iterable dataset instead of a map-style dataset.
-        collate_fn: the function that collates samples.
         hands_out: whether the user's program receives the batches in this process.
 
-    Returns:
-        The clock for the batches, and the index of the row that counts the loader's batches.
+        Returns the clock, and the index of the row that counts the loader's batches.
     """
     board = counting.board
     rows: list[_Row] = []
@@ -119,7 +107,6 @@ def _row(name: str, location: str, reader: int | None = None) -> _Row:
 
 
 def _name_of_dataset(dataset: Any, is_iterable: bool) -> tuple[str, str]:
-    """Returns the name and location of the user code that creates samples."""
     methods = ITERATED if is_iterable else READ
     codes = codes_of_dataset(dataset, methods)
     if codes:
@@ -143,26 +130,19 @@ def _name_of_collate(collate_fn: Any) -> tuple[str, str]:
 
 
 class BatchRecorder(Recorder):
-    """The recorder of a loader whose iterators count batches, such as a `StatefulDataLoader`.
-
-    Args:
-        level: "counts", or "full" to time each batch; None reads the variable `TORCHDATA_STATS`.
-        wait_warning: the fraction of an epoch that the program may wait for the loader without a warning; None for no
-            limit.
-    """
+    """The statistics of a loader whose iterators count batches, such as a `StatefulDataLoader`."""
 
     name = STATEFUL
 
     def __init__(self, level: StatsLevel | None, wait_warning: float | None) -> None:
         super().__init__(level, None, wait_warning)
-        #: The number of epochs that have begun: in total, and before the current counters were created.
+        #: The number of epochs so far, and before the current counters were created.
         self._epochs = self._before = 0
-        #: The counters that were read when the workers of the last epoch were stopped.
+        #: The counters when the workers of the last epoch were stopped.
         self._final: Reading | None = None
 
     def begin_here(self, iterator: Any, dataset: Any, is_iterable: bool, collate_fn: Any) -> BatchClock | None:
-        """Begins an epoch that is read in this process. Returns the clock for the epoch's batches; None if the epoch is
-        not counted."""
+        """Begins an epoch that is read in this process; returns None if it is not counted."""
         counting = self._counting_here()
         if counting is None:
             return None
@@ -171,11 +151,7 @@ class BatchRecorder(Recorder):
         return clock
 
     def _counting_here(self, new_board: Callable[[], StatsBoard] | None = None) -> Counting | None:
-        """Returns the counters of an epoch that is read in this process; None if the epoch is not counted.
-
-        Args:
-            new_board: creates the memory for the counters; None for memory with the counters of only this process.
-        """
+        """Returns the counters of an epoch that is read in this process; None if it is not counted."""
         if self._counting is None or self._processes is not None or self._pid != os.getpid():
             try:
                 board = StatsBoard(1, 1, PIPES, self.full) if new_board is None else new_board()
@@ -190,7 +166,6 @@ class BatchRecorder(Recorder):
         return self._counting
 
     def begin_in(self, iterator: Any, pool: Any) -> None:
-        """Begins an epoch that the workers in `pool` read."""
         if self._processes is not pool:
             self._take(pool.counting, pool)
             pool.counting.board.bind(MAIN_PAGE, [_row(STATEFUL, "")], 1)
@@ -208,7 +183,7 @@ class BatchRecorder(Recorder):
         self._counting.board.count_items(iterator, MAIN_PAGE, row)
 
     def end(self) -> None:
-        """Ends an epoch. If the workers are not persistent, `end` is called before they exit."""
+        """Must be called before workers that are not persistent exit."""
         if self._counting is None or self._pid != os.getpid():
             return
         self._counting.end()

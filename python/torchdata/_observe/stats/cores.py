@@ -1,7 +1,4 @@
-"""Computes how many workers keep the cores of this machine busy, from measured processor times and waits.
-
-Role: pure functions over statistics, in the main process, for diagnoses.
-"""
+"""Computes how many workers keep the cores of this machine busy, from processor times and waits."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ __all__ = ["workers_that_fit"]
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns a lower and an upper bound for how many workers the cores can run; remote workers have no bound."""
+    """Returns a lower and an upper bound; workers on other machines have no bound."""
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
     # Before the first item of each epoch, a process may use processor time that is not spent on items.
@@ -26,29 +23,24 @@ def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
     if processors is None:
         return stats.cores, math.inf
     least, most = processors
-    if not stats.workers:  # the main process also trains, and its training may use several threads
+    if not stats.workers:  # the main process also trains, perhaps in several threads
         return max(stats.cores, _filling(stats.cores, most)), math.inf
     main = stats.main
     computed = (main.cpu_seconds or 0.0) / stats.seconds if main is not None and stats.seconds > 0 else 0.0
-    free = stats.cores - min(stats.cores - 1.0, computed)  # training in the main process takes the remaining cores
+    free = stats.cores - min(stats.cores - 1.0, computed)  # the main process, which trains, takes the remaining cores
     return max(stats.cores, _filling(free, most)), max(stats.cores, _filling(stats.cores, least))
 
 
 def _filling(free: float, processors: float) -> float:
-    """Returns how many workers keep `free` cores busy if each worker uses `processors` cores."""
+    """Each worker uses `processors` cores."""
     return max(1, math.floor(free / processors + 0.5)) if processors > 0 else math.inf
 
 
 def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[float, float] | None:
-    """Returns a lower and an upper bound for the number of processors that one process uses while it works.
+    """Returns bounds for the number of processors that one process uses while it works, independently of other
+    programs.
 
-    The result does not depend on other programs, although these make a process wait for a processor.
-
-    Args:
-        before: the maximum number of seconds of processor time that each process has used before its first items.
-
-    Returns:
-        The lower and the upper bound; None if the processor times are unknown.
+    `before` is the maximum number of seconds of processor time that each process has used before its first items.
     """
     processes = list(processes)
     busy = sum(one.busy_seconds for one in processes)

@@ -1,8 +1,6 @@
-"""The counters of one process: a page in the loader's shared memory of counters.
+"""Counts the items and times of one process, in the loader's shared memory of counters.
 
-Role: registers the process when it starts, registers the pipes once the graph is known, and records when epochs begin
-and end. The extension counts the items. The code runs in the main process and in each child process, and each process
-writes only its own page.
+Role: each process of a loader writes its own counters (a *page*), which the extension increases for each item.
 """
 
 from __future__ import annotations
@@ -19,27 +17,25 @@ if TYPE_CHECKING:
 
 __all__ = ["MAIN_PAGE", "PIPES", "Counting", "Pages"]
 
-#: The index of the main process's page of counters. The next pages belong to the workers, and the last page to the
-#: dispatching process.
+#: The main process has the first page, the workers have the next pages, and the dispatching process has the last page.
 MAIN_PAGE = 0
-#: The maximum number of counted pipes per process. The last pipe of a graph is always counted.
+#: The maximum number of counted pipes per process, including the last pipe of a graph.
 PIPES = 60
 MAIN, WORKER, DISPATCHER = 1, 2, 3
 
 
 class Pages(NamedTuple):
-    """The pages of counters of one group of processes. The memory with a loader's counters may serve several groups."""
+    """The counters of one group of processes, in a loader's memory that may serve several groups."""
 
-    #: The counters of the main process.
     counting: Counting
     #: The index of the first page of the group.
     first: int
-    #: Creates new memory for counters, with the same number of pages.
+    #: Creates new memory for counters, with as many pages.
     new_board: Callable[[], StatsBoard]
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
-    """Swaps two rows in a list of pipes, and updates the indices in all rows that refer to these two rows."""
+    """Swaps two pipes, and updates the rows that refer to them."""
     places = {one: other, other: one}
     rows = [(*row[:3], places.get(row[3], row[3]), *row[4:]) for row in rows]
     rows[one], rows[other] = rows[other], rows[one]
@@ -47,12 +43,7 @@ def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
 
 
 class Counting:
-    """The page of counters of a process.
-
-    Args:
-        board: the shared memory with the counters of all processes of the loader.
-        page: the index of the page.
-    """
+    """The counters of one process."""
 
     def __init__(self, board: StatsBoard, page: int) -> None:
         self.board = board
@@ -61,14 +52,9 @@ class Counting:
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
-        """Registers this process (a worker or the dispatching process) as the writer of its page of counters.
+        """Registers a worker or the dispatching process as the writer of its counters.
 
-        Args:
-            setup: the `ChildSetup`.
-            sender: the link over which the process sends its items.
-            dispatched: the link over which a worker receives items of the dispatching process; None if there is no such
-                link.
-            commands: the link over which the process receives its commands.
+        `dispatched` receives the items of the dispatching process in a worker.
         """
         self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.number)
         sender.count_into(self.board, self.page, 0, setup.output_peers)
@@ -78,19 +64,17 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def adopt_main(self) -> None:
-        """Registers this process as the writer of the main process's page of counters."""
         self.board.adopt(self.page, MAIN, 0)
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Makes the main process count the items that it receives from workers. `pages` are the indices of the workers'
-        pages of counters. The worker with the first page sends over the link number `first`.
+        """Counts the items that the main process receives. The workers with the counters `pages` use consecutive links
+        from `first` on.
         """
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:
-        """Counts the pipes of the graph that ends in `datapipe`, unless they are already counted. If a process runs
-        several shards, the counts of a pipe in all shards are added up."""
+        """If a process runs several shards, a pipe's counts in all shards are added up."""
         if datapipe is self._bound.get(shard):
             return
         self._bound[shard] = datapipe
@@ -101,7 +85,7 @@ class Counting:
         self.board.bind(self.page, rows, end)
 
     def begin(self, epoch: int | None = None) -> None:
-        """Records, in a child process, that an epoch begins, or that the same epoch continues with another pass."""
+        """None if the epoch continues with another iteration over the graph."""
         self._epoch = self._epoch if epoch is None else epoch
         tidy()
         self.board.begin_span(self.page, self._epoch)

@@ -1,7 +1,6 @@
-"""Declares each field of statistics in one place: its meaning, its exported measurement, and how the field is summed.
+"""Declares a field of statistics in one place: its meaning, its exported measurement, and how it is summed.
 
-Role: independent of particular statistics. The module `model` uses this module to declare its fields. Docstrings, sums
-and measurements are derived from the declarations.
+Role: docstrings, sums and measurements are derived from these declarations, which the module `model` makes.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ class Family:
     """A metric family: measurements with the same name.
 
     Args:
-        name: the name without the prefix `torchdata_`; names of counters are also without the suffix `_total`. If
-            `name` is empty in a declaration, the name of the field is used.
-        kind: "counter" for values that only increase, or "gauge".
-        help: the meaning of the measurement.
-        labels: the labels, in addition to the rank, that distinguish the measurements of the family.
+        name: without the prefix `torchdata_` and the suffix `_total`; in a declaration, an empty name stands for the
+            field's name.
+        labels: what distinguishes the measurements of the family, in addition to the rank.
     """
 
     name: str
@@ -37,12 +34,10 @@ class Family:
 
 
 def counter(name: str = "") -> Family:
-    """Declares a measurement that only increases."""
     return Family(name, "counter")
 
 
 def gauge(name: str = "") -> Family:
-    """Declares a measurement of the current or recent value."""
     return Family(name, "gauge")
 
 
@@ -50,22 +45,20 @@ def told(meaning: str, family: Family | None = None, *, summed: str = "", **opti
     """Declares a field of statistics.
 
     Args:
-        meaning: the text for the class docstring and for exporters.
-        family: the metric family as which the field is exported; None if the field is not exported.
-        summed: "workers" or "processes" for a sum over all workers or processes, "most" for the maximum.
+        family: the exported metric family; None if the field is not exported.
+        summed: "workers" or "processes" for a sum over all of them, "most" for the maximum.
     """
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)
 
 
 def described(cls: C) -> C:
-    """Class decorator: adds the meaning of the fields to the docstring."""
+    """Adds the meanings of the fields to the docstring of the class."""
     lines = [f"    {one.name}: {one.metadata[_HELP]}" for one in fields(cls) if _HELP in one.metadata]
     cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Attributes:", *lines])
     return cls
 
 
 def families_of(cls: type, prefix: str = "", labels: Iterable[str] = ()) -> dict[str, Family]:
-    """Returns the exported measurement for each field of a class of statistics."""
     found = {}
     for one in fields(cls):
         family: Family | None = one.metadata.get(_FAMILY)

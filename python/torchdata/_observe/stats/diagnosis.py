@@ -1,8 +1,7 @@
-"""The diagnosis: describes in one sentence what limits a loader, and what would help.
+"""Describes in one sentence what limits a loader, and what would help.
 
-Role: evaluates a `LoaderStats`. Each rule recognizes one situation and returns a diagnosis or None. The first rule that
-returns a diagnosis determines the result. The thresholds of the rules exceed random fluctuations by far, so that a
-diagnosis is reliable.
+Role: each rule recognizes one situation in a `LoaderStats`, and the first rule that applies determines the result. The
+thresholds exceed random fluctuations by far, so that a diagnosis is reliable.
 """
 
 from __future__ import annotations
@@ -24,29 +23,27 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "Verdict", "diagnose"]
 
-#: Minimum number of items for a diagnosis.
+#: The minimum number of items for a diagnosis.
 FEWEST = 10
-#: Minimum number of items for a diagnosis that depends on times of at most a millisecond.
+#: The same, if the diagnosis depends on times of at most a millisecond.
 MANY = 1000
-#: If a program spends less than this fraction of its time in the loader, the loader does not limit the program.
+#: A loader that takes less than this fraction of the time does not limit the program.
 LITTLE = 0.10
-#: A single wait of this many seconds counts as a stall.
+#: A wait of this many seconds is a stall.
 STALL = 5.0
-#: If workers use less than this fraction of the cores, they must be waiting for other programs rather than for each
-#: other.
+#: Workers that use less than this fraction of the cores wait for other programs.
 OWN_CORES = 0.1
-#: Pipes with little work per item, because they only pass items to the next pipe.
+#: Pipes that only pass items to the next pipe.
 _LITTLE = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
-#: Maximum number of workers to suggest.
 MOST_WORKERS = 64
-#: Advice never asks to reduce a pipe's time to less than this fraction, because such a speedup is unrealistic.
+#: No advice asks for less than this fraction of a pipe's time, because such a speedup is unrealistic.
 WITHIN_REACH = 0.1
-#: Workers are suggested only if an item takes at least this number of seconds. Receiving an item from a worker takes at
+#: Workers are suggested only for items that take at least this many seconds; receiving an item from a worker takes at
 #: least half a microsecond.
 WORTH_A_WORKER = 2e-6
-#: If a worker spends less than this number of seconds per item outside of its pipes, sending is not the limit.
+#: Sending is not the limit if it takes fewer seconds per item.
 WORTH_PACKING = 1e-3
 
 
@@ -79,7 +76,6 @@ def _blaming(kind: str, text: str, process: str | None, pipe: PipeStats | None) 
 
 
 def diagnose(stats: LoaderStats) -> Verdict:
-    """Determines the limit of a loader from its statistics."""
     for rule in RULES:
         verdict = rule(stats)
         if verdict is not None:
@@ -88,7 +84,6 @@ def diagnose(stats: LoaderStats) -> Verdict:
 
 
 def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
-    """Adds a sentence about items that `on_error` has skipped."""
     skipped = added(
         {f"{kind} in {pipe.name}": count for kind, count in pipe.skipped_kinds.items()} for pipe in stats.pipes
     )
@@ -100,7 +95,6 @@ def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
 
 
 def empty(stats: LoaderStats) -> Verdict | None:
-    """Recognizes an epoch without items."""
     if stats.items or stats.running or not stats.epochs:
         return None
     # The main process comes last, because it reads from the other processes.
@@ -117,7 +111,6 @@ def empty(stats: LoaderStats) -> Verdict | None:
 
 
 def too_early(stats: LoaderStats) -> Verdict | None:
-    """Recognizes that too few items were counted for a diagnosis."""
     if stats.items >= FEWEST and stats.seconds > 0:
         return None
     idle = idle_workers(stats)
@@ -129,7 +122,6 @@ def too_early(stats: LoaderStats) -> Verdict | None:
 
 
 def stalled(stats: LoaderStats) -> Verdict | None:
-    """Recognizes that items have stopped arriving."""
     main = stats.main
     if main is None or main.waits_seconds < STALL:
         return None
@@ -152,7 +144,7 @@ def stalled(stats: LoaderStats) -> Verdict | None:
 
 
 def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats]:
-    """Returns a chain of processes; each process waits for the next process. The last process is responsible."""
+    """Each process in the chain waits for the next one, and the last one is responsible."""
     chain: list[ProcessStats] = []
     while name in processes and processes[name] not in chain and processes[name].role != "main":
         chain.append(processes[name])
@@ -185,7 +177,6 @@ def slow_first_item(stats: LoaderStats) -> Verdict | None:
 
 
 def training(stats: LoaderStats) -> Verdict | None:
-    """Recognizes a loader that is fast enough for the training."""
     share = stats.loading if stats.loading is not None else stats.waiting if stats.workers else None
     if share is None or share >= LITTLE:
         return None
@@ -221,12 +212,12 @@ def full_memory(stats: LoaderStats) -> Verdict | None:
 
 
 def oversubscribed(stats: LoaderStats) -> Verdict | None:
-    """Recognizes that more threads want to run than there are cores."""
+    """More threads want to run than there are cores."""
     here = [p for p in stats.processes if p.role != "main" and p.node is None]
     children = [p for p in here if p.cpu_seconds is not None]
     ran = sum(child.cpu_seconds or 0.0 for child in children)
     stood = sum(child.waits_for_cpu_seconds or 0.0 for child in children)
-    # Processor time is divided by the lifetime of the process, because it includes the work before the first item.
+    # Processor time includes the work before the first item, so it is divided by the lifetime of the process.
     wall = max((child.lived_seconds or 0.0 for child in children), default=0.0)
     there = stats.cores * wall
     if not children or there <= 0 or stood < 0.6 * ran or ran < OWN_CORES * there or ran + stood < 1.3 * there:
@@ -247,7 +238,6 @@ def oversubscribed(stats: LoaderStats) -> Verdict | None:
 
 
 def dispatching(stats: LoaderStats) -> Verdict | None:
-    """Recognizes a dispatching process that is slower than its readers."""
     process = stats.dispatching
     if process is None or not stats.workers or process.room > 0.3 or _input_of(stats) < 0.4:
         return None
@@ -268,7 +258,7 @@ def _input_of(stats: LoaderStats) -> float:
 
 
 def network(stats: LoaderStats) -> Verdict | None:
-    """Recognizes a slow network: remote workers wait for free space, while the main process waits for items."""
+    """Workers on other machines wait for free space, while the main process waits for items."""
     far = [worker for worker in stats.workers if worker.node is not None]
     if not far or stats.waiting < 0.5 or stats.dispatching is not None:
         return None
@@ -286,15 +276,14 @@ def network(stats: LoaderStats) -> Verdict | None:
 
 
 def sending(stats: LoaderStats) -> Verdict | None:
-    """Recognizes items that are so small that sending them takes longer than creating them."""
+    """Sending small items takes longer than creating them."""
     workers = stats.workers
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # A worker counts as busy while it waits for a core. On a busy machine, a worker waits longer for a core than it
-    # works on a tiny item, so these waits are subtracted. In a virtual machine, the difference is still too large,
-    # because the system does not count the time that the host gives to other virtual machines. The sum of the pipes'
-    # own times is therefore used instead if it is smaller.
+    # A worker counts as busy while it waits for a core, and on a busy machine this takes longer than the work on a tiny
+    # item, so these waits are subtracted. In a virtual machine, the difference is too large, because the system does
+    # not count the time of other virtual machines. Therefore, the sum of the pipes' own times is used if it is smaller.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -313,7 +302,7 @@ def sending(stats: LoaderStats) -> Verdict | None:
 
 
 def packing(stats: LoaderStats) -> Verdict | None:
-    """Recognizes workers that take longer to send items than to create them."""
+    """Pickling and copying items takes longer than creating them."""
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0), default=None)
     if worker is None or not worker.items or stats.waiting < 0.5:
         return None
@@ -331,7 +320,7 @@ def packing(stats: LoaderStats) -> Verdict | None:
 
 
 def idle_workers(stats: LoaderStats) -> Verdict | None:
-    """Recognizes that some workers get no items, because there are fewer items, or blocks of items, than workers."""
+    """Some workers get no items, because there are fewer items, or blocks of items, than workers."""
     idle = [worker for worker in stats.workers if not worker.items]
     if not idle or stats.running or not stats.items:
         return None
@@ -353,7 +342,7 @@ def _shares(pipe: PipeStats) -> bool:
 
 
 def work_before_sharding(stats: LoaderStats) -> Verdict | None:
-    """Recognizes that each worker processes all items before it drops most of them."""
+    """Each worker processes all items before it drops most of them."""
     if len(stats.workers) < 2:
         return None
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0))
@@ -371,7 +360,7 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
             return None
         if (worst.own_seconds or 0.0) < others:
             return None
-    else:  # without times, this is certain only if nothing else is slow, and the slow function is unknown
+    else:  # certain only if nothing else is slow
         worst = next((pipe for pipe in before if _maps(pipe) and not pipe.put_off), None)
         if worst is None or not all(map(_takes_little, [*behind, *(pipe for pipe in before if not _maps(pipe))])):
             return None
@@ -406,7 +395,7 @@ def _maps(pipe: PipeStats) -> bool:
 
 
 def skewed_shard(stats: LoaderStats) -> Verdict | None:
-    """Recognizes a worker that has much more work than the other workers, which finish earlier."""
+    """One worker has much more work than the others, which finish earlier."""
     workers = stats.workers
     if len(workers) < 2:
         return None
@@ -425,7 +414,7 @@ def skewed_shard(stats: LoaderStats) -> Verdict | None:
 
 
 def slow_worker(stats: LoaderStats) -> Verdict | None:
-    """Recognizes the slowest worker, if all workers wait for it because items are taken in strict order."""
+    """All workers wait for the slowest worker, because items are taken in strict order."""
     workers = [worker for worker in stats.workers if worker.items]
     if len(workers) < 2 or not stats.waiting_seconds:
         return None
@@ -434,8 +423,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process also waits for workers that get no processor. Such workers were ahead and had
-    # to wait for free space before, whereas the slow worker never waits for free space.
+    # On a busy machine, the main process also waits for workers that get no processor, but these had to wait for free
+    # space before.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -452,8 +441,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    """Applies if no other rule does: the pipes are slower than the training step, so loading limits the program."""
-    # The waits of all threads count, because with nodes, other threads than the main thread may wait for workers.
+    """Applies if no other rule does."""
+    # With nodes, other threads than the main thread may wait for workers.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 
@@ -506,7 +495,7 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
 
 
 def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
-    """Suggests the number of workers, or the speed of the pipe, that would make the training step the limit."""
+    """Suggests a number of workers, or a speed of the pipe, with which the training step would be the limit."""
     step = stats.step_seconds
     busy = sum(one.busy_seconds for one in stats.workers)
     items = sum(one.items for one in stats.workers)
@@ -532,7 +521,7 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
 
 
 def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
-    """Returns a sentence about the effect of the change that `words` names, such as "4 workers"."""
+    """`words` names a change, such as "4 workers"."""
     surely, _ = workers_that_fit(stats)
     text = f" With {words} {_limit(stats.step_seconds)}"
     if workers <= surely:
@@ -558,8 +547,8 @@ def _article(name: str) -> str:
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
-    """Returns the computing pipe that takes most of the time. Returns a pipe that waits for its own threads or
-    processes only if all computing pipes together take less than half of its waiting time.
+    """Returns the computing pipe that takes most of the time. A pipe that waits is returned only if all computing pipes
+    take less than half of its time.
     """
     pipes = [pipe for process in processes for pipe in process.pipes if pipe.own_seconds]
     worst = max((pipe for pipe in pipes if not pipe.waits), key=_own, default=None)
@@ -581,7 +570,7 @@ def _each(pipe: PipeStats) -> str:
     return f"{duration(pipe.seconds_per_item)} an item"
 
 
-#: The rules, in the order of application.
+#: In the order of application.
 RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
     stalled, empty, too_early, slow_first_item, training, full_memory, oversubscribed, dispatching, network, sending,
     packing, work_before_sharding, idle_workers, skewed_shard, slow_worker, loading,

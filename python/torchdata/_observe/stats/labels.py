@@ -1,7 +1,4 @@
-"""Names of pipes in statistics: their class, the user's function, and its location.
-
-Role: pure functions that describe a graph. The code runs in every process that has pipes, once per graph.
-"""
+"""Names pipes in statistics by their class, the user's function, and its location."""
 
 from __future__ import annotations
 
@@ -24,21 +21,19 @@ __all__ = ["Flag", "describe_pipes", "location_of"]
 
 
 class Flag(enum.IntFlag):
-    """The role of a pipe in statistics."""
-
-    #: The pipe yields each item that it reads, immediately or after buffering the item.
+    #: The pipe yields each item that it reads, immediately or after buffering it.
     HOLDS = 1
-    #: The pipe receives its items from another process, so the time spent in the pipe is waiting time.
+    #: The pipe receives items from another process, so its time is waiting time.
     INPUT = 2
     #: The pipe reads its source in a thread.
     THREAD = 8
-    #: The pipe yields exactly one item for each item that it reads, before it reads the next item.
+    #: The pipe yields one item for each item that it reads, before it reads the next one.
     ONE_TO_ONE = 16
-    #: The pipe delays the work on an item until a later `sharding_filter` has selected the item.
+    #: The pipe delays its work on an item until a later `sharding_filter` has selected the item.
     PUT_OFF = 32
 
 
-#: The flags of pipes that yield each item that they read, by class name. Subclasses have the same flags.
+#: The flags of classes and their subclasses that yield each item that they read.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,
@@ -49,8 +44,9 @@ _HOLDERS = {
 
 
 def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str, str, int | None, int, int]]:
-    """Returns a description of each counted pipe of a graph, sources first: token, name, location, number of the
-    reader, flags, capacity."""
+    """Returns (token, name, location, index of the reading pipe, flags, capacity) for each counted pipe,
+    sources first.
+    """
     graph = graph_of(datapipe)
     put_off = _put_off(graph)
     pipes = [pipe for pipe in graph if hasattr(pipe, "__dict__") and _is_counted(pipe, graph, full)]
@@ -81,10 +77,9 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user's functions in the dataset that a pipe reads; none if the pipe does more than reading this
-    dataset.
+    """Returns the user's functions in the dataset that a pipe reads; none if the pipe does more than reading it.
 
-    A map-style pipe that is not timed has no row in the statistics. The row of the pipe that reads it names its code.
+    A map-style pipe that is not timed has no row of its own, so the pipe that reads it names its code.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
@@ -94,15 +89,14 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Returns whether a pipe is counted. A map-style pipe is only counted if it runs user code and another pipe times
-    it."""
+    """A map-style pipe is counted only if it runs user code and another pipe times it."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)
 
 
 def _is_timed(pipe: Any, graph: Graph) -> bool:
-    """Returns whether a pipe that reads the map-style pipe measures the time of the map-style pipe; see `getter_of`."""
+    """See `getter_of`."""
     readers = [other for other in graph if any(source is pipe for source in graph.sources(other))]
     return any(
         isinstance(reader, IterDataPipe) or (hasattr(reader, "_getter") and _is_timed(reader, graph))
@@ -111,7 +105,6 @@ def _is_timed(pipe: Any, graph: Graph) -> bool:
 
 
 def _put_off(graph: Graph) -> set[int]:
-    """Returns the ids of the pipes that delay their work until a `sharding_filter` has selected the items."""
     found: set[int] = set()
     for pipe in graph:
         if hasattr(pipe, "apply_sharding"):
@@ -129,7 +122,7 @@ def _flags(pipe: Any) -> Flag:
 
 
 def location_of(pipe: Any) -> str | None:
-    """Returns the location, as `file:line`, of the user's function that the pipe calls, or of the user's class.
+    """Returns `file:line` of the user's function that the pipe calls, or of the user's class.
 
     Returns None if all code belongs to this package.
     """

@@ -1,7 +1,7 @@
 """The statistics of a loader as plain, immutable values.
 
-Role: the data that `DataLoader2.stats` returns, computed by the module `reading` from the counters of the processes.
-Times are in seconds, sizes in bytes, and fractions between 0 and 1. None means that a value was not measured.
+Role: the result of `DataLoader2.stats`, which the module `reading` computes from the counters of the processes. Times
+are in seconds, sizes in bytes, and fractions between 0 and 1. None means that a value was not measured.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from torchdata._observe.stats.declaring import counter, described, fields_summed
 __all__ = ["NODES", "STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "added"]
 
 Page = dict[str, Any]
-#: The names of a `StatefulDataLoader` and of the `Loader` of nodes in statistics. Advice depends on the name, because a
-#: `StatefulDataLoader`, a `Loader` of nodes and a `DataLoader2` have different arguments.
+#: The names of loaders with arguments of their own, on which advice depends.
 STATEFUL, NODES = "StatefulDataLoader", "nodes.Loader"
-#: Fields of `LoaderStats` that are not displayed.
 _HIDDEN = ("reading",)
 
 
@@ -129,22 +127,19 @@ class ProcessStats:
 
     @property
     def called(self) -> str:
-        """The name of the process. If the process runs on another machine than the main process, the name includes the
-        machine."""
+        """Includes the machine if it is not the main process's machine."""
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The counters of all processes of a loader at one moment.
+    """The counters of a loader at one moment.
 
     Attributes:
-        at: the time, in nanoseconds of the monotonic clock.
-        full: whether the time of each pipe is measured.
-        pages: the counters of each process, by the index of its page.
-        cpu: for each running process, by the index of its page: the seconds that it has run, has waited for a
-            processor, and has existed; None if unknown.
-        alive: the indices of the pages of running processes.
+        at: nanoseconds of the monotonic clock.
+        pages: the counters of each process, by index.
+        cpu: for each running process: the seconds that it has run, has waited for a processor, and has existed.
+        alive: the indices of running processes.
     """
 
     at: int
@@ -159,7 +154,7 @@ class Reading:
 class LoaderStats:
     """The statistics of a loader, from its beginning or since an earlier `LoaderStats`."""
 
-    #: The counters behind these statistics. Later statistics can be computed relative to these counters.
+    #: Later statistics can be computed relative to these counters.
     reading: Reading = field(repr=False, compare=False)
     full: bool = told("whether the time of each pipe was measured")
     epoch: int = told("the number of the current or last epoch, from 1; 0 before the first epoch", gauge())
@@ -218,33 +213,29 @@ class LoaderStats:
 
     @property
     def loader(self) -> str | None:
-        """The class of the loader if it is `STATEFUL` or `NODES`; None for a `DataLoader2`."""
+        """`STATEFUL`, `NODES`, or None for a `DataLoader2`."""
         main = self.main
         names = [] if main is None else [pipe.name for pipe in main.pipes if pipe.name in (STATEFUL, NODES)]
         return names[-1] if names else None
 
     @property
     def main(self) -> ProcessStats | None:
-        """The main process."""
         return next((process for process in self.processes if process.role == "main"), None)
 
     @property
     def workers(self) -> tuple[ProcessStats, ...]:
-        """The workers."""
         return tuple(process for process in self.processes if process.role == "worker")
 
     @property
     def dispatching(self) -> ProcessStats | None:
-        """The statistics of the dispatching process; None if there is no dispatching process."""
         return next((process for process in self.processes if process.role == "dispatching"), None)
 
     @property
     def pipes(self) -> tuple[PipeStats, ...]:
-        """The pipes of all processes."""
         return tuple(pipe for process in self.processes for pipe in process.pipes)
 
     def merged_pipes(self) -> tuple[PipeStats, ...]:
-        """Returns the pipes of all processes. If several workers run replicas of a pipe, the replicas are merged.
+        """Returns the pipes of all processes, where the replicas of a pipe in several workers are merged.
 
         Counts and times are sums; `p50` and `p99` are taken from the slowest worker.
         """
@@ -255,7 +246,7 @@ class LoaderStats:
         return tuple(_merged(pipes) for pipes in groups.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all statistics as dicts, lists, numbers and strings, in a form for JSON."""
+        """The result can be converted to JSON."""
         plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _HIDDEN}
         plain["waited_for"] = dict(self.waited_for)
         plain["processes"] = [asdict(process) for process in self.processes]
@@ -265,7 +256,6 @@ class LoaderStats:
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Adds up several mappings from a kind to a count."""
     sums: Counter[str] = Counter()
     for one in counts:
         sums.update(one)

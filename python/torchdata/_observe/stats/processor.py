@@ -1,6 +1,6 @@
 """Reads the processor time of a process from the system.
 
-Role: runs in any process. Another process is measured only if the operating system lets this process inspect it.
+Role: the system may forbid inspecting processes of other users.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NS = 1e-9
 
 
 def processor_times(pid: int) -> tuple[float, float, float] | None:
-    """Returns how many seconds the threads of a process have run, have waited for a processor, and have existed."""
+    """Returns the seconds that the process's threads have run, have waited for a processor, and have existed."""
     ran = waited = 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -29,10 +29,9 @@ def processor_times(pid: int) -> tuple[float, float, float] | None:
 
 
 def working_time(pid: int) -> float | None:
-    """Returns the number of seconds that the threads of a process have run, plus their waits for a processor if known;
-    None if there is no such process.
+    """Returns the seconds that the process's threads have run, plus their waits for a processor if known.
 
-    The result decreases when a thread ends, because the time of an ended thread is unknown.
+    The result decreases when a thread ends.
     """
     times = processor_times(pid)
     if times is not None:
@@ -45,13 +44,13 @@ def working_time(pid: int) -> float | None:
 
 
 def _fields(pid: int) -> list[int]:
-    """Returns the numbers in `/proc/PID/stat` after the name, as in proc_pid_stat(5). 0 replaces the state letter."""
+    """Returns the numbers after the name, as in proc_pid_stat(5), with 0 instead of the state letter."""
     with open(f"/proc/{pid}/stat") as file:
         return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
 
 
 def _as_ps_says(pid: int) -> float | None:
-    """Returns the number of seconds that a process ran, on systems without `/proc`."""
+    """For systems without `/proc`."""
     try:
         said = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, timeout=5).stdout
         days, _, clock = said.strip().rpartition("-")

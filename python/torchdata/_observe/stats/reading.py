@@ -1,7 +1,7 @@
 """Computes the statistics of a loader from the counters of its processes.
 
-Role: reads the counters in shared memory, and computes sums. The code runs in the main process, or in a process that
-observes a loader. Counters are not all read at the same moment, so sums may deviate slightly.
+Role: runs in the main process, or in a process that observes a loader. Counters are not all read at the same moment, so
+sums may deviate slightly.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _NS = 1e-9
 
 
 def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> Reading:
-    """Reads the counters of a loader's processes, and their processor times from the system. `numbers` maps the
-    loader's process ids to process ids in this container, or is None if the ids are equal."""
+    """`numbers` maps the loader's process ids to process ids in this container, or is None if they are equal."""
     pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))
     cpu = {index: _cpu(pages[index]) for index in alive}
@@ -39,8 +38,7 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
-    """Makes the texts of a page safe to show, and replaces the process id by the id in this process's container (0 if
-    unknown)."""
+    """Makes texts safe to show, and replaces the process id by the id in this container (0 if unknown)."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
     page["place"] = printable(page["place"])
@@ -51,7 +49,7 @@ def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
 
 def _is_alive(page: Page) -> bool:
     pid = page["pid"]
-    if page["place"]:  # the id belongs to a process on another machine
+    if page["place"]:  # the process id belongs to another machine
         return not page["gone"]
     if pid == os.getpid():
         return True
@@ -71,17 +69,17 @@ def _cpu(page: Page) -> tuple[float, float, float] | None:
 
 
 def _elapsed(wait: Mapping[str, int], at: int) -> int:
-    """Returns the nanoseconds of all waits, including the current wait."""
+    """Returns nanoseconds, including the current wait."""
     return wait["total"] + (max(0, at - wait["since"]) if wait["since"] else 0)
 
 
 def _as_of(page: Page | None, reading: Reading) -> int:
-    """Returns the time at which the counters of a page were current: earlier than `reading` for remote processes."""
+    """The counters of a process on another machine are older than `reading`."""
     return min(reading.at, page["heard"]) if page is not None and page["heard"] else reading.at
 
 
 class _Since:
-    """The increase of a process's counters since an earlier reading."""
+    """The increase of a process's counters since the reading `earlier`."""
 
     def __init__(self, now: Reading, earlier: Reading | None, index: int) -> None:
         self.page = now.pages[index]
@@ -103,7 +101,7 @@ class _Since:
         return max(0, _elapsed(self.page[name], self.at) - before)
 
     def average(self, name: str) -> float | None:
-        """Returns the average number of seconds of completed waits; None if there were none."""
+        """Returns seconds per completed wait, or None."""
         now, before = self.page[name], self.before[name] if self.before else {"total": 0, "count": 0}
         times = now["count"] - before["count"]
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
@@ -132,8 +130,7 @@ class _Since:
 
 
 def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
-    """Returns the statistics from the reading `earlier` of the same counters (None for the beginning) to the reading
-    `now`."""
+    """Returns the statistics from the reading `earlier` (None for the beginning) to the reading `now`."""
     names = {index: name_of_process(page) for index, page in now.pages.items()}
     sinces = {index: _Since(now, earlier, index) for index in sorted(now.pages)}
     processes = [_process(since, now, names) for since in sinces.values()]
@@ -180,21 +177,20 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
 
 
 def _sums(processes: list[ProcessStats]) -> dict[str, Any]:
-    """Returns the fields of `LoaderStats` that are sums over all processes."""
     return {
         name: sum(getattr(process, name) for process in processes) for name in fields_summed(LoaderStats, "processes")
     }
 
 
 def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None:
-    """Estimates how many seconds the program spent in calls of the loader's `next`: at least `waiting` seconds."""
+    """Estimates the seconds in calls of the loader's `next`, at least `waiting`."""
     if main is None or not main.count("inside_samples"):
         return None
     return min(seconds, max(waiting, main.count("inside") * _NS))
 
 
 def _held(process: ProcessStats | None) -> tuple[int, int]:
-    """Returns how many items the threads of a process have read ahead, and how many items they may read ahead."""
+    """Returns how many items threads have read ahead, and how many they may read ahead."""
     held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 
@@ -351,7 +347,7 @@ def _pipes(since: _Since, process: str) -> tuple[PipeStats, ...]:
 
 
 def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
-    """Returns, for each kind of exception, how many items were skipped since an earlier reading."""
+    """Returns the number of skipped items since an earlier reading, by kind of exception."""
     earlier = dict(before["skipped_kinds"]) if before else {}
     grown = {kind: count - earlier.get(kind, 0) for kind, count in pipe["skipped_kinds"]}
     others = pipe["skipped"] - (before["skipped"] if before else 0) - sum(grown.values())
@@ -359,10 +355,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 
 def pipe_at_work(page: Page) -> str | None:
-    """Returns the pipe that a process is running. If times are measured, the counters name the running pipe. Otherwise,
-    the running pipe is the pipe that has read an item without having yielded a result.
-
-    Returns None if the pipe is unknown.
+    """Returns the pipe that a process is running, or None. If times are measured, the counters name this pipe.
+    Otherwise, it is the pipe that has read an item and has not yielded a result.
     """
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):

@@ -1,8 +1,7 @@
-"""The recorder of a loader's statistics: finds or creates the counters, registers the pipes, and reads the counters.
+"""Records the statistics of one loader: finds or creates the counters, registers the pipes, and reads the counters.
 
-Role: owned by one `DataLoader2`, in the main process. If the reading service starts processes, the recorder uses their
-shared memory with counters. If all pipes run in the main process, the recorder creates memory with one page of
-counters. Loading never fails because of statistics.
+Role: belongs to a loader in the main process. The counters are in the memory of the loader's processes, or in new
+memory if all pipes run in the main process. Errors in statistics never interrupt loading.
 """
 
 from __future__ import annotations
@@ -35,19 +34,17 @@ __all__ = ["Recorder", "StatsLevel"]
 
 StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
-#: The environment variable for the level of detail, which is used if the loader's argument does not set the level.
+#: Used if the loader's argument does not set the level of detail.
 VARIABLE = "TORCHDATA_STATS"
-#: The environment variable that disables the warning about long waits if its value is "0".
+#: "0" disables the warning about long waits.
 WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
-#: The default of `wait_warning`: the fraction of an epoch that a program may wait for the loader without a warning.
+#: The default of `wait_warning`: the fraction of an epoch that a program may wait without a warning.
 WAIT = 0.3
-#: Minimum duration of an epoch for a warning, in seconds.
+#: The minimum duration in seconds of an epoch with a warning.
 LEAST = 10.0
 
 
 class CountedService(Protocol):
-    """The part of a reading service that statistics use."""
-
     def engine_processes(self) -> Any:
         """Returns the processes that run the graph and count items; None if there are none."""
 
@@ -59,14 +56,11 @@ class Recorder:
     """The statistics of one loader.
 
     Args:
-        level: "counts", or "full" to also measure the time of each pipe; None reads the variable `TORCHDATA_STATS`.
-        stall_warning: the number of seconds without an item before a warning names the waiting processes; None disables
-            the warning.
-        wait_warning: a warning is issued once if the program waits for the loader for more than this fraction of an
-            epoch; None disables the warning.
+        level: "counts", or "full" to also time each pipe; None for the variable `TORCHDATA_STATS`.
+        stall_warning: the seconds without an item until a warning; None for no warning.
+        wait_warning: the fraction of an epoch that the program may wait without a warning; None for no warning.
     """
 
-    #: The name of the loader's class.
     name = "DataLoader2"
 
     def __init__(
@@ -82,27 +76,23 @@ class Recorder:
         if wait_warning is not None and (isinstance(wait_warning, bool) or not 0 < wait_warning <= 1):
             raise ValueError(f"wait_warning is a share from 0 to 1 or None, not {wait_warning!r}")
         self.stall_warning, self.wait_warning = stall_warning, wait_warning
-        #: `_is_wait_told`: whether the warning was issued or is disabled. `_began`, `_since`: time and counters at the
-        #: epoch's start.
+        #: Whether the warning was issued or is disabled.
         self._is_wait_told = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
         self._began = 0.0
         self._since: Reading | None = None
         self._pid = 0
-        #: The loader's number in the monitor of calls of `next`, and its `Delivery`; None if its calls are not
-        #: monitored.
+        #: The loader's number in the monitor of calls of `next`, and its `Delivery`, if its calls are monitored.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: The last state, stored at shutdown: the time, whether each pipe was timed, and the counters.
+        #: The time, the level and the counters when the loader was shut down.
         self._last: tuple[int, bool, list[Any]] | None = None
-        #: Whether a warning about damaged pages was issued.
         self._is_damage_told = False
         #: The processes that ran the graph in the last epoch.
         self._processes: Any = None
-        #: Returns sentences of the reading service that are displayed below the table of statistics.
         self._notes: Callable[[], Sequence[str]] = tuple
 
     def begin(self, service: CountedService, datapipe: Any, delivery: Delivery) -> None:
-        """Records that an epoch begins, in which the loader reads `datapipe` and counts its items with `delivery`."""
+        """The loader counts the items of the epoch with `delivery`."""
         processes = service.engine_processes()
         if self._counting is None or self._pid != os.getpid() or processes is not self._processes:
             self._counting = self._take_board(service)
@@ -135,14 +125,13 @@ class Recorder:
             self._warn_if_slow()
 
     def _note_beginning(self) -> None:
-        """Records the counters at the beginning of an epoch, to compute the waiting time at its end."""
+        """The counters at the beginning of an epoch give the waiting time at its end."""
         if not self._is_wait_told and self.board is not None:
             pages = self.board.read()
             self._began = time.monotonic()
             self._since = _reading_of(time.monotonic_ns(), self.full, pages)
 
     def _warn_if_slow(self) -> None:
-        """Warns once if the program spent much of the finished epoch waiting for the loader."""
         if self._is_wait_told or self._since is None or time.monotonic() - self._began < LEAST:
             return
         from torchdata._observe.stats.waiting import waited_for_long
@@ -155,19 +144,19 @@ class Recorder:
             self._is_wait_told = True
             try:
                 warn_outside(words, WaitWarning)
-            except Warning as error:  # if warnings are errors, the epoch has still ended normally
+            except Warning as error:  # the epoch has still ended normally
                 threading.excepthook(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
 
     def close(self) -> None:
-        """Keeps the counters when the loader is shut down."""
+        """Keeps the counters of a loader that is shut down."""
         if self._watched is not None:
             warn_of_calls_no_more(*self._watched)
             self._watched = None
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. They are stored
-            # before `_counting` is cleared, because another thread may request statistics at the same time.
+            # Stored unprocessed, because nothing can be imported at interpreter exit. Stored before `_counting` is
+            # cleared, because another thread may request statistics.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
@@ -178,8 +167,8 @@ class Recorder:
 
     @property
     def board(self) -> StatsBoard | None:
-        """The board of counters; None before the first epoch and after the end of the loader."""
-        counting = self._counting  # another thread may shut the loader down, so this is the only read
+        """None before the first epoch and after the end of the loader."""
+        counting = self._counting  # read once, because another thread may shut the loader down
         return None if counting is None else counting.board
 
     def reading(self) -> Reading:
@@ -193,8 +182,7 @@ class Recorder:
         return _reading_of(at, full, read)
 
     def _warn_of_damage(self, board: StatsBoard) -> None:
-        """Warns once if damaged pages are left out. This method never raises an exception, even if warnings are
-        errors."""
+        """Never raises an exception, even if warnings are errors."""
         damage = None if self._is_damage_told else board.damage()
         if damage is not None:
             self._is_damage_told = True
@@ -206,8 +194,7 @@ class Recorder:
             )
 
     def skipped(self, since: Reading | None) -> dict[tuple[str, str], int]:
-        """Returns how many items other processes have skipped since the reading `since`, by kind of exception and
-        pipe."""
+        """Returns how many items other processes have skipped, by kind of exception and pipe."""
         from torchdata._observe.stats.reading import summarise
 
         found: dict[tuple[str, str], int] = {}
@@ -220,19 +207,18 @@ class Recorder:
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
         earlier = None if since is None else since.reading
         if earlier is not None and earlier.at < self._made:
-            earlier = None  # the argument belongs to earlier workers, whose counters no longer exist
+            earlier = None  # `since` belongs to earlier workers, whose counters no longer exist
         return replace(self._summary(earlier), choices=tuple(self._notes()))
 
     def copied(self) -> Recorder:
         return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
 
     def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
-        """Describes what limits the loader; see `DataLoader2.diagnose`. `ended` is the number of finished epochs if no
-        epoch is running, otherwise 0."""
+        """`ended` is the number of finished epochs if no epoch is running, otherwise 0."""
         from torchdata._observe.stats.diagnosis import diagnose
 
         stats = self.stats(since)
-        if not stats.epoch:  # an epoch begins with its first item, and no item was requested yet
+        if not stats.epoch:  # no item was requested yet
             stats = replace(stats, epoch=ended, epochs=ended)
         return diagnose(stats)
 
@@ -243,7 +229,7 @@ class Recorder:
 
     @property
     def _made(self) -> int:
-        """Returns the time, in nanoseconds, when the current counters were created; 0 if there are no counters."""
+        """In nanoseconds; 0 without counters."""
         board = self.board
         return 0 if board is None else board.made()[1]
 

@@ -1,5 +1,4 @@
-"""The message about an epoch that spent much time waiting for its loader. The functions are pure functions over
-statistics."""
+"""The message about an epoch that spent much time waiting for its loader."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ __all__ = ["waited_for_long"]
 
 
 def waited_for_long(stats: LoaderStats, loader: str, share: float) -> str | None:
-    """Returns a line about an epoch in which the program waited for its loader for more than `share` of the time; None
-    for shorter waits."""
+    """Returns None if the program waited for at most `share` of the epoch."""
     first = (stats.first_item_seconds or 0.0) * stats.epochs
     inside = stats.loading if stats.loading is not None else stats.waiting
     whole = first + stats.seconds
