@@ -1,6 +1,6 @@
 """`python -m torchdata`: inspects running loaders from another process.
 
-Role: the command line. `_observe/outside` implements the commands.
+Role: the command line of `_observe/outside`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ def _as_json(pid: int | None, stacks: bool) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line, and returns its exit status."""
     options = _parser().parse_args(arguments)
     try:
         if options.command == "stats" and options.json:

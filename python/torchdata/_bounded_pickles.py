@@ -1,8 +1,7 @@
-"""Keeps pickles in memory up to a maximum size. If a pickle exceeds the maximum size, only its size is measured.
+"""Limits the memory of pickles: once all pickles of a context are too large, only their size is measured.
 
-Role: all pickling functions of this package write to the file that `pickle_file` provides. Inside a `bounded` context,
-the bytes of all pickles are counted. Once there are too many bytes, the pickles are no longer stored, but only
-measured. The `bounded` contexts of several threads are independent.
+Role: all pickling functions of this package write to the file that `pickle_file` provides. A `bounded` context, which
+affects only its own thread, limits the total size of these files.
 """
 
 from __future__ import annotations
@@ -15,11 +14,7 @@ from typing import Any
 
 
 class TooLargeError(Exception):
-    """Raised if the pickles of a `bounded` context are too large.
-
-    Args:
-        size: the number of bytes of the pickles so far.
-    """
+    """Raised if the pickles of a `bounded` context are too large."""
 
     def __init__(self, size: int) -> None:
         super().__init__(f"{size} bytes are too many")
@@ -27,12 +22,7 @@ class TooLargeError(Exception):
 
 
 class LimitedFile:
-    """A file for one pickle, which stops the pickling once there are too many bytes.
-
-    Attributes:
-        content: the bytes.
-        left: the number of bytes that still fit into the file.
-    """
+    """A file for one pickle, which ends the pickling by an exception once it has too many bytes."""
 
     def __init__(self, most: int) -> None:
         self.content = bytearray()
@@ -49,8 +39,6 @@ class LimitedFile:
 
 
 class _Bound:
-    """The number of bytes that were written, and the maximum number of bytes that are kept."""
-
     def __init__(self, most: int) -> None:
         self.most, self.written = most, 0
 
@@ -77,9 +65,9 @@ class _BoundedFile(io.BytesIO):
 
 @contextmanager
 def bounded(most: int | None) -> Iterator[None]:
-    """A context manager. Pickles are kept only while they have at most `most` bytes together; None for no limit.
+    """Stores pickles only while they have at most `most` bytes together; None for no limit.
 
-    If the pickles exceed this limit, they are incomplete, and TooLargeError is raised at the end of the context.
+    Otherwise, the pickles are incomplete, and the end of the context raises TooLargeError.
     """
     if most is None:
         yield
@@ -96,9 +84,9 @@ def bounded(most: int | None) -> Iterator[None]:
 
 @contextmanager
 def pickle_file() -> Iterator[io.BytesIO]:
-    """A context manager that provides a file for one pickle. If too many bytes were written, the file is empty.
+    """Provides a file for one pickle, which is empty if too many bytes were written.
 
-    If an exception ends the context, the bytes of the file are not counted.
+    After an exception in the context, the bytes of the file are not counted.
     """
     bound = _bound.get()
     if bound is None:

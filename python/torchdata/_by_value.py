@@ -1,17 +1,16 @@
-"""Pickles objects by value, and refuses objects that would lose attributes.
+"""Pickles objects by value with cloudpickle, and refuses objects that would lose attributes.
 
-Role: pickles items, states and programs that plain pickle does not support, in the process that has these objects. This
-module is imported only when an object is first pickled by value, because this module imports cloudpickle.
+Role: pickles items, states and programs that plain pickle does not support. The module is imported only when it is
+needed, because it imports cloudpickle.
 
-Unlike plain pickle, cloudpickle supports classes that cannot be imported. If a library derives a class at run time, the
-`__reduce__` of the base class may omit attributes of the derived class. For example, the `__reduce__` of
-`types.SimpleNamespace` returns the contents of `__dict__`, but omits the `__slots__` of a derived class. This module
-raises an error if pickling an object would lose some of the object's attributes.
+Unlike plain pickle, cloudpickle supports classes that a library derives at run time, but the `__reduce__` of the base
+class may omit attributes of the derived class. For example, `types.SimpleNamespace.__reduce__` omits the `__slots__` of
+derived classes. Such an object raises an error.
 
 Functions keep the name of their file, so that a traceback in a worker shows the file and the source line. cloudpickle
 3.1.3 would replace the name by "<dynamic-code>". Annotations that cannot be evaluated, because only a type checker
-imports their names, become strings. A module that was imported with `lazy import` (Python 3.15) is imported before the
-function that uses it is pickled.
+imports their names, become strings. Modules of `lazy import` (Python 3.15) are imported before a function that uses
+them is pickled.
 """
 
 from __future__ import annotations
@@ -32,20 +31,18 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: For each class, the sets of attribute names for which `_check` has found that pickles contain all attributes. A class
-#: is mapped to None if its objects need no check.
+#: For each class, the sets of attributes that `_check` has found to survive pickling; None if objects of the class need
+#: no check.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """The pickler of cloudpickle, with the changes that this module describes."""
-
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler`.
 
         Raises:
-            pickle.PicklingError: pickling would lose attributes of an object of a class that is pickled by value.
-            ImportError: a module that was imported with `lazy import` cannot be imported.
+            pickle.PicklingError: an object of a class that is pickled by value would lose attributes.
+            ImportError: a module of `lazy import` cannot be imported.
         """
         cls: type = type(obj)
         if cls is CodeType:
@@ -77,18 +74,15 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dumps(obj: Any) -> bytes:
-    """Pickles an object. Classes and functions that cannot be imported are pickled by value."""
     with pickle_file() as file:
         ByValuePickler(file, protocol=5).dump(obj)
     return file.getvalue()
 
 
-# -- functions --------------------------------------------------------------------------------------------------------
-
-#: The type of the object that `lazy import` binds to a name until the name is used (Python 3.15).
+#: `lazy import` binds an object of this type to a name until the name is used (Python 3.15).
 _LAZY_IMPORT = getattr(types, "LazyImportType", None)
-#: In a dataclass, a `ForwardRef` replaces an annotation that cannot be evaluated (Python 3.14). A `ForwardRef` refers
-#: to the dataclass and to variables that pickle may not support.
+#: In a dataclass, a `ForwardRef` replaces an annotation that cannot be evaluated (Python 3.14). It refers to the
+#: dataclass and to variables that pickle may not support.
 _FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
 
 
@@ -109,7 +103,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _import_lazy_modules(function: FunctionType) -> None:
-    """Imports the modules that a function uses, so that cloudpickle finds the submodules that the function needs."""
+    """Lets cloudpickle find the submodules that the function needs."""
     if _LAZY_IMPORT is None:
         return
     names = function.__globals__
@@ -124,12 +118,12 @@ def _import_lazy_modules(function: FunctionType) -> None:
 def _can_evaluate_annotations(function: FunctionType) -> bool:
     try:
         return function.__annotations__ is not None
-    except Exception:  # a user's expression may raise anything
+    except Exception:  # the user's expression may raise any error
         return False
 
 
 def _with_annotations_as_text(function: FunctionType) -> FunctionType:
-    """Copies a function with annotations as strings, as under `from __future__ import annotations`."""
+    """As under `from __future__ import annotations`."""
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -149,15 +143,11 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
     return {}
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
-
-
 def _reduced_error(error: BaseException) -> Any:
-    """Returns how to pickle an exception (for `reducer_override`) if the constructor of its class is written in Python.
+    """Lets an exception whose constructor is written in Python be unpickled without calling the constructor.
 
-    By default, unpickling an exception calls its constructor with `error.args`. If the constructor has other
-    parameters, unpickling would raise an error or change the message. With the returned form, unpickling sets the
-    arguments and attributes of the exception without calling its constructor.
+    By default, unpickling calls the constructor with `error.args`, which fails or changes the message if the
+    constructor has other parameters.
     """
     cls = type(error)
     if (
@@ -170,9 +160,6 @@ def _reduced_error(error: BaseException) -> Any:
     ):
         return NotImplemented
     return getattr(copyreg, "__newobj__"), (cls, *error.args), vars(error) or None  # noqa: B009 # missing in typeshed
-
-
-# -- values that would be lost ----------------------------------------------------------------------------------------
 
 
 def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
@@ -192,19 +179,17 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
 
 
 def _way_of(cls: type) -> type:
-    """Returns the class that defines how objects of a class are pickled. If only `object` defines pickling, all
-    attributes are pickled.
-    """
+    """Returns `object` if all attributes are pickled."""
     ways = ("__reduce_ex__", "__reduce__", "__getstate__")
     return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(ways))
 
 
 def _values_at_risk(obj: Any) -> list[str]:
-    """Returns the names of the attributes of an object that pickling may omit.
+    """Returns the names of attributes that pickling may omit.
 
-    The class that defines how the object is pickled may not know the `__slots__` of derived classes. If the defining
-    class is written in C, pickling may also omit attributes in `__dict__`. If a class written in Python omits
-    attributes in `__dict__`, the omission is assumed to be intentional.
+    The class that defines the pickling may not know the `__slots__` of derived classes. If it is written in C, it may
+    also omit attributes in `__dict__`. If a class written in Python omits such attributes, this is assumed to be
+    intentional.
     """
     cls = type(obj)
     way = _way_of(cls)
@@ -215,5 +200,4 @@ def _values_at_risk(obj: Any) -> list[str]:
     return names
 
 
-#: The flag `Py_TPFLAGS_HEAPTYPE`.
 _MADE_IN_PYTHON = 1 << 9

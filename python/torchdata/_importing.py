@@ -1,11 +1,9 @@
 """Calls a function right after a module was imported, and protects imports from concurrent forks.
 
-Role: the package does not import NumPy or PyTorch itself. After other code has imported NumPy or PyTorch, this package
-seeds the library's random generators, and registers classes there. For modules of this package that are imported only
-when they are used, the finder calls the functions of `_publishing.py`. The finder is at the front of `sys.meta_path`,
-and is removed when no module is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or
-PyTorch at an arbitrary time, possibly while another thread forks. The code runs in the importing process and thread.
-This module owns the finder.
+Role: the package does not import NumPy or PyTorch itself, but seeds their random generators once other code has
+imported them. `_publishing.py` uses the same finder for modules of this package that are imported only when they are
+used. If an item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time, possibly while
+another thread forks.
 """
 
 from __future__ import annotations
@@ -20,16 +18,16 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: Functions to be called with a module, by the module's full name.
+#: Functions that are called with a module, by the module's full name.
 Calls = Mapping[str, Callable[[Any], object]]
 
 
-# The finder and the loader do not derive from importlib.abc, because importing that module takes longer than importing
-# this package.
+# These classes do not derive from importlib.abc, because importing that module takes longer than importing this
+# package.
 
 
 class _WaitingFinder:
-    """Finds only awaited modules, by asking the other finders of `sys.meta_path`."""
+    """Finds only the modules in `calls`, by asking the other finders of `sys.meta_path`."""
 
     def __init__(self) -> None:
         #: The functions to call, by the name of the caller and by the name of the module.
@@ -60,11 +58,7 @@ class _WaitingFinder:
             call(module)
 
     def install_or_leave(self) -> None:
-        """Adds the finder to `sys.meta_path` if a module is awaited, and otherwise removes the finder.
-
-        This method creates a new list, because an import in another thread could skip a finder if the old list were
-        changed.
-        """
+        """Creates a new list, because an import in another thread could skip a finder if the list were changed."""
         others = [finder for finder in sys.meta_path if finder is not self]
         awaited = any(self.calls.values())
         if awaited and len(others) == len(sys.meta_path):
@@ -88,12 +82,12 @@ class _WaitingLoader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module must see its own loader, including while it is executed.
+        # Code of the module must see the module's own loader.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # Garbage collection during an import takes a tenth of torch's import time, but frees almost nothing, because
-        # most new objects remain in use.
+        # Garbage collection takes a tenth of torch's import time, but frees almost nothing, because most new objects
+        # remain in use.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -108,15 +102,15 @@ _finder = _WaitingFinder()
 
 
 def call_when_imported(who: str, calls: Calls) -> None:
-    """Calls each function once with its module, right after the module was imported. The keys of `calls` are the full
-    names of modules that are not loaded. `calls` replaces the functions that the same caller has registered earlier."""
+    """Calls each function once with its module, right after the module was imported. No key of `calls` may be a loaded
+    module. `calls` replaces the functions that the caller `who` has registered earlier.
+    """
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 
 
-#: A thread holds this lock while it imports through `import_whole`, and while it forks. Without the lock, a child could
-#: inherit an incomplete module, and would hang when it imports the module, because no thread of the child releases the
-#: import lock.
+#: Held during a fork, and while `import_whole` imports a module. Without the lock, a child could inherit an incomplete
+#: module, and would hang when it imports it, because no thread of the child releases the import lock.
 _late = threading.RLock()
 os.register_at_fork(
     before=_late.acquire,
@@ -126,7 +120,7 @@ os.register_at_fork(
 
 
 def import_whole(name: str) -> Any:
-    """Returns the module `name`. Other threads cannot fork while this function imports the module."""
+    """Other threads cannot fork during the import."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         return module
@@ -135,11 +129,12 @@ def import_whole(name: str) -> Any:
 
 
 def loaded(name: str) -> Any:
-    """Returns the module if it was imported, otherwise None. If another thread is importing the module, the function
-    waits for that thread."""
+    """Returns a module that was imported, otherwise None. If another thread is importing the module, waits for that
+    thread.
+    """
     if sys.modules.get(name) is None:
         return None
     try:
         return import_whole(name)
-    except ImportError:  # the other thread receives this error
+    except ImportError:  # the importing thread raises this error
         return None

@@ -1,7 +1,6 @@
-"""The processors that a loader may use, according to the kernel and its control groups.
+"""The number of processors that a loader may use, according to the kernel and its control groups.
 
-Role: reads `/proc` and `/sys/fs/cgroup`. The code runs in the main process. If the system reports no limit, this module
-assumes that no limit exists.
+Role: reads `/proc` and `/sys/fs/cgroup`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ _CGROUPS = "/sys/fs/cgroup"
 
 
 def cores() -> int:
-    """Returns the number of processors that this process may use, according to its affinity and its control groups."""
+    """Considers the affinity and the control groups of this process."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for group in _groups():
         quota, _, period = _read(f"{group}/cpu.max").partition(" ")
@@ -32,12 +31,11 @@ def _groups() -> Iterator[str]:
     for line in _read("/proc/self/cgroup").splitlines():
         if line.startswith("0::"):
             yield from _upwards(_CGROUPS, line[3:])
-    yield _CGROUPS  # in a container, this folder is the container's own group
+    yield _CGROUPS  # in a container, the container's own group
 
 
 def _first_version_groups() -> Iterator[str]:
-    """Yields the folders of this process's control groups for processors, and their parents, in version 1 of control
-    groups. In version 1 of control groups, each controller has separate groups."""
+    """In version 1 of control groups, each controller has separate groups."""
     root = f"{_CGROUPS}/cpu"
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, below = line.split(":", 2)
@@ -47,7 +45,7 @@ def _first_version_groups() -> Iterator[str]:
 
 
 def _upwards(root: str, below: str) -> Iterator[str]:
-    """Yields the folder `root`/`below`, and then its parents within `root`."""
+    """Yields the folder, and then its parents within `root`."""
     below = below.rstrip("/")
     while below:
         yield root + below

@@ -1,11 +1,8 @@
-"""Maps the deep import paths of torchdata 0.9 that no longer exist to the present names.
+"""Supports import paths of torchdata 0.9 that no longer exist, such as `torchdata.datapipes.iter.util.cacheholder`.
 
-Role: keeps imports of torchdata's internal modules working (`from torchdata.datapipes.iter.util.cacheholder import
-InMemoryCacheHolderIterDataPipe`). A finder at the end of `sys.meta_path` creates an old module when it is first
-imported. Python asks the finder only if this package has no file for the requested module. When code uses a name of an
-old module, the name is looked up at its present location. `OLD_MODULES` also contains private names that public
-programs import or patch. If the entry of a name in `OLD_MODULES` contains a colon, patching the old name also patches
-the present name. The code runs in any process that imports the package.
+Role: a finder at the end of `sys.meta_path`, which Python asks only if this package has no such module, creates an old
+module when it is imported. Each name of an old module is looked up in its present module. `OLD_MODULES` also contains
+private names that public programs import or patch.
 """
 
 from __future__ import annotations
@@ -19,9 +16,9 @@ from typing import Any
 
 _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
 
-#: For each old module, the module that now defines its names, and the names. `XIterDataPipe`, `XMapDataPipe` and
-#: `XDataPipe` are now called `X`. An entry of the form `old=new` renames a name; all other names are unchanged. In
-#: an entry like `old=module:new`, the module defines and uses the name, and setting the old name also sets this name.
+#: For each old module: the module that now defines its names, and the names. `XIterDataPipe`, `XMapDataPipe` and
+#: `XDataPipe` are now called `X`, and an entry `old=new` renames a name. With `old=module:new`, another module defines
+#: the name, and setting the old name also sets this name.
 OLD_MODULES: dict[str, tuple[str, str]] = {
     "torchdata._constants": (
         "torchdata._engine.processes.shutdown",
@@ -29,7 +26,7 @@ OLD_MODULES: dict[str, tuple[str, str]] = {
         "default_dl2_worker_join_timeout_in_s=torchdata._engine.processes.shutdown:ASKED",
     ),
     "torchdata.version": ("torchdata", "__version__"),
-    # User functions that replace process_init_fn import this module, but use none of its names.
+    # User functions that replace process_init_fn import this module, but use no name of it.
     "torchdata.dataloader2.communication": ("torchdata._engine", ""),
     "torchdata.dataloader2.graph._serialization": (
         "torchdata.dataloader2.graph.serialization",
@@ -143,7 +140,7 @@ def names_of(old: str) -> dict[str, str]:
 
 
 def homes_of(old: str) -> dict[str, tuple[str, str]]:
-    """Returns the names of an old module, each with its present module and name."""
+    """Returns the present module and name of each name in an old module."""
     homes = {}
     for entry in OLD_MODULES[old][1].split():
         name, _, now = entry.partition("=")
@@ -154,20 +151,20 @@ def homes_of(old: str) -> dict[str, tuple[str, str]]:
 
 
 def _patched_here(old: str) -> frozenset[str]:
-    """Returns the names for which setting the name in an old module also changes the present module."""
+    """Returns the names that are also set in the present module when they are set in an old module."""
     return frozenset(entry.partition("=")[0] for entry in OLD_MODULES[old][1].split() if ":" in entry)
 
 
 class _OldModule(ModuleType):
-    """A module at an import path of torchdata 0.9, which looks up its names at their present locations.
+    """A module at an import path of torchdata 0.9.
 
-    `unittest.mock` and pytest end a patch by deleting the patched name, unless the module's dictionary contained the
-    name before. For this reason, deleting a name restores its previous value in the present module.
+    `unittest.mock` and pytest end a patch by deleting the name, unless the module's dictionary contained the name
+    before. Therefore, deleting a name restores its previous value in the present module.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        vars(self)["_replaced"] = {}  # for each name, the previous values, one for each time that it was set
+        vars(self)["_replaced"] = {}  # by name, one previous value for each time that the name was set
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _patched_here(self.__name__):
@@ -190,15 +187,13 @@ class _OldModule(ModuleType):
 
 
 class _NamedLikeItsFunction(_OldModule):
-    """A module that replaces a function with the same name, so that the module must be callable."""
+    """Callable, because it replaces a function with the same name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
 
 
 class _OldModules:
-    """The finder and loader of the modules in `OLD_MODULES`."""
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

@@ -1,8 +1,4 @@
-"""Imports optional libraries when they are needed, and raises an error that names the extra if a library is missing.
-
-Role: the package imports optional libraries only through `optional_import`. The code runs in the process that builds or
-iterates the pipe. The module keeps no state.
-"""
+"""Imports optional libraries when they are needed, with an error that names the missing extra."""
 
 from __future__ import annotations
 
@@ -17,15 +13,15 @@ DISTRIBUTION = "torchdata-rs"
 
 
 def how_to_install(extra: str) -> str:
-    """Returns the command that installs an extra, whether this package is from an index, a wheel or a clone.
+    """Returns a command that works whether this package is from an index, a wheel or a clone.
 
     The command names the libraries, so that pip need not find this package again.
     """
-    from importlib import metadata  # this import takes a sixth of the package's import time
+    from importlib import metadata  # takes a sixth of the package's import time
 
     try:
         required = metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:  # the package was imported from the path, without an installation
+    except metadata.PackageNotFoundError:  # raised if the package is imported without an installation
         required = []
     marked = re.compile(rf"extra == ['\"]{extra}['\"]")
     libraries = [one.partition(";")[0].strip() for one in required if marked.search(one.partition(";")[2])]
@@ -36,12 +32,11 @@ def how_to_install(extra: str) -> str:
 
 
 def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
-    """Imports an optional library. Raises ModuleNotFoundError if the library, or one of its requirements, is not
-    installed."""
+    """Raises ModuleNotFoundError if the library, or one of its requirements, is not installed."""
     try:
         return import_whole(module)
     except ModuleNotFoundError as error:
-        # The advice is part of the message instead of a note, because some loggers print only the message.
+        # The advice is not a note, because some loggers print only the message.
         raise ModuleNotFoundError(
             f"{needed_by} needs {module.partition('.')[0]!r}, which is not installed ({error}); install it with "
             f"{how_to_install(extra)}",
@@ -50,10 +45,10 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
 
 
 def require(module: str, *, extra: str, needed_by: str) -> None:
-    """Raises the error of `optional_import` if the library is not installed, without importing it.
+    """Raises the error of `optional_import`, but does not import the library.
 
     Constructors use this function, because a pipe is often built in one process and iterated in other processes, and
-    only the other processes need the library.
+    only these need the library.
     """
     if importlib.util.find_spec(module) is None:
         optional_import(module, extra=extra, needed_by=needed_by)

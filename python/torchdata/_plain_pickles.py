@@ -1,16 +1,14 @@
-"""Plain data, which is safe to load: its pickles, and states of pipes, which mark all values that are not plain data.
+"""Pickles of plain data, which are safe to load, and states of pipes, which separate plain data from other values.
 
-Role: pure functions. Reading a pickle of plain data runs no code of its author, because the pickle refers only to
-functions of this package that create arrays, batches and files, and that are safe with any arguments. Before Python's
-unpickler runs, the extension checks each instruction. The check accepts only instructions that Python writes for plain
-data, and only lengths within the pickle, because a large number could make the unpickler allocate gigabytes.
+A pickle of plain data runs no code of its author, because it refers only to functions of this package that create
+arrays, batches and files, and that are safe with any arguments. Before Python's unpickler runs, the extension checks
+each instruction. Lengths must be within the pickle, because a large number could make the unpickler allocate gigabytes.
 
-`to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later, and `from_plain`
-converts it back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all
-these types remain unchanged. All other values, above all items, are stored as bytes under one key. A single key holds
-all bytes of a pipe's state, so that an item in two queues of the pipe is still a single object after loading. Under
-`NESTED`, the bytes are a pickle of plain data. Items with classes are stored under `PICKLED`, which is loaded only if
-the caller trusts the state.
+`to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `None`, `bool`,
+`int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged. All
+other values, above all items, are stored as bytes under one key, so that an item in two queues of a pipe is still a
+single object after loading. The key is `NESTED` for a pickle of plain data, and `PICKLED` for a pickle that is loaded
+only if the caller trusts the state.
 """
 
 from __future__ import annotations
@@ -27,15 +25,15 @@ from typing import Any
 from torchdata._bounded_pickles import pickle_file
 from torchdata._native import check_plain_pickle
 
-#: A function that creates a value of plain data, and its arguments.
+#: A function that creates plain data, and its arguments.
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: For each class, a function that returns how to recreate an instance, or None if the instance is not plain data.
+#: For each class, returns how to recreate an instance, or None if the instance is not plain data.
 _known: dict[type, Callable[[Any], _Made | None]] = {}
-#: The functions that a pickle may refer to, by module and name.
+#: The functions to which a pickle may refer, by module and name.
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 
-#: Arrays of at most this many bytes are copied, because a view of them is more expensive.
+#: Smaller arrays, in bytes, are copied, because a view of them takes longer.
 _SMALL = 4096
 
 #: The kinds (`dtype.kind`) of dtypes whose elements are numbers, booleans or times, not Python objects.
@@ -43,17 +41,16 @@ _KINDS = frozenset("biufcmM")
 
 
 def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable[..., Any]) -> None:
-    """Registers a class whose instances are plain data. Subclasses must be registered separately.
+    """Makes instances of a class plain data, but not instances of its subclasses.
 
     Args:
-        kind: the class.
-        parts: a function that returns what recreates an equal instance: a function and its arguments, or None.
+        parts: returns a function and its arguments that recreate an equal instance, or None.
         makers: all functions to which the result of `parts` may refer. A malicious pickle may call them with any
             arguments.
     """
     _known[kind] = parts
     for maker in makers:
-        # The function gets the name of this module, so that pickles remain valid when source files are moved.
+        # Under the name of this module, pickles remain valid when source files are moved.
         if isinstance(maker, FunctionType):
             assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
             maker.__module__ = __name__
@@ -83,10 +80,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dumps_plain(value: Any) -> bytes | None:
-    """Returns the pickle of a value, preserving object identity; None if the value is not plain data.
+    """Returns the pickle of a value; None if the value is not plain data.
 
-    Plain data consists of `None`, `bool`, `int`, `float`, `str`, `bytes`, `bytearray`, arrays and tensors of numbers,
-    batches, in-memory files and files by path, and tuples, lists, dicts, sets and frozensets of these.
+    Plain data are `None`, `bool`, `int`, `float`, `str`, `bytes`, `bytearray`, arrays and tensors of numbers, batches,
+    in-memory files, files by path, and tuples, lists, dicts, sets and frozensets of these.
     """
     try:
         with pickle_file() as file:
@@ -97,7 +94,7 @@ def dumps_plain(value: Any) -> bytes | None:
 
 
 def loads_plain(pickled: Any) -> Any:
-    """Returns the value of a pickle. Raises ValueError if the bytes are not a pickle of `dumps_plain`."""
+    """Raises ValueError for bytes that are not a pickle of `dumps_plain`."""
     check_plain_pickle(pickled)
     try:
         return _Unpickler(io.BytesIO(pickled)).load()
@@ -105,29 +102,27 @@ def loads_plain(pickled: Any) -> Any:
         raise ValueError(f"they are not a pickle of plain data ({type(error).__name__}: {error})") from None
 
 
-# -- states of pipes -------------------------------------------------------------------------------------------------
-
-#: The key of the pickle of all values that `_copied` cannot copy, if some are not plain data. Loading it may run code.
+#: The key of a pickle that may run code when it is loaded.
 PICKLED = "__pickled__"
 
-#: The key of the pickle of all values that `_copied` cannot copy, if all of them are plain data.
+#: The key of a pickle of plain data.
 NESTED = "__nested__"
 
-#: The key that holds the whole state if the state is not a dict with string keys.
+#: The key of the whole state, if the state is not a dict with string keys.
 _WHOLE = "__state__"
 
-#: Keys that mark a dict as the representation of another value.
 _RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
 
-#: The result of `_copied` for values that it cannot copy, which are stored under `NESTED` or `PICKLED`.
+#: The result of `_copied` for values that are stored under `NESTED` or `PICKLED`.
 _OTHER: Any = object()
 
 
 def to_plain(state: Any, owner: str) -> dict[str, Any]:
-    """Returns the state as plain data, which shares no mutable object with the original. Raises TypeError if the state
-    contains an object that cannot be pickled."""
+    """The result shares no mutable object with the state. Raises TypeError if the state contains an object that cannot
+    be pickled.
+    """
     if type(state) is not dict or not _RESERVED.isdisjoint(state) or not all(type(key) is str for key in state):
         state = {_WHOLE: state}
     plain, others = {}, {}
@@ -144,8 +139,7 @@ def to_plain(state: Any, owner: str) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any], owner: str) -> Any:
-    """Returns a new state that is equal to the argument of `to_plain`. Raises ValueError if the state is damaged, or
-    cannot be unpickled in this process."""
+    """Raises ValueError if the state is damaged, or cannot be unpickled in this process."""
     copies: dict[int, Any] = {}
     try:
         state = {name: _taken(value, copies) for name, value in plain.items() if name not in _RESERVED}
@@ -179,8 +173,7 @@ def refuse_pickled(plain: Any, owner: str) -> None:
 
 
 def _taken(value: Any, copies: dict[int, Any]) -> Any:
-    """Returns a value with copies of its dicts and lists, which the pipe may modify, but without copies of other
-    objects."""
+    """Copies dicts and lists, which the pipe may modify, but no other objects."""
     kind = type(value)
     if kind is list:
         return list(value)
@@ -194,7 +187,7 @@ def _taken(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a copy of a value that remains unchanged in a state (see the module docstring), otherwise `_OTHER`."""
+    """Returns a copy of a value that remains unchanged in a state, otherwise `_OTHER`."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -205,14 +198,14 @@ def _copied(value: Any) -> Any:
     if kind is dict and _ATOMS.issuperset(map(type, value)):
         if _ATOMS.issuperset(map(type, value.values())):
             return value.copy()
-        # a dict that contains lists, tuples or dicts, for example the position that a library reports
+        # for example, the position that a library reports
         copied = {name: _copied(member) for name, member in value.items()}
         return _OTHER if any(member is _OTHER for member in copied.values()) else copied
     return _OTHER
 
 
 def _frozen(value: Any) -> Any:
-    """Returns an atom or a nested tuple of atoms unchanged, and `_OTHER` for all other values."""
+    """Returns `_OTHER` except for atoms and nested tuples of atoms."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -229,7 +222,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
             with pickle_file() as file:
                 pickle.Pickler(file, protocol=5).dump(values)
             return file.getvalue()
-    from torchdata._by_value import dumps  # this pickler supports errors, lambdas and local classes
+    from torchdata._by_value import dumps  # supports errors, lambdas and local classes
 
     try:
         return dumps(values)
@@ -242,7 +235,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
 
 
 def _holds_error(value: Any) -> bool:
-    """Returns whether a value is an error that a pipe has stored, or a list of pairs that contains a stored error."""
+    """Returns whether a value is an error that a pipe has stored, or a list of pairs with such an error."""
     if type(value) is list:
         return any(type(one) is tuple and len(one) == 2 and isinstance(one[1], BaseException) for one in value)
     return isinstance(value, BaseException)
@@ -258,12 +251,8 @@ def _pickles(value: Any) -> bool:
     return True
 
 
-# -- arrays and files in memory ----------------------------------------------------------------------------------------
-
-
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Returns the function for a class of NumPy or PyTorch, which cannot be in `_known` because they may not be
-    imported."""
+    """`_known` cannot contain these classes, because NumPy or PyTorch may not be imported."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts
@@ -315,7 +304,7 @@ def _tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def _own(data: bytes | bytearray) -> bytearray:
-    """Returns the bytes as a `bytearray`, without a copy if the pickled object was writable."""
+    """Copies the bytes only if the pickled object was not writable."""
     return data if type(data) is bytearray else bytearray(data)
 
 

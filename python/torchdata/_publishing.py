@@ -1,10 +1,7 @@
-"""Sets the `__module__` of public classes and functions to the public package that exports them, for use in pickles.
+"""Sets the `__module__` of public classes and functions to the public package that exports them.
 
-Role: a pickle, and therefore a saved state, refers to a class by the module of the class. A reference to the defining
-file would break when the file is moved, whereas a reference to the public package remains valid. Each public package
-calls `publish` at the end of its module.
-
-A package may defer the import of its modules until one of their names is used.
+Role: a pickle, such as a saved state, refers to a class by its module, so the reference must not break when source
+files are moved. Each public package calls `publish` at the end of its module.
 """
 
 from __future__ import annotations
@@ -20,10 +17,7 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
     """Makes a package the public module of the names that it imports from its own modules.
 
     Args:
-        helpers: further classes and functions that the package imports from elsewhere, and that pickles refer to.
-
-    Raises:
-        ValueError: the package does not contain a helper under the helper's own name, which pickles use to refer to it.
+        helpers: further classes and functions to which pickles refer, and which the package imports from elsewhere.
     """
     package: str = namespace["__name__"]
     for helper in helpers:
@@ -38,7 +32,7 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
 
 
 def late_names(table: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
-    """Returns the names of each module with their functional forms, if any, from words like `Mapper=map`."""
+    """Returns the names of each module with their functional forms, from words like `Mapper=map`."""
     return {
         module: {name: form or None for name, _, form in (word.partition("=") for word in words.split())}
         for module, words in table.items()
@@ -48,12 +42,11 @@ def late_names(table: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
 def publish_late(
     namespace: dict[str, Any], modules: Mapping[str, Iterable[str]], then: Callable[[dict[str, Any]], object]
 ) -> None:
-    """Makes a package import modules when one of their names is used, and makes the package the public module of these
-    names.
+    """Makes a package import modules when one of their names is used, and publishes these names.
 
     Args:
-        modules: the names for each module; a module inside the package is given without the package's name.
-        then: a function that is called after each module's import, with a dict of the module's classes and functions.
+        modules: the names for each module, which is relative to the package unless it begins with "torchdata.".
+        then: called after each import with a dict of the module's classes and functions.
     """
     package: str = namespace["__name__"]
     homes = import_late(namespace, modules)
@@ -70,13 +63,12 @@ def publish_late(
 
 
 def import_late(namespace: dict[str, Any], modules: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Makes a package import modules when one of their names, or a public module inside it, is used.
+    """Makes a package import modules when one of their names, or a public module inside the package, is used.
 
     Args:
-        modules: the names for each module; a module inside the package is given without the package's name.
+        modules: as for `publish_late`.
 
-    Returns:
-        For each name, the full name of its module.
+        Returns the full name of the module of each name.
     """
     package: str = namespace["__name__"]
     homes = {

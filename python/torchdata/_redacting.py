@@ -1,9 +1,7 @@
-"""Removes secrets from text in messages, pictures and states.
+"""Removes secrets from texts in messages, pictures and states, and control characters from texts of other processes.
 
-Role: pure functions. Only this module decides which texts are secrets. A value is a secret because of its name
-(`api_key=…`), because of its position (a URL's user, a query parameter), or because it looks like a token. A long
-random text is a token, because other arguments in a pipeline are not random. If it is unclear whether a value is a
-secret, the value is hidden. Control characters are removed from the texts of other processes.
+Role: decides by name (`api_key=…`), by position (the user in a URL) or by randomness whether a value is a secret. A
+long random text is a token, because other arguments in a pipeline are not random. In doubt, the value is hidden.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import itertools
 import re
 from typing import Any
 
-#: `HIDDEN` replaces a secret in a text. `_IN_URL` replaces a secret in a URL, because URLs do not allow `…`.
+#: The replacements of a secret in a text, and in a URL, which does not allow `…`.
 HIDDEN, _IN_URL = "…", "***"
 
 #: Words in a name that always announce a secret.
@@ -30,14 +28,14 @@ _SOFT = frozenset(
 )
 #: Parts of names that announce a secret even within a longer word.
 _INSIDE = re.compile(r"passw|secret|credential|api_?key|access_?key|authoriz|authtoken|signature|connection_?str")
-#: Words that, followed by `key`, name a secret. `key` alone may be the name of a function or of a harmless value.
+#: Words that announce a secret before `key`, which alone may be harmless.
 _KEYS = frozenset(
     ["access", "account", "api", "auth", "aws", "azure", "client", "deploy", "encryption", "gcp", "hmac", "license"]
     + ["master", "private", "s3", "secret", "service", "shared", "signing", "ssh", "storage", "subscription"]
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
-#: A query value with more characters is hidden, because values that select a part of a file are shorter.
+#: Longer query values are hidden, because values that select a part of a file are shorter.
 _LONGEST = 20
 
 _USER = re.compile(r"(?<=://)[^/\s?#]*@")
@@ -52,10 +50,10 @@ _KNOWN = re.compile(
 _RUN = re.compile(r"[A-Za-z0-9+/=_-]{20,}")
 _KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 
-#: Control characters of terminals and of Unicode, which change the direction of text or end a line.
+#: Control characters that change the direction of text or end a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
-#: Libraries that include URLs in their error messages. Errors of the user's own code are not redacted.
+#: Libraries whose error messages contain URLs; errors of the user's code are not redacted.
 _LIBRARIES = frozenset(
     [
         "adlfs",
@@ -75,7 +73,7 @@ _LIBRARIES = frozenset(
 
 
 def is_private(name: str, value: Any = "") -> bool:
-    """Returns whether the value must be hidden, given the name of its argument, query parameter or program option."""
+    """Returns whether a value must be hidden because of its name."""
     words = [word.lower() for word in _WORD.findall(name)]
     is_number = isinstance(value, (bool, int, float)) or value is None
     return (
@@ -88,21 +86,19 @@ def is_private(name: str, value: Any = "") -> bool:
 
 
 def is_secret(text: str) -> bool:
-    """Returns whether a text looks like a token, regardless of its name: long, without spaces, and random."""
+    """Returns whether a text looks like a token: long, without spaces, and random."""
     return _KNOWN.search(text) is not None or any(map(_is_random, _RUN.findall(text)))
 
 
 def _is_random(run: str) -> bool:
-    """Returns whether upper-case letters, lower-case letters and digits alternate randomly, unlike in names and
-    numbers.
-    """
+    """Returns whether letters and digits alternate randomly, unlike in names and numbers."""
     kinds = _KINDS.findall(run)
     digits = sum(map(str.isdigit, run))
     return digits >= 2 and len(kinds) - 1 >= 0.3 * sum(map(len, kinds)) and len(set(run)) >= 8
 
 
 def redacted(text: str) -> str:
-    """Returns a text without secrets in its URLs and after names that announce a secret."""
+    """Removes secrets in URLs, and after names that announce a secret."""
     text = _USER.sub(f"{_IN_URL}@", text)
     text = _QUERY.sub(_of_query, text)
     text = _NAMED.sub(_of_name, text)
@@ -123,31 +119,27 @@ def _of_name(found: re.Match[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns the `repr` of a path, URL or other value for a message, without secrets."""
     return redacted(repr(value))
 
 
 def digest(name: str, words: str) -> str:
     """Returns a few digits that identify a secret without revealing it.
 
-    The digits are the same in every process, on every rank and in every state, so that states can be compared. Even
-    from all states together, an attacker learns only 16 bits of a secret, which reduces the number of possible
-    passwords by a factor of 65,536.
+    The digits are equal in every process, on every rank and in every state, so that states can be compared. Even from
+    all states together, an attacker learns only 16 bits of a secret, which reduces the number of possible passwords by
+    a factor of 65,536.
 
-    Args:
-        name: the name of the secret. Two secrets with different names have different digits, even if they are equal.
+    Equal secrets with different names have different digits.
     """
     key = f"torchdata fingerprint of {name}".encode()
-    import hashlib  # importing both modules takes as long as importing ten modules of this package
+    import hashlib  # importing these two modules takes as long as importing ten modules of this package
     import hmac
 
     return hmac.new(key, words.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()[:4]
 
 
 def redact_error(error: BaseException) -> None:
-    """Removes secrets from the message of an error of the system or a library, and from the errors that are displayed
-    with it.
-    """
+    """Also redacts the errors that are displayed with the error."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -188,8 +180,7 @@ def _has_secret(part: Any) -> bool:
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Returns a text of another process that is safe for a terminal, with control characters escaped. If `lines` is
-    True, the text may have several lines."""
+    """Escapes control characters in a text of another process, so that a terminal can show it."""
     return _CONTROL.sub(lambda found: found[0] if lines and found[0] in "\n\t" else _written(found[0]), text)
 
 

@@ -1,8 +1,6 @@
-"""Shortens tracebacks and adds notes, so that users see only their own frames and the origin of an exception.
+"""Shortens tracebacks and adds notes, so that users see their own frames and where an exception came from.
 
-Role: pipes, the loader and the workers share this module. `datapipes/_pipe/explaining` adds the name of the pipe that
-has raised the exception. The code runs in the process and thread that raised the exception. The module keeps no state:
-the exception itself stores all data.
+Role: runs in the process and thread that raised the exception.
 """
 
 from __future__ import annotations
@@ -20,13 +18,12 @@ from torchdata._redacting import is_private, redacted
 
 _Error = TypeVar("_Error", bound=BaseException)
 
-#: The attribute of an exception from another process that describes this process.
+#: The attribute that describes the process from which an exception has arrived.
 RAISED_IN = "_torchdata_raised_in"
-#: The attribute of an exception that names the item that was being processed.
+#: The attribute that names the item that was being processed.
 _KEY = "_torchdata_key"
-#: The folder of this package.
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Prefixes of the names of modules whose frames in a traceback do not help users.
+#: Modules whose frames do not help users.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
@@ -35,14 +32,14 @@ def _is_ours(frame: TracebackType) -> bool:
     return file.startswith(PACKAGE)
 
 
-#: In a process that was not forked, the file, the line and the module of the code that started the process.
+#: In a process that was not forked: the file, the line and the module of the code that started the process.
 _begun_at: tuple[str, int, str] | None = None
-#: The warnings that were shown for the line that started the process (`__warningregistry__`).
+#: Python's `__warningregistry__` for this line.
 _shown: dict[Any, Any] = {}
 
 
 def _outside() -> tuple[FrameType, int]:
-    """Returns the first frame outside this package above the caller, and its stack level."""
+    """Returns the first frame above the caller that is outside this package, and its stack level."""
     level, frame = 1, sys._getframe(2)
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_BELOW):
         level, frame = level + 1, frame.f_back
@@ -60,8 +57,9 @@ def place_outside() -> tuple[str, int, str]:
 
 
 def begin_at(place: tuple[str, int, str]) -> None:
-    """Makes warnings in this process refer to the line that started the process, because the process's stack does not
-    contain the user's program."""
+    """Makes warnings in this process refer to the line that started it, because its stack does not contain the user's
+    program.
+    """
     global _begun_at
     _begun_at = place
 
@@ -69,8 +67,8 @@ def begin_at(place: tuple[str, int, str]) -> None:
 def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the line of the program that called this package.
 
-    In a worker, the warning refers to the line that started the process. In a forked worker, the stack contains the
-    line that started the worker, below the frames of `multiprocessing`.
+    In a worker, this is the line that started the process; in a forked worker, the stack contains it, below the frames
+    of `multiprocessing`.
     """
     frame, level = _outside()
     if _begun_at is None or frame.f_back is not None:
@@ -81,13 +79,13 @@ def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def attributes_of(error: BaseException) -> dict[str, Any]:
-    """Returns the attributes of an exception, regardless of how its class implements attribute access."""
+    """Works for any implementation of attribute access in the exception's class."""
     attributes: dict[str, Any] = object.__getattribute__(error, "__dict__")
     return attributes
 
 
 def came_from(error: BaseException) -> str | None:
-    """Describes the process that raised an exception; None for this process."""
+    """Returns a description of a process; None for this process."""
     return attributes_of(error).get(RAISED_IN)
 
 
@@ -101,16 +99,14 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a note, even to an exception of a class that does not allow attributes."""
+    """Works even if the exception's class allows no attributes."""
     notes = attributes_of(error).setdefault("__notes__", [])
     if isinstance(notes, list):
         notes.append(note)
 
 
 def name_item(error: _Error, item: Any) -> _Error:
-    """Records the key or path of the item for which an exception was raised, if none is recorded yet. Returns the
-    exception.
-    """
+    """Records the key or path of the item for which the exception was raised, if none is recorded yet."""
     key = key_of(item)
     if key is not None:
         attributes_of(error).setdefault(_KEY, key)
@@ -121,12 +117,12 @@ def key_named(error: BaseException) -> str | None:
     return attributes_of(error).get(_KEY)
 
 
-#: Maximum number of scalar columns that name a row, and maximum length of each.
+#: The maximum number of columns that name a row, and their maximum length in characters.
 _COLUMNS, _WIDTH = 8, 80
 
 
 def _scalars(row: dict[Any, Any]) -> str | None:
-    """Returns the scalar columns of a row as text, without private names; None if there are none."""
+    """Returns the scalar columns of a row as text, without columns with private names."""
     found = (
         f"{name}={value!r:.{_WIDTH}}"
         for name, value in row.items()
@@ -136,9 +132,9 @@ def _scalars(row: dict[Any, Any]) -> str | None:
 
 
 def key_of(item: Any) -> str | None:
-    """Returns the key or path of an item, which is the item itself, its first element or its `__key__`.
+    """Returns the key or path of an item: the item itself, its first element or its `__key__`.
 
-    A row without a `__key__` is named by its scalar columns. Returns None for an item without a key, path or column.
+    A row without a `__key__` is named by its scalar columns.
     """
     if isinstance(item, dict):
         item = item.get("__key__") or _scalars(item)
@@ -148,15 +144,14 @@ def key_of(item: Any) -> str | None:
 
 
 def make_printable(error: BaseException) -> None:
-    """Adds notes to exceptions if their class computes missing attributes, because printing such exceptions may fail
-    without these notes."""
+    """Printing an exception whose class computes missing attributes may fail unless the exception has notes."""
     for shown in _shown_with(error):
         if hasattr(type(shown), "__getattr__"):
             attributes_of(shown).setdefault("__notes__", [])
 
 
 def _shown_with(error: BaseException) -> Iterator[BaseException]:
-    """Yields the exception, and the exceptions that are displayed with it as its causes."""
+    """Yields the exception, and the exceptions that are displayed as its causes."""
     seen: set[int] = set()
     shown: BaseException | None = error
     while shown is not None and id(shown) not in seen:
@@ -166,10 +161,10 @@ def _shown_with(error: BaseException) -> Iterator[BaseException]:
 
 
 def fold(error: BaseException) -> None:
-    """Removes frames of this package from the traceback of `error` and of the exceptions that are displayed with it.
+    """Removes this package's frames from the tracebacks of `error` and of the exceptions that are displayed with it.
 
-    The frame that raised the exception is kept, unless the exception comes from another process and was only raised
-    again in this frame. `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
+    The frame that raised the exception is kept, unless the exception comes from another process.
+    `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
     """
     if os.environ.get("TORCHDATA_FULL_TRACEBACK") == "1":
         return
@@ -178,9 +173,7 @@ def fold(error: BaseException) -> None:
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
-    """Returns a traceback without the frames of this package. Unless `wholly` is True, the last frame is kept even if
-    it belongs to the package.
-    """
+    """Unless `wholly` is True, the last frame is kept even if it belongs to the package."""
     first: TracebackType | None = None
     last: TracebackType | None = None
     while frames is not None:
@@ -198,24 +191,24 @@ def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
 
 
 def represented(datapipe: Any) -> str:
-    """Describes a pipe by its `repr`, or by its class if that fails."""
+    """Returns the `repr` of a pipe, or the name of its class if `repr` fails."""
     name = type(datapipe).__qualname__
     try:
         words = repr(datapipe)
     except Exception:
         return name
-    # this line is outside of the `try`, because the `except` would swallow an exception of a signal handler
+    # not in the `try`, because the `except` would swallow an exception of a signal handler
     return name if words == name else redacted(words)
 
 
 def name_of(datapipe: Any) -> str:
-    """Describes a pipe and the user's function that it calls, if there is one."""
+    """Returns the `repr` of a pipe, or its class and the user's function that it calls."""
     name = represented(datapipe)
     return with_function(datapipe) if name == type(datapipe).__qualname__ else name
 
 
 def with_function(pipe: Any) -> str:
-    """Returns the class name of a pipe or node, followed by the user's function that it calls (in parentheses)."""
+    """Returns, for example, `Mapper(decode)`."""
     name = type(pipe).__qualname__
     for attribute, function in vars(pipe).items():
         if attribute.endswith("fn") and callable(function):

@@ -1,7 +1,6 @@
-"""Determines the signatures of functions, without errors for annotations that cannot be evaluated.
+"""Determines the signatures of functions whose annotations cannot be evaluated.
 
-Role: replaces `inspect.signature`, which evaluates annotations from Python 3.14 on and raises NameError for a name that
-is imported under `if TYPE_CHECKING:`.
+Role: from Python 3.14 on, `inspect.signature` raises NameError for a name that is imported under `if TYPE_CHECKING:`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-#: Like `inspect.signature`. Annotations that cannot be evaluated become `ForwardRef` objects.
+#: Like `inspect.signature`, with a `ForwardRef` for each annotation that cannot be evaluated.
 signature_of: Callable[..., inspect.Signature]
 if sys.version_info >= (3, 14):
     from annotationlib import Format

@@ -1,25 +1,23 @@
-"""Defines the protocol of iterables that save their own positions, and a reader for successive epochs of such an
-iterable. All loaders share this module.
+"""Defines the protocol of iterables that save their own positions, and reads successive epochs of such an iterable.
 
-Role: runs in the process that reads an iterable. A `StatefulStream` owns the iterator, but not the iterable.
+Role: runs in the process that reads an iterable.
 
-An iterable may report its position at any time, but the position is only correct while the current epoch is being read.
-If `__iter__` is a generator function, the iterable reports the position where the last epoch was left until an item is
-requested, even if a state was loaded. Because of such iterables, the stream uses the iterable's own state only after an
-item was requested. Until then, the stream's position is the loaded position, or the last position of the last epoch.
+An iterable may report its position at any time, but the position is only correct while an epoch is being read. If
+`__iter__` is a generator function, the iterable reports the position where the last epoch was left until an item is
+requested, even if a state was loaded. Therefore, until an item is requested, the stream reports the loaded position, or
+the last position of the last epoch.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
 item that is dropped), and is then iterated a second time. In this way, the iterable counts epochs and draws random
-numbers as in the run that saved the state. An iterable whose next iteration continues where the last iteration stopped
-would lack the dropped item, so its position is loaded a second time.
+numbers as in the saved run. An iterable whose next iteration continues where the last iteration stopped would lack the
+dropped item, so its position is loaded a second time.
 
 Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. The
-stream detects an iterable that applies a state repeatedly by comparing two states: the state after the first item of a
-new epoch, and the state after the first item that followed the load. If the iterable applies a state repeatedly, the
-stream loads the iterable's initial state and restarts the epoch. Some iterables prepare the next epoch as soon as an
-epoch ends. If a state from the end of an epoch was loaded, but the next step yields an item, the iterable has prepared
-the next epoch, so the stream loads the state a second time.
+stream detects them by comparing two states of the iterable: after the first item of a new epoch, and after the first
+item that followed the load. If the states are equal, the stream loads the iterable's initial state and restarts the
+epoch. Some iterables prepare the next epoch as soon as an epoch ends. If a state from the end of an epoch was loaded,
+but the next step yields an item, the stream therefore loads the state a second time.
 """
 
 from __future__ import annotations
@@ -34,10 +32,9 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torchdata._signatures import signature_of
 
-#: `_UNKNOWN` stands for a state that was not requested or is unavailable. `_END` stands for the end of an iteration.
+#: A state that was not requested or is unavailable, and the end of an iteration.
 _UNKNOWN, _END = object(), object()
 
-#: Types of immutable values.
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 
 
@@ -80,10 +77,7 @@ class Stateful(Protocol):
 
 
 def is_stateful(one: object) -> TypeGuard[Stateful]:
-    """Returns whether an object is `Stateful` and its `state_dict` can be called without arguments.
-
-    Some datasets' `state_dict` requires the progress of the loader as an argument.
-    """
+    """Returns False if `state_dict` requires arguments, because some datasets need the progress of the loader."""
     if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
         return False
     method = one.state_dict
@@ -97,7 +91,6 @@ def _is_method_without_arguments(function: Any) -> bool:
 
 
 def _needs_nothing(function: Any) -> bool:
-    """Returns whether a function can be called without arguments, according to its signature."""
     try:
         signature_of(function).bind()
     except ValueError:  # built-in functions may lack a signature
@@ -112,7 +105,7 @@ def state_of(one: object) -> Any:
 
 
 def copied(state: Any) -> Any:
-    """Returns a copy of a state. If the state cannot be copied, returns the state itself."""
+    """Returns the state itself if it cannot be copied."""
     if type(state) is dict and _ATOMS.issuperset(map(type, state.values())):
         return state.copy()
     try:
@@ -122,12 +115,12 @@ def copied(state: Any) -> Any:
 
 
 def give(one: Stateful, state: Any) -> None:
-    """Loads a copy of a state into a user's object, because the object may keep and modify the state."""
+    """Loads a copy, because the object may keep and modify the state."""
     one.load_state_dict(copied(state))
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Returns whether two states are equal. Returns False if the values cannot be compared."""
+    """Returns False if the states cannot be compared."""
     try:
         return bool(one == other)
     except Exception:  # for example, arrays have no truth value
@@ -142,11 +135,9 @@ class StreamState(NamedTuple):
     """The position of an iterable.
 
     Args:
-        own: the state of the iterable; None if the iterable has no state.
-        inner: the state of the iterator, unless the iterable is its own iterator; None if the iterator has no state.
+        inner: the state of the iterator, unless the iterable is its own iterator.
         started: whether an item of the epoch was requested.
-        ended: whether the epoch is over. Before an item of the epoch is requested, `ended` refers to the previous
-            epoch.
+        ended: whether the epoch is over; before its first item is requested, whether the previous epoch is.
     """
 
     own: Any
@@ -156,7 +147,7 @@ class StreamState(NamedTuple):
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> StreamState:
-        """Creates a position from a result of `_asdict`. Raises TypeError or LookupError if the data is damaged."""
+        """Raises TypeError or LookupError if the data is damaged."""
         state = cls(saved["own"], saved["inner"], saved["started"], saved["ended"])
         if type(state.started) is not bool or type(state.ended) is not bool:
             raise TypeError("started and ended are True or False")
@@ -167,7 +158,7 @@ class StatefulStream:
     """Reads an iterable that has a state, or that has iterators with a state.
 
     Args:
-        prepare: a function that is called before each iteration, and before a state is loaded.
+        prepare: called before each iteration, and before a state is loaded.
         is_exact: whether the iterable also reports the correct position before the first item of an epoch.
     """
 
@@ -175,21 +166,19 @@ class StatefulStream:
         self._iterable = iterable
         self._prepare = prepare
         self._is_exact = is_exact
-        #: The iterator of the iterable. The consumer reads through the iterator that `begin` or `go_to` returns.
+        #: The consumer does not use this iterator, but the one that `begin` or `go_to` returns.
         self.iterator: Any = iter(())
-        #: Whether an item of this epoch was requested, and whether this epoch is over.
         self.started = self.ended = False
         #: `_unread`: no item was requested since an epoch began or a state was loaded. `_loaded`: a state within an
         #: epoch was loaded. `_turns`: the iterable was not moved to a loaded position between two epochs yet.
         self._unread, self._loaded, self._turns = True, False, False
-        #: `_base` is a pair of the iterable's state and its iterator's state, which is valid while `_unread` is True.
-        #: `_follows_end` is whether the previous epoch had ended when `_base` was stored.
+        #: The states of the iterable and its iterator while `_unread` is True, and whether the previous epoch had ended
+        #: at that time.
         self._base: Any = _UNKNOWN
         self._follows_end = False
-        #: Whether the iterable has loaded no state and returned no item.
         self._is_untouched = True
-        #: States of the iterable: `_pristine` before its first iteration, `_after_first` after its very first item, and
-        #: `_after_load` after the first item since the last load (`_UNKNOWN` once a later epoch has yielded an item).
+        #: States of the iterable: before its first iteration, after its very first item, and after the first item since
+        #: the last load (`_UNKNOWN` once a later epoch has yielded an item).
         self._pristine: Any = None
         self._after_first: Any = _UNKNOWN
         self._after_load: Any = _UNKNOWN
@@ -205,11 +194,8 @@ class StatefulStream:
     def _has_inner(self) -> bool:
         return self.iterator is not self._iterable and is_stateful(self.iterator)
 
-    # -- positions ----------------------------------------------------------------------------------
-
     def begin(self) -> Iterator[Any]:
-        """Begins an epoch, and returns an iterator over it."""
-        if self._unread:  # no item followed the loaded position, but the next epoch depends on this position
+        if self._unread:  # no item followed the loaded position, but the next epoch depends on it
             with contextlib.suppress(Exception):
                 self._arrive()
                 if self._loaded and not self._is_exact:
@@ -256,12 +242,12 @@ class StatefulStream:
         return state_of(self._iterable), self.iterator.state_dict() if self._has_inner else None
 
     def _asked(self) -> Any:
-        """Returns a copy of the states of the iterable and its iterator; `_UNKNOWN` if the iterable raises an error."""
+        """Returns `_UNKNOWN` if the iterable raises an error."""
         if not self.has_state:
             return None, None
         try:
             return copied(self._states())
-        except Exception:  # if a state is requested explicitly, the error is raised
+        except Exception:  # the error is raised when the user requests a state
             return _UNKNOWN
 
     def _iterate(self) -> Iterator[Any]:
@@ -269,10 +255,7 @@ class StatefulStream:
             self._prepare()
         return iter(self._iterable)
 
-    # -- reaching a loaded position -----------------------------------------------------------------
-
     def _take(self, own: Any, inner: Any) -> None:
-        """Loads states into the iterable and a new iterator."""
         if self._prepare is not None:
             self._prepare()
         has_own = is_stateful(self._iterable)
@@ -285,7 +268,7 @@ class StatefulStream:
             give(self._iterable, own)  # `iter` has moved the iterable to the beginning
 
     def _arrive(self) -> None:
-        """Moves the iterable to the loaded position, if this position is between two epochs and was not reached yet."""
+        """Moves the iterable to a loaded position between two epochs."""
         if not self._turns:
             return
         is_end = self.ended or self._follows_end
@@ -303,11 +286,10 @@ class StatefulStream:
     def _leave(self) -> Any:
         """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
 
-        Some iterables continue at the loaded position in the next iteration. Other iterables begin the next iteration
-        at the start, once a step has applied the loaded position. To distinguish the two kinds, the method compares the
-        state after a step and the first item of a new iteration with the state after two steps. If these states are
-        equal, the iterable continues at the loaded position. The position is then loaded a second time, because the
-        comparison has read items.
+        Some iterables continue at the loaded position in the next iteration, and others begin it at the start, once a
+        step has applied the loaded position. To distinguish them, the state after a step and the first item of a new
+        iteration is compared with the state after two steps: if they are equal, the iterable continues. The position is
+        then loaded a second time, because the comparison has read items.
 
         Returns the item that the last step has yielded, or `_END`.
         """
@@ -327,7 +309,7 @@ class StatefulStream:
         return item if continues else self._step()
 
     def _step(self) -> Any:
-        """Requests the first item after the loaded position, which makes the iterable apply this position."""
+        """Requests the first item after the loaded position, which makes the iterable apply it."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
             return item  # an iterator with a state has applied the position
@@ -337,11 +319,10 @@ class StatefulStream:
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Returns whether `item`, the result of a step, is the first item of an epoch. The stream's iterator yields
-        such an item a second time, so that the item is not lost.
+        """Returns whether the result of a step is the first item of an epoch, which the stream then yields again.
 
-        For some iterables, a position before the first item is a position within an epoch, and for other iterables, it
-        is the end of the previous epoch.
+        A position before the first item is within an epoch for some iterables, and at the end of the previous epoch for
+        others.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False
@@ -350,18 +331,17 @@ class StatefulStream:
         self.iterator, self._after_load = itertools.chain((item,), self.iterator), _UNKNOWN
         return True
 
-    # -- items --------------------------------------------------------------------------------------
-
     def _pieces(self) -> Iterator[Iterator[Any]]:
         """Yields an iterator with the first item, and then the iterable's own iterator, which needs no Python code
-        here."""
+        here.
+        """
         while self._unread:
             try:
                 first = self._first()
             except StopIteration:
                 self.ended = True
                 return
-            except BaseException as error:  # the error is raised below; the next call continues from there
+            except BaseException as error:  # raised by the yielded iterator; the next call continues from there
                 yield map(_raise, (error,))
                 continue
             item, first = [first], None

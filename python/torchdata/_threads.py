@@ -1,9 +1,7 @@
-"""Starts the threads of this package, with a clear error on failure, and ends the threads at interpreter exit.
+"""Starts the threads of this package, and ends them at interpreter exit.
 
-Role: ends the threads at exit, because a daemon thread that still runs foreign code could crash the process. Code that
-starts threads registers a `Work` object that ends the threads. At exit, the main thread closes all `Work` objects, and
-then waits for all threads together. A forked child has none of its parent's threads, and therefore removes the parent's
-`Work` objects.
+Role: a daemon thread that runs foreign code at interpreter exit could crash the process. Therefore, code that starts
+threads registers a `Work` object, and at exit, the main thread closes all of them and waits for their threads.
 """
 
 from __future__ import annotations
@@ -17,17 +15,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-#: The reason why the system cannot start a process or thread, and the remedy.
 OUT_OF_TASKS = (
     "the limit of processes and threads (ulimit -u, or pids.max of the container) is reached: raise it, or use fewer "
     "workers and threads"
 )
-#: The usual cause of hangs and crashes in a child that was started by "fork", and the remedy.
+#: The usual cause of hangs and crashes of forked children, and the remedy.
 AFTER_FORK = (
     "with start method 'fork' the usual cause is a library whose threads do not survive a fork (JAX, PyAV, obstore, "
     "polars, lance, numba's OpenMP layer): use multiprocessing_context='forkserver'"
 )
-#: The part of a message that explains what to do if a child hangs.
 AT_HANGS = "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process"
 
 #: The number of seconds that interpreter exit waits for all threads together.
@@ -38,50 +34,50 @@ _LOOK = 0.1
 
 
 class Latch:
-    """A flag that is set once, for threads that wait for it. The flag is safe against Ctrl-C at any point.
+    """A flag that is set once, for threads that wait for it, and that is safe against Ctrl-C at any point.
 
-    `threading.Event` is not used, because it acquires its lock in Python code. If Ctrl-C raises an exception right
-    after the lock was acquired, the lock is never released, and the next thread that uses the `Event` hangs forever.
+    `threading.Event` acquires its lock in Python code: if Ctrl-C raises an exception right afterwards, the lock is
+    never released, and the next thread that uses the `Event` hangs forever.
     """
 
     __slots__ = ("_gate", "_is_set")
 
     def __init__(self) -> None:
         self._is_set = False
-        #: A lock that `set` releases, and that each waiting thread acquires. A `SimpleQueue` is unsuitable, because its
-        #: waits in CPython 3.11 may miss their end on a busy machine.
+        #: `set` releases this lock, and each waiting thread acquires it. Waits of a `SimpleQueue` may miss their end on
+        #: a busy machine with CPython 3.11.
         self._gate = threading.Lock()
         self._gate.acquire()
 
     def set(self) -> None:
-        """Sets the flag. This method may be called repeatedly, even by several threads at once."""
+        """May be called repeatedly, even by several threads at once."""
         if not self._is_set:
             self._is_set = True
             self._open()
 
     def _open(self) -> None:
-        with suppress(RuntimeError):  # another thread has just opened the lock
+        with suppress(RuntimeError):  # another thread has just released the lock
             self._gate.release()
 
     def is_set(self) -> bool:
         return self._is_set
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits at most `seconds` for the flag. Returns whether the flag is set."""
+        """Returns whether the flag was set within `seconds`."""
         until = None if seconds is None else time.monotonic() + seconds
         while not self._is_set:
             left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
             if left <= 0:
                 return False
             if self._gate.acquire(timeout=left):
-                # `_open` releases the lock for the next waiting thread. If Ctrl-C prevents the release, the waiting
-                # thread sees the flag at its next check.
+                # Releases the lock for the next waiting thread. If Ctrl-C prevents this, the waiting thread sees the
+                # flag at its next check.
                 self._open()
         return True
 
 
 def start(thread: threading.Thread) -> None:
-    """Starts a thread. Raises RuntimeError if the system cannot start another thread; the message names the remedy."""
+    """Raises RuntimeError, with the remedy, if the system cannot start another thread."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -91,24 +87,24 @@ def start(thread: threading.Thread) -> None:
 
 
 class Work(Protocol):
-    """An object that ends the threads of one task."""
+    """Ends the threads of one task."""
 
     def close(self) -> Any:
-        """Makes the threads end after their current item, without waiting. This method may be called repeatedly."""
+        """Makes the threads end after their current item, without waiting; may be called repeatedly."""
 
     def join(self, seconds: float) -> Any:
         """Waits at most `seconds` until all threads except the calling thread have ended."""
 
 
-#: References to `Work` objects with threads that must end at interpreter exit, by the object's id. A WeakSet is
-#: unsuitable, because it runs Python code when an object is freed, and a KeyboardInterrupt in this code would be lost.
+#: Objects with threads that must end at interpreter exit, by their `id()`. Not a WeakSet, which runs Python code when
+#: an object is freed, because a KeyboardInterrupt in this code would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
-#: When `_running` has this many entries, the entries of freed objects are removed.
+#: At this size of `_running`, the entries of freed objects are removed.
 _full = 64
 
 
 def end_at_exit(work: Work) -> None:
-    """Registers an object whose threads must end at interpreter exit, if the object still exists at that time."""
+    """The threads of `work` must end at interpreter exit, if `work` still exists then."""
     global _full
     if len(_running) >= _full:
         for key in list(_running):
@@ -124,7 +120,6 @@ def _present() -> list[Any]:
 
 
 def are_there_any() -> bool:
-    """Returns whether this process may have threads of this package."""
     return bool(_present())
 
 
@@ -133,7 +128,7 @@ def _forget_inherited() -> None:
 
 
 def end_all(works: Sequence[Work], seconds: float) -> None:
-    """Makes all threads end after their current items, and waits for them together, for at most `seconds`."""
+    """Makes all threads end after their current items, and waits at most `seconds` for all of them."""
     for work in works:
         work.close()
     until = time.monotonic() + seconds

@@ -1,7 +1,7 @@
 """Finds the user's code that creates the samples of a dataset: `Photos.__getitem__`, `train.py:12`.
 
-Role: pure functions for statistics, exception notes and logs, in the process that reads the dataset. The functions also
-find datasets that are wrapped by classes of PyTorch or of this package, such as `Subset` and `SequenceWrapper`.
+Role: used for statistics, notes of exceptions and logs. Looks inside wrappers of PyTorch and of this package, such as
+`Subset` and `SequenceWrapper`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Any
 
 from torchdata._reporting import PACKAGE
 
-#: Methods with which pipes and PyTorch read a dataset by index, and the method for iteration. Preferred methods come
-#: first.
+#: The methods by which pipes and PyTorch read a dataset, preferred methods first.
 INDEXED, READ, ITERATED = ("__getitem__",), ("__getitems__", "__getitem__"), ("__next__", "__iter__", "__getitem__")
-#: Attributes of classes of PyTorch and of this package that store the datasets to read.
+#: Attributes in which classes of PyTorch and of this package store the datasets that they read.
 _INNER = ("dataset", "datasets", "datapipe", "datapipes", "source_dp", "source_datapipe", "sequence", "iterable")
-#: Maximum number of nested datasets to inspect.
+#: The maximum number of datasets to inspect.
 _DEEPEST = 16
 
 
@@ -31,9 +30,8 @@ class UsersCode:
     """A function of the user.
 
     Attributes:
-        name: the name of the function, including the name of its class: `Photos.__getitem__`.
-        location: the file and the line where the function begins: `train.py:12`.
-        code: the code object of the function.
+        name: includes the class, as in `Photos.__getitem__`.
+        location: the file and the line where the function begins, as in `train.py:12`.
     """
 
     name: str
@@ -45,8 +43,9 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """Returns the user's code that creates the samples of a dataset, outermost function first. If a class has several
-    of the methods in `methods`, only the first of them is used."""
+    """Returns the user's functions, outermost function first. Of each class, only the first existing method in
+    `methods` is used.
+    """
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
     while waiting and seen < _DEEPEST:
@@ -68,7 +67,7 @@ def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
 
 
 def _is_wrapper(kind: type) -> bool:
-    """Returns whether a class belongs to PyTorch or this package, so that it only wraps other datasets."""
+    """Classes of PyTorch and of this package only wrap other datasets."""
     return kind.__module__.partition(".")[0] in ("torch", "torchdata")
 
 
@@ -83,7 +82,7 @@ def _users(function: Any, name: str) -> Iterator[UsersCode]:
 
 
 def code_of(function: Any) -> CodeType | None:
-    """Returns the code of a function, of the function in a `partial`, or of a callable object."""
+    """Unwraps a `partial`, a callable object and a decorated function."""
     while isinstance(function, partial):
         function = function.func
     if not hasattr(function, "__code__") and not isinstance(function, type):
@@ -97,9 +96,7 @@ def place_of(code: CodeType) -> str:
 
 
 def _short(path: str) -> str:
-    """Returns a path relative to the program's folder or the working directory if the path is inside; otherwise,
-    returns its last two parts.
-    """
+    """Returns a path relative to the program's folder or the working directory, or else its last two parts."""
     for root in (os.getcwd(), os.path.dirname(getattr(sys.modules.get("__main__"), "__file__", "") or "")):
         if root and path.startswith(root.rstrip(os.sep) + os.sep):
             return os.path.relpath(path, root)
@@ -107,8 +104,7 @@ def _short(path: str) -> str:
 
 
 def raised_in(error: BaseException, codes: list[UsersCode]) -> UsersCode | None:
-    """Returns the innermost of the given functions that an exception has passed through; None if it has passed through
-    none."""
+    """Returns the innermost function in `codes` that an exception has passed through."""
     found: UsersCode | None = None
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None:

@@ -1,7 +1,7 @@
-"""Contains the version of this package, and warns if upstream's torchdata is installed in the same folder.
+"""Contains the version of this package, and warns if upstream's torchdata is installed in its folder.
 
-Role: `torchdata-rs` and upstream's `torchdata` use the same folder, so pip silently overwrites files of the package
-that was installed first. The top-level package and its four public packages run the checks of this module on import.
+Role: pip silently overwrites files if `torchdata-rs` and upstream's `torchdata` are both installed, because they have
+the same folder.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import os
 import sys
 import warnings
 
-#: The API version that this package implements (torchdata 0.9), followed by the version of the distribution
-#: `torchdata-rs` as a local label. Programs compare this version with versions of torchdata.
+#: The API version that this package implements (torchdata 0.9), followed by the version of `torchdata-rs`; programs
+#: compare it with versions of torchdata.
 VERSION = "0.9.0+rs.0.1.0"
 
 
 def warn_of_upstream() -> None:
-    """Warns if the distribution `torchdata` is installed in the folder of this package."""
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with os.scandir(site) as entries:  # importlib.metadata would take longer than the rest of the import
         found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
-    found = [name for name in found if "+rs." not in name]  # the distribution has no files (tools/name_wheel.py)
+    found = [name for name in found if "+rs." not in name]  # the distribution of tools/name_wheel.py has no files
     if not found:
         return
     version = found[0].removeprefix("torchdata-").removesuffix(".dist-info")
@@ -32,7 +31,7 @@ def warn_of_upstream() -> None:
 
 
 def warn_if_replaced(package: str) -> None:
-    """Warns if the imported `torchdata` is not this package, because upstream's files have replaced its files."""
+    """Warns if upstream's files have replaced files of this package."""
     found = getattr(sys.modules["torchdata"], "__version__", "without a version")
     if found == VERSION:
         return

@@ -1,4 +1,4 @@
-"""Draws pictures of graphs without external programs: defines their contents and layout, and writes SVG or DOT.
+"""Draws graphs without external programs: their contents and layout, as SVG, HTML or DOT.
 
 This package does not depend on pipes or statistics.
 """

@@ -1,4 +1,4 @@
-"""Converts graphs to graphviz, for `to_graph` of a loader or its statistics."""
+"""Converts graphs for the package graphviz, which `to_graph` returns."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _NODES = {"fontname": "monospace", "fontsize": "10", "height": "0.2", "shape": "
 
 
 def as_digraph(graph: DrawnGraph) -> graphviz.Digraph:
-    """Returns a graph with a cluster for each process, colors by own time, and rates on the arrows. Raises
-    ModuleNotFoundError if the package graphviz is not installed."""
+    """Returns a graph with a cluster for each process, colors by time, and rates on the arrows."""
     library = optional_import("graphviz", extra="graph", needed_by="to_graph")
     drawing: graphviz.Digraph = library.Digraph(
         graph_attr={"size": "14,14", "fontname": "monospace", "fontsize": "10"},

@@ -9,8 +9,9 @@ __all__ = ["Arrow", "DrawnGraph", "DrawnGroup", "Node"]
 
 @dataclass
 class Node:
-    """A pipe. `heat`, from 0 to 1, is the fraction of its process's time that the pipe itself takes; None if unknown.
-    `kind` is "source", "end", "waits", or empty."""
+    """A pipe in a picture. `heat` is the fraction of its process's time that the pipe itself takes, from 0 to 1. `kind`
+    is "source", "end", "waits", or empty.
+    """
 
     title: str
     lines: list[str]
@@ -21,7 +22,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Arrow:
-    """A flow of items from one node to another. `crosses` means that the items go to another process."""
+    """A flow of items, which go to another process if `crosses` is True."""
 
     tail: int
     head: int
@@ -31,9 +32,7 @@ class Arrow:
 
 @dataclass
 class DrawnGroup:
-    """The pipes of a process, or of several processes with the same pipes. Groups with lower column numbers are drawn
-    closer to the top.
-    """
+    """The pipes of one or several processes; groups with lower `column` numbers are drawn closer to the top."""
 
     title: str
     nodes: list[Node]
@@ -56,7 +55,7 @@ class DrawnGraph:
         return [node for group in self.groups for node in group.nodes]
 
     def mark_ends(self) -> None:
-        """Marks nodes without incoming arrows as sources, and nodes without outgoing arrows as ends."""
+        """Nodes without incoming arrows are sources, and nodes without outgoing arrows are ends."""
         heads, tails = ({getattr(arrow, end) for arrow in self.arrows} for end in ("head", "tail"))
         for node in self.nodes:
             if node.key not in heads:

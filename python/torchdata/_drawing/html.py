@@ -1,4 +1,4 @@
-"""Creates HTML tables and pictures that need neither scripts nor the network. All text is escaped."""
+"""Creates HTML tables and pictures that need neither scripts nor the network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CELL = "padding:2px 8px;border-bottom:1px solid #ddd;text-align:"
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Formats rows below a heading. The first `left` columns are left-aligned, the remaining columns right-aligned."""
+    """The first row is the heading, and the first `left` columns are left-aligned."""
 
     def row(cells: Sequence[str], tag: str) -> str:
         sides = ("left" if number < left else "right" for number in range(len(cells)))

@@ -1,7 +1,7 @@
-"""Computes a layout for the picture of a graph, and draws the picture as SVG, without external programs.
+"""Computes the layout of a graph's picture, and draws it as SVG, without external programs.
 
-Role: draws processes and their pipes below each other, in the order of the data flow. A picture fits on a phone if the
-graph has no branches. The picture uses tints of the surrounding page's colors.
+Role: draws processes and their pipes below each other, in the order of the data flow. The picture of a graph without
+branches fits on a phone.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["Picture", "color_of"]
 
 _CHAR, _LINE, _PAD = 6.7, 15, 8  # for an 11-pixel font
 _GAP_X, _GAP_Y, _GROUP_GAP, _MARGIN = 26, 40, 44, 10
-_LONGEST = 44  # maximum number of characters per line
+_LONGEST = 44  # the maximum number of characters per line
 _HOT, _HOTTEST = "#ef6548", 0.8
-#: The color of each kind of pipe, and the color's opacity.
+#: The color and the opacity of each kind of pipe.
 _TINTS = {"source": ("#4a90d9", 0.25), "end": ("#6aa84f", 0.25), "waits": ("#888888", 0.2), "": ("#888888", 0.0)}
-#: A standalone picture has a background and follows the reader's color mode. Inside a page, the picture uses the page's
-#: colors.
+#: A standalone picture has a background and follows the reader's color mode, whereas a picture in a page uses the
+#: page's colors.
 _STYLE = (
     "<style>svg:root{color:#222}svg:root>.ground{fill:#fff}"
     "@media(prefers-color-scheme:dark){svg:root{color:#ddd}svg:root>.ground{fill:#1a1c1e}}</style>"
@@ -31,27 +31,25 @@ _STYLE = (
 
 
 def _tint_of(node: Node) -> tuple[str, float]:
-    """Returns the color of a pipe and the color's opacity, according to the pipe's share of the work, or to the kind of
-    the pipe if the share is unknown."""
+    """Returns the color and the opacity for a pipe's share of the time, or else for its kind."""
     if node.heat is None:
         return _TINTS[node.kind]
     return _HOT, _HOTTEST * min(1.0, max(0.0, node.heat))
 
 
 def color_of(node: Node) -> str:
-    """Returns the opaque color that a pipe has on a white background."""
+    """Returns the opaque color that the pipe has on a white background."""
     color, strength = _tint_of(node)
     parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
 
 def _cells(text: str) -> int:
-    """Returns the width of a text in characters."""
     return sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text)
 
 
 def _shortened(text: str) -> str:
-    """Returns the text, shortened in its middle if it would make the picture wider than a phone."""
+    """Removes the middle of a text that would make the picture wider than a phone."""
     if _cells(text) <= _LONGEST:
         return text
     kept = _LONGEST // 2 if _cells(text) > len(text) else _LONGEST
@@ -75,7 +73,7 @@ class _Box:
 
 @dataclass
 class _Curve:
-    points: tuple[tuple[float, float], ...]  # a cubic Bézier curve
+    points: tuple[tuple[float, float], ...]
     label: str
     label_at: tuple[float, float]
     dashed: bool
@@ -83,8 +81,7 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """Returns a limit for a curve's x-coordinates: at most three quarters of the way from its ends to its control
-    points."""
+    """A curve reaches at most three quarters of the way from its ends to its control points."""
     ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 
@@ -94,17 +91,13 @@ def _wide(lines: list[str]) -> float:
 
 
 class Picture:
-    """A drawn graph, which a notebook displays.
-
-    Args:
-        graph: the graph to draw.
-    """
+    """A drawn graph, which a notebook displays."""
 
     def __init__(self, graph: DrawnGraph) -> None:
         self._boxes: dict[int, _Box] = {}
         self._frames: list[_Box] = []
-        self._row_of: dict[int, int] = {}  # for each node, its group, counted from the top
-        self._top_of: dict[int, float] = {}  # for each node, the top position of its group
+        self._row_of: dict[int, int] = {}
+        self._top_of: dict[int, float] = {}
         groups = sorted(graph.groups, key=lambda group: group.column)
         bottom = float(_MARGIN)
         for number, group in enumerate(groups):
@@ -120,8 +113,9 @@ class Picture:
         self.width, self.height = max(40, round(right + _MARGIN)), round(bottom + _MARGIN)
 
     def _place(self, group: DrawnGroup, arrows: list[Arrow], top: float) -> float:
-        """Places the nodes of a group in rows that are centered at x = 0, each node above the nodes that read from it.
-        Returns the y-coordinate of the group's lower edge."""
+        """Places the nodes in rows that are centered at x = 0, each node above the nodes that read from it. Returns the
+        y-coordinate of the group's lower edge.
+        """
         keys = {node.key for node in group.nodes}
         within = [(arrow.tail, arrow.head) for arrow in arrows if {arrow.tail, arrow.head} <= keys]
         rank = dict.fromkeys(keys, 0)
@@ -153,7 +147,7 @@ class Picture:
         return bottom
 
     def _centre(self) -> float:
-        """Moves all nodes to the right, so that the left margin is free. Returns the largest x-coordinate."""
+        """Moves all nodes to the right until only the left margin is free, and returns the largest x-coordinate."""
         placed = [*self._boxes.values(), *self._frames]
         shift = _MARGIN - min((box.x for box in placed), default=0.0)
         for box in placed:
@@ -164,7 +158,7 @@ class Picture:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
         if self._row_of[arrow.head] - self._row_of[arrow.tail] > 1:
             return self._curve_beside(arrow, tail, head)
-        # An arrow from another process ends at the upper edge of the target's process, above this process's text.
+        # An arrow from another process ends above the text of its target's process.
         start = (tail.middle, tail.y + tail.height)
         end = (head.middle, self._top_of[arrow.head] if arrow.crosses else head.y)
         bend = (end[1] - start[1]) / 2
@@ -173,13 +167,13 @@ class Picture:
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=False)
 
     def _curve_beside(self, arrow: Arrow, tail: _Box, head: _Box) -> _Curve:
-        """Returns the curve of an arrow that passes to the right of the processes between its ends."""
+        """Draws an arrow to the right of the processes between its ends."""
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # The control points are so far to the right that the curve passes beside the process that is drawn below.
+        # So far to the right that the curve passes beside these processes.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
-        label_at = (tail.x, tail.y + tail.height + 10 + 16)  # the label is below the arrow's process
+        label_at = (tail.x, tail.y + tail.height + 10 + 16)  # below the arrow's process
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
 
     def svg(self) -> str:
@@ -216,7 +210,7 @@ class Picture:
 
 
 def _svg_box(box: _Box, line: float) -> str:
-    """Draws a box with text, in which the first line is bold. `line` is the opacity of the border."""
+    """The first line of text is bold, and `line` is the opacity of the border."""
     dash = ' stroke-dasharray="4 3"' if box.dashed else ""
     color, strength = box.tint
     parts = [
@@ -233,7 +227,7 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Returns SVG attributes that give a text the width that the layout has assumed, whatever font is used."""
+    """Gives a text the width that the layout has assumed, with any font."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 

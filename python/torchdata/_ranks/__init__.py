@@ -1,7 +1,6 @@
-"""Communication between the ranks of a job: a shared seed, and whether each rank still has an item.
+"""Communication between the ranks of a distributed job: a shared seed, and whether each rank still has an item.
 
-Role: `DistributedReadingService` and `FullSync` communicate through a `TorchGroup` or a user-defined group. Every rank
-opens its groups in the same order, in its main process. The object that opened a group also closes it.
+Role: every rank opens its groups in the same order, in its main process.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from typing import Any
 
 def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
     """Returns the ranks of a torch process group or device mesh, numbered as in the job; None for another type. Raises
-    ValueError if the mesh has several dimensions, or if this rank does not belong to the group."""
+    ValueError if the mesh has several dimensions, or if this rank does not belong to the group.
+    """
     dist: Any = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available():  # without `torch.distributed`, such a group cannot exist
+    if dist is None or not dist.is_available():  # without `torch.distributed`, no such group exists
         return None
     if hasattr(process_group, "get_group") and hasattr(process_group, "mesh_dim_names"):
         if process_group.ndim != 1:

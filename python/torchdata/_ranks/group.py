@@ -1,14 +1,14 @@
-"""The protocol of a group of ranks, and the errors between ranks."""
+"""The protocol of a group of ranks, and the errors of its operations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, NoReturn, Protocol
 
-#: Default time limit of an operation among the ranks, in seconds.
+#: The default time limit of an operation, in seconds.
 DEFAULT_TIMEOUT = 30 * 60
 
-#: Three years, in seconds. Longer times are too large for the waiting functions.
+#: Three years in seconds; the waiting functions do not support much longer times.
 _LONGEST_TIMEOUT = 1e8
 
 
@@ -54,17 +54,17 @@ class RankGroup(Protocol):
     world_size: int
 
     def broadcast(self, value: int) -> int:
-        """Returns the value of rank 0 on every rank. Values are signed 64-bit integers."""
+        """Returns rank 0's value, a signed 64-bit integer, on every rank."""
 
     def all_reduce_min(self, value: int) -> int:
         """Returns the smallest value of all ranks, on every rank."""
 
     @property
     def broken(self) -> bool:
-        """Whether an operation has failed. After a failure, the group cannot be used any more."""
+        """Whether an operation has failed, so that the group can no longer be used."""
 
     def show_life(self) -> None:
-        """Notifies all ranks, if possible, that this rank is running although it has not begun an operation."""
+        """Notifies all ranks that this rank is running, although it has not begun an operation."""
 
     def give_up(self) -> None:
         """Makes an operation end immediately if another thread is waiting for it."""
@@ -74,8 +74,7 @@ class RankGroup(Protocol):
 
 
 class UncopyableGroup:
-    """The base class of the groups of ranks in this package. A group cannot be copied, because other ranks have no
-    connection to the copy."""
+    """The base class of groups of ranks, which cannot be copied, because other ranks have no connection to the copy."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -92,13 +91,13 @@ class TorchRanks(Protocol):
 
 
 def describe_ranks(ranks: Iterable[int]) -> str:
-    """Formats `rank 3`, or `ranks 1, 2`."""
+    """Returns `rank 3`, or `ranks 1, 2`."""
     numbers = list(ranks)
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def check_group(group: Any, whose: str, *, broadcasts: bool) -> None:
-    """Raises TypeError if `group` lacks a required method of a group of ranks."""
+    """Raises TypeError if `group` lacks a required method."""
     needed = ["rank", "world_size", *(["broadcast"] if broadcasts else []), "all_reduce_min"]
     lacking = [name for name in needed if not hasattr(group, name)]
     if lacking:

@@ -1,8 +1,7 @@
-"""Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
+"""Connects ranks: rank 0 publishes its addresses in the job's store, and the other ranks connect to rank 0.
 
-Role: runs once for each group, in the main process of every rank. The store is used only for the addresses, in a
-separate thread, because an operation on the store never ends if the store's process is stopped. A thread that waits for
-a stopped store sleeps in torch until the program ends.
+Role: runs once for each group, in the main process of every rank. The store is asked in a separate thread, because a
+request never returns if the store's process is stopped.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError, describe_ranks
 from torchdata._threads import start
 
-#: The reason why a group failed: what happened, the affected ranks, and the rank that gave up.
+#: What happened, the affected ranks, and the rank that gave up.
 Blame = tuple[str, list[int], int]
 
-#: The shortest and the longest pause between two requests for rank 0's addresses, in seconds. The pauses grow, so that
-#: many ranks do not flood the store with requests.
+#: The shortest and the longest pause between two requests for rank 0's addresses, in seconds; the pauses grow, so that
+#: many ranks do not flood the store.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
-#: Seconds for one attempt to connect to an address and receive an answer.
+#: Seconds to connect to an address and receive an answer.
 _ATTEMPT = 3.0
 
 _LOOPBACK = ("127.0.0.1", "::1")
@@ -39,7 +38,6 @@ class Opening:
     """Opens one group of ranks.
 
     Args:
-        prefix: the prefix of the keys in the store, which is the same on all ranks.
         members: the ranks of the group, numbered as in the job.
         timeout: the seconds after which missing ranks are reported.
     """
@@ -56,24 +54,25 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns a pair: the meeting (or the reason why rank 0 has already given up), and the number of seconds that
-        remain until all ranks must have joined.
+        """Connects the ranks, and returns the connection (or why rank 0 has given up) and the seconds left for all
+        ranks to connect.
 
         Raises:
-            PrefetchTimeoutError: rank 0, and possibly other ranks, did not begin to iterate in time.
-            RanksLostError: the store or rank 0 no longer exists or does not answer.
+            PrefetchTimeoutError: rank 0, and perhaps other ranks, did not begin to iterate in time.
+            RanksLostError: the store or rank 0 does not answer.
         """
         meeting = self._host() if self._rank == 0 else self._join()
         return meeting, self._left
 
     def give_up(self, blame: Blame) -> None:
-        """Records in the store, for later ranks, why rank 0 no longer waits for them."""
+        """Publishes in the store why rank 0 no longer waits for the other ranks."""
         with suppress(RanksLostError):
             self._ask_store(lambda store: store.set("blame", json.dumps(blame)))
 
     def agree(self, key: str, value: str) -> str:
-        """Returns the value of a key that all ranks share. The first rank that calls this method determines the value.
-        Raises RanksLostError if the store no longer exists or does not answer."""
+        """The first rank that calls this method determines the value of the key for all ranks. Raises RanksLostError if
+        the store does not answer.
+        """
         return str(self._ask_store(lambda store: store.compare_set(key, "", value)).decode())
 
     def _host(self) -> Meeting:
@@ -129,7 +128,7 @@ class Opening:
             time.sleep(_LONGEST_NAP)
 
     def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
-        """Returns the addresses that rank 0 has published. After the timeout, returns the ranks that have not begun."""
+        """After the timeout, returns the ranks that have not begun."""
         store.set(f"begun/{self._rank}", "")
         nap = _FIRST_NAP
         while not store.check(["hub"]):
@@ -142,7 +141,7 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """Returns the store's answer to a request. Waits at most the remaining time plus `Meeting.WATCH` seconds."""
+        """Waits up to `Meeting.WATCH` seconds after the time limit."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -151,7 +150,7 @@ class Opening:
 
                 store: Any = distributed_c10d._get_default_store()
                 if hasattr(store, "clone"):
-                    store = store.clone()  # a clone does not wait for other users of the store
+                    store = store.clone()  # does not wait for other users of the store
                 answers.append(ask(self._dist.PrefixStore(self._prefix, store)))
             except Exception as error:
                 answers.append(error)
@@ -169,7 +168,7 @@ class Opening:
 
 
 def _holder_of_store() -> str:
-    """Describes which process probably contains the store, without asking the store."""
+    """Guesses which process contains the store, without asking it."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "torchrun's agent on the machine of rank 0"
     return "rank 0, unless the program makes its store elsewhere"
@@ -194,8 +193,7 @@ def _machine() -> str:
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """Returns a listening socket, and the information that other ranks need to connect. If one address suffices, the
-    socket is bound to this address only."""
+    """If one address suffices, the socket is bound only to it."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -211,11 +209,11 @@ def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _listen_at(store_host: str | None) -> socket.socket | None:
-    """Returns a socket at the address that all ranks can reach; None if this address is unknown."""
+    """Returns a socket at an address that all ranks can reach; None if it is unknown."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
-    # A name of the loopback interface of this machine may be the name of another machine elsewhere.
+    # The name of this machine's loopback interface may name another machine elsewhere.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
     towards = next(iter(_addresses_towards(store_host)), None) if store_host is not None else None
@@ -226,32 +224,31 @@ def _server_at(address: str) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, 0), family=family)
-    except OSError:  # the address family is not available, or IPv4 is missing
+    except OSError:  # raised if the machine lacks the address family
         return None
 
 
 def _is_loopback(host: str | None) -> bool:
-    """Returns whether a host name stands for the local machine, which means that all ranks run on one machine."""
+    """If the store has such a host name, all ranks run on one machine."""
     return host is not None and (host.lower() == "localhost" or host in _LOOPBACK or host.startswith("127."))
 
 
 def _addresses_towards(host: str | None) -> list[str]:
-    """Returns the addresses that this machine uses to send packets to another machine."""
+    """Returns the addresses from which this machine sends packets to `host`."""
     found: list[str] = []
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as asks:
-                asks.connect(address)  # connecting a UDP socket sends nothing
+                asks.connect(address)  # sends nothing, because the socket is a UDP socket
                 found.append(asks.getsockname()[0])
     return found
 
 
 def _address_of_interface(name: str) -> str:
-    """Returns the IPv4 address of a network interface. Raises RuntimeError if the interface does not exist, or does not
-    have an address."""
+    """Returns an IPv4 address. Raises RuntimeError if the interface has no address or does not exist."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
-            # SIOCGIFADDR (see netdevice(7)) takes an interface's name in 16 bytes, and appends the address.
+            # SIOCGIFADDR (see netdevice(7)) takes the interface's name in 16 bytes, and appends the address.
             answer = fcntl.ioctl(asks, 0x8915, struct.pack("16s16x8x", name.encode()[:15]))
         except OSError as error:
             raise RuntimeError(
@@ -262,20 +259,20 @@ def _address_of_interface(name: str) -> str:
 
 
 def _own_addresses(store_host: str | None) -> list[str]:
-    """Returns addresses where other machines may reach this machine, most likely address first."""
-    found = _addresses_towards(store_host)  # toward the store's machine, which all ranks have reached
+    """Returns addresses at which other machines may reach this machine, most likely address first."""
+    found = _addresses_towards(store_host)  # all ranks have reached the store's machine
     with suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
     return [address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"]
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Returns addresses where this rank may reach rank 0, most likely address first."""
+    """Returns addresses at which this rank may reach rank 0, most likely address first."""
     addresses: list[str] = list(offer["addresses"])
     if offer["loopback"]:
         if offer["machine"] == _machine():
             return [*_LOOPBACK, *addresses]
-        # rank 0 often runs on the machine of the store, and the name of the store is valid on all machines
+        # rank 0 often runs on the machine of the store, whose name is valid on all machines
         if store_host is not None:
             addresses.append(store_host)
     return addresses

@@ -1,14 +1,11 @@
-"""A group of ranks on `torch.distributed`, with its own connections, which are established through the job's store.
+"""A group of ranks of a `torch.distributed` job, with its own connections.
 
-The group contains all ranks of the job, or the ranks of one of torch's process groups.
+Role: a group is used in the main process of every rank, by one thread at a time. Each rank has one connection to rank 0
+(`Meeting`), which a native thread serves, so the messages do not mix with those of the training, and all ranks notice
+the failure of a rank. `torchdata_core::ranks` describes the protocol.
 
-Role: the group is opened and used in the main process of every rank, by one thread at a time. A `TorchGroup` owns a
-`Meeting`: one connection of every rank to rank 0, served by a native thread while the group is in use. The messages
-never mix with the messages of the training. If a rank fails, even rank 0, all other ranks notice the failure.
-`torchdata_core::ranks` describes the protocol.
-
-Operations use neither torch's process groups nor the store, because these wait for ranks that no longer exist until the
-job's timeouts expire, even in destructors at interpreter exit.
+Operations use neither torch's process groups nor the store, because these wait for exited ranks until the job's
+timeouts expire, even in destructors at interpreter exit.
 """
 
 from __future__ import annotations
@@ -24,13 +21,13 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
 
-#: For each set of ranks, counts the groups that this process has opened. All ranks open groups in the same order.
+#: How many groups this process has opened, by their ranks; all ranks open groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: The largest value. A rank that passes this value to a minimum over all ranks leaves the result to the other ranks.
+#: A rank that passes this value to a minimum over all ranks leaves the result to the other ranks.
 _LARGEST = 2**63 - 1
 
-#: For each kind of failure that a `Meeting` reports, the words that describe it in error messages.
+#: The failures that a `Meeting` reports, in words for messages.
 _FAULTS = {
     "absent": "did not begin to iterate",
     "late": "did not reach this step",
@@ -44,13 +41,12 @@ _EXCUSES = {
     "late": "it runs, but waits for data, is busy between two items, or has left the loop",
 }
 
-#: The groups with connections that a forked child inherits.
+#: Groups whose connections a forked child inherits.
 _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
 def require_available(whose: str) -> Any:
-    """Returns the module `torch.distributed`. Raises RuntimeError if torch is not installed, or was built without
-    `torch.distributed`."""
+    """Raises RuntimeError if torch is not installed, or was built without `torch.distributed`."""
     try:
         import torch.distributed as dist
     except ImportError as error:
@@ -66,8 +62,7 @@ def require_available(whose: str) -> Any:
 
 
 def require_initialized(whose: str) -> Any:
-    """Returns the module `torch.distributed`, with its default process group. Raises RuntimeError if the module is
-    missing (see `require_available`), or `init_process_group` was not called."""
+    """Like `require_available`, but also raises RuntimeError if `init_process_group` was not called."""
     dist = require_available(whose)
     if not dist.is_initialized():
         raise RuntimeError(
@@ -78,16 +73,16 @@ def require_initialized(whose: str) -> Any:
 
 
 class TorchGroup(UncopyableGroup):
-    """Ranks of the job, with their own connections, which are established through the job's store.
+    """Ranks of the job, which connect through the job's store.
 
     Args:
         timeout: the time limit of an operation in seconds.
         members: the ranks, numbered as in the job and including this rank; None for all ranks.
 
     Raises:
-        RuntimeError: `torch.distributed` cannot be used (see `require_initialized`).
-        PrefetchTimeoutError: other ranks did not open the group, or gave up earlier than this rank.
-        RanksLostError: rank 0 or the store of the job no longer exists, or does not answer.
+        RuntimeError: see `require_initialized`.
+        PrefetchTimeoutError: other ranks did not open the group in time.
+        RanksLostError: rank 0 or the store of the job does not answer.
     """
 
     def __init__(self, timeout: float, whose: str, members: tuple[int, ...] | None = None) -> None:
@@ -126,11 +121,11 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Among all groups with the same number of ranks, the first group that calls this method determines the value
-        that is returned. Returns `value` unchanged on all ranks of a group except rank 0.
+        """Returns the value of the first group that calls this method, among all groups with as many ranks. On other
+        ranks than rank 0, returns `value` unchanged.
 
-        With tensor parallelism, ranks that must read the same data belong to different data-parallel groups. This
-        method gives these groups equal seeds, so that such ranks shuffle the data in the same order.
+        With tensor parallelism, ranks of different data-parallel groups must read the same data. Equal seeds make these
+        groups shuffle the data in the same order.
         """
         number, self._agreements = self._agreements, self._agreements + 1
         if self._seeds is None or self.rank != 0:
@@ -146,7 +141,7 @@ class TorchGroup(UncopyableGroup):
             raise GivenUp("the group of ranks was closed")
         try:
             least, blame = self._meeting.least(value, self._timeout)
-        except BaseException:  # after an interruption, other ranks would wait for an operation that this rank has left
+        except BaseException:  # for example, Ctrl-C: other ranks must not wait for this rank
             self._broken = True
             self._meeting.leave()
             raise
@@ -159,7 +154,7 @@ class TorchGroup(UncopyableGroup):
         raise self._failure(*blame)
 
     def _failure(self, what: str, ranks: list[int], by: int) -> Exception:
-        """Returns the exception to raise, with the names of the responsible ranks."""
+        """Returns an exception that names the responsible ranks."""
         members, size = self._members, self._job_size
         me = f"{self._whose} on rank {members[self.rank]}"
         if by != self.rank:
@@ -193,23 +188,22 @@ class TorchGroup(UncopyableGroup):
             self._meeting.leave()
 
     def close(self) -> None:
-        """Notifies all ranks and closes the connections. A forked child does not use or close the connections."""
+        """A forked child neither uses nor closes the connections."""
         self._given_up = True
         self._meeting.close()
 
     def _note_connections(self) -> None:
-        """Records the open connections before a fork, because descriptors of ended connections may be reused later."""
+        """Must be called before a fork, because file descriptors of ended connections may be reused later."""
         try:
             self._descriptors = self._meeting.descriptors()
-        except RuntimeError:  # the connection was closed, or is itself inherited
+        except RuntimeError:  # raised if the connection is closed, or is itself inherited
             self._descriptors = []
 
     def _forget(self) -> None:
-        """In a forked child, replaces inherited connections, because inherited descriptors would keep the connections
-        open."""
+        """In a forked child, replaces inherited file descriptors, which would keep the connections open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            # The descriptor is replaced instead of closed, because an inherited object will close it later.
+            # Not closed, because an inherited object will close the file descriptor later.
             os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)
 
