@@ -1,7 +1,4 @@
-"""Checks of the arguments of a loader.
-
-Role: pure functions, called when a loader is created.
-"""
+"""Checks the arguments of a loader, and suggests replacements for arguments of other loaders."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from typing import Any
 from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: The replacements for arguments of other loaders that correspond to an argument of a reading service. In a
-#: replacement, `{!r}` stands for the value of the argument.
+#: Arguments of other loaders that correspond to an argument of a reading service, where `{!r}` stands for the given
+#: value.
 _OF_A_SERVICE = {
     theirs: f"reading_service=MultiProcessingReadingService(num_workers, {ours}={{!r}})"
     for theirs, ours in {
@@ -22,7 +19,6 @@ _OF_A_SERVICE = {
         "worker_init_fn": "worker_init_fn",
     }.items()
 }
-#: The replacements for arguments of torch's loader.
 _INSTEAD = {
     **_OF_A_SERVICE,
     "batch_size": "datapipe.batch({!r}).collate() as the datapipe",
@@ -31,7 +27,6 @@ _INSTEAD = {
     "pin_memory": "datapipe.pin_memory() as the datapipe",
     "shuffle": "datapipe.shuffle() as the datapipe",
 }
-#: The replacements for a loader over a dataset.
 _INSTEAD_OVER_DATASET = {
     **_OF_A_SERVICE,
     "batch_sampler": "sampler=..., batch_size=..., or build the pipeline and give it to DataLoader2(...)",
@@ -42,7 +37,7 @@ _INSTEAD_OVER_DATASET = {
 
 
 def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], whose: str = "DataLoader2") -> None:
-    """Raises TypeError if a loader got unknown keywords. The message names a replacement, or the valid arguments."""
+    """Raises TypeError with a replacement, or with the valid arguments, if there are unknown keywords."""
     known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
         if name in known:
@@ -79,7 +74,6 @@ def require_pipe(datapipe: Any) -> None:
 
 
 def adapter_list(adapters: Any) -> list[Any] | None:
-    """Returns the argument `datapipe_adapter_fn` as a list; None if it was omitted."""
     if adapters is None:
         return None
     if is_service(adapters):

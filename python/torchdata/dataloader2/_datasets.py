@@ -1,7 +1,4 @@
-"""Wraps datasets in pipes, and builds the usual pipeline over a dataset.
-
-Role: pure functions that build pipes, in the main process when a loader is created.
-"""
+"""Wraps datasets in pipes, and builds the usual pipeline over a dataset."""
 
 from __future__ import annotations
 
@@ -25,11 +22,8 @@ from torchdata.datapipes.map import SequenceWrapper
 
 
 def pipe_over(dataset: Any) -> Any:
-    """Wraps a dataset in a pipe without copying the dataset. Returns any other object unchanged.
-
-    Args:
-        dataset: an object with a length that is read by index, such as PyTorch's `Dataset` or a list; an iterable that
-            can be read repeatedly; or a generator function.
+    """Wraps a dataset without copying it: an object that is read by index, a repeatable iterable, or a generator
+    function. Returns any other object unchanged.
     """
     if is_pipe(dataset):
         return dataset
@@ -49,7 +43,7 @@ def pipeline_over(
     collate_fn: Callable[[Any], Any] | None,
     itself: bool | None,
 ) -> IterDataPipe[Any]:
-    """Returns the pipeline of `DataLoader2.from_dataset`, which documents the arguments and the errors."""
+    """`DataLoader2.from_dataset` documents the arguments and the errors."""
     whose = "DataLoader2.from_dataset"
     if batch_size is not None:
         check_int(whose, "batch_size", batch_size, least=1)

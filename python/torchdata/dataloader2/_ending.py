@@ -1,8 +1,6 @@
-"""Shuts down a loader exactly once. If several threads call `shutdown`, all calls return when the shutdown is complete.
+"""Shuts down a loader exactly once, although several threads may call `shutdown`.
 
-Role: one `Ending` per loader. An `Ending` ends the epoch, the service and the threads that read ahead, excludes
-concurrent changes to the loader, and stores the process that the loader belongs to. The code runs in the main process:
-in any thread, in a finalizer, or at interpreter exit.
+Role: runs in any thread of the main process, in a finalizer, or at interpreter exit.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from torchdata.dataloader2._epochs import SHUT_DOWN, EpochRun, FinishedIterator
 
 
 class ClosableLoader(Protocol):
-    """The part of a loader that the shutdown needs. A subclass may extend `shutdown`."""
+    """The part of a loader that the shutdown needs, and that a subclass may extend."""
 
     @property
     def _ending(self) -> Ending:
@@ -31,27 +29,22 @@ class ClosableLoader(Protocol):
         """Ends the epoch and the reading service, as `DataLoader2.shutdown` documents."""
 
 
-#: The open loaders of this process, which are shut down at interpreter exit. Each key is the id of the loader's
-#: `Ending` object. A WeakSet is unsuitable, because it runs Python code when a loader is freed, and a KeyboardInterrupt
-#: in that code would be lost.
+#: The open loaders of this process, which are shut down at interpreter exit, by the id of their `Ending`. A WeakSet is
+#: unsuitable, because it runs Python code when a loader is freed, and a KeyboardInterrupt in that code would be lost.
 _open_loaders: dict[int, weakref.ref[ClosableLoader]] = {}
 
 
 class Ending:
-    """The shutdown of a loader. The loader counts as open once its `Ending` object exists.
+    """The shutdown of a loader, which counts as open once this object exists.
 
     Args:
-        loader: the loader, which is not kept alive.
-        run: the loader's epochs.
-        note_left: `StateKeeper.note_left`, which stores the position for states that are requested after the shutdown.
+        note_left: stores the position for states that are requested after the shutdown.
 
     Attributes:
-        changing: the lock that is held to begin an epoch, load a state, or shut the loader down.
-        owner_pid: the id of the process that the loader belongs to.
+        changing: held to begin an epoch, load a state, or shut the loader down.
         patience: the number of seconds to wait for threads.
-        is_noted: whether the state of the loader may be requested after the shutdown.
-        has_begun: whether the shutdown has begun, so that reading the loader is an error.
-        is_over: whether the shutdown is complete.
+        is_noted: whether the state may be requested after the shutdown.
+        has_begun: whether reading the loader is an error.
     """
 
     def __init__(self, loader: ClosableLoader, run: EpochRun, note_left: Callable[[bool], None]) -> None:
@@ -64,8 +57,9 @@ class Ending:
         _open_loaders[id(self)] = weakref.ref(loader)
 
     def take_over_in_child(self) -> None:
-        """Makes an inherited loader belong to this forked child, unless worker processes of the parent run the loader.
-        Raises RuntimeError if worker processes run the loader."""
+        """Makes an inherited loader belong to this forked child. Raises RuntimeError if worker processes of the parent
+        run the loader.
+        """
         if self.owner_pid == os.getpid():
             return
         if self._pipeline.is_taken_over and self._pipeline.contract.has_workers():
@@ -73,13 +67,11 @@ class Ending:
                 f"this DataLoader2 belongs to process {self.owner_pid}, whose worker processes run it, and this "
                 "process is a forked child: create another loader in the child"
             )
-        self.changing = threading.RLock()  # the inherited lock may be held by a thread of the parent
+        self.changing = threading.RLock()  # a thread of the parent may hold the inherited lock
         self.owner_pid = os.getpid()
 
     def run(self) -> None:
-        """Ends the loader, or continues a shutdown that was interrupted. Returns when the shutdown is complete, even if
-        another thread completes it.
-        """
+        """Returns when the shutdown is complete, even if it was interrupted before, or another thread completes it."""
         if self.is_over:
             return
         self.has_begun = True
@@ -94,8 +86,7 @@ class Ending:
 
     @contextmanager
     def _excluding_others(self) -> Iterator[None]:
-        """Context manager that excludes other threads from changing the loader. If another thread still changes the
-        loader after `patience` seconds, the context is entered nevertheless."""
+        """Excludes other threads from changing the loader, but waits at most `patience` seconds for them."""
         is_alone = self.changing.acquire(timeout=self.patience)
         try:
             yield
@@ -121,7 +112,8 @@ class Ending:
         except Exception:
             self._set_over()
             raise
-        self._set_over()  # if Ctrl-C interrupts the steps above, the next call continues the shutdown
+        # not reached if Ctrl-C interrupts the steps above, so that the next call continues the shutdown
+        self._set_over()
 
     def _set_over(self) -> None:
         self.is_over = True

@@ -1,8 +1,8 @@
-"""The pipeline of a loader: the graph, and the service that runs it.
+"""The pipeline of a loader: the pipe graph, and the service that runs it.
 
-Role: owned by the loader; independent of epochs and states. The graph and the service are copies of the user's objects.
-The pipeline also keeps unchanged copies of the graph and the service, from which both can be recreated. Only the
-thread that begins an epoch or loads a state changes the pipeline.
+Role: belongs to the loader, and is independent of epochs and states. The graph and the service are copies of the user's
+objects, and can be recreated from unchanged copies. Only the thread that begins an epoch or loads a state may change
+them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 
 class Pipeline:
-    """The graph of a loader, and the service that runs it."""
-
     def __init__(
         self,
         graph: GraphTemplate,
@@ -46,15 +44,15 @@ class Pipeline:
         self.given_service = service
         self._serialize = serialize
         self.service = self._adapted_service()
-        #: The state of the reading service, from a loaded state.
+        #: From a loaded state.
         self.service_state: bytes | None = None
         self.is_taken_over = False
-        #: Whether a pipe skips items after an exception, in the graph that the service has taken over.
+        #: Whether a pipe of the graph that the service has taken over skips items after an exception.
         self.skips = False
-        self._skeleton: Any = None  # a skeleton of the graph at that time; None after the length was computed
-        self._length: int | str | None = None  # an error message if the length is unknown
+        self._skeleton: Any = None  # a copy without data, from which the length is computed later
+        self._length: int | str | None = None  # a text is the message of the error that the length is unknown
         self.datapipe: Any = None
-        #: The graph after the adapters were applied, and before the service changes the graph.
+        #: The graph after the adapters, and before the service changes it.
         self.snapshot = graph
         self.take(graph, is_adapted=is_adapted)
 
@@ -67,7 +65,6 @@ class Pipeline:
         return service
 
     def take(self, snapshot: GraphTemplate, *, is_adapted: bool = False) -> None:
-        """Uses an adapted copy of `snapshot` as the loader's graph, and stores a template of this graph."""
         datapipe = snapshot.copy()
         if datapipe is not None and self.adapters and not is_adapted:
             datapipe = self.adapted(datapipe)
@@ -78,7 +75,7 @@ class Pipeline:
         self.identity = Identity(snapshot, self._serialize)
 
     def adapted(self, datapipe: Any) -> Any:
-        """Returns a graph after applying all adapters, which may modify the given graph."""
+        """Adapters may modify the given graph."""
         for adapter in self.adapters or ():
             changed = adapter(datapipe)
             if not is_pipe(changed):
@@ -91,18 +88,19 @@ class Pipeline:
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
-        """Raises TypeError if the loader was created with an object that is not a pipe. After a service has taken over
-        the graph, no check is made, because the service may have replaced the pipe."""
+        """Raises TypeError if the loader was created with an object that is not a pipe. A service that has taken over
+        the graph may have replaced the pipe, so no check is made then.
+        """
         if not self.is_taken_over:
             require_pipe(self.datapipe)
 
     def note_identity(self) -> None:
-        """Computes the identity of the graph, if no service has cut the graph yet."""
+        """Computes the identity of the graph, unless a service has cut the graph."""
         if not self.is_taken_over:
             self.identity.note(self.datapipe)
 
     def hand_over(self, resumed: Callable[[], Sequence[Shard] | None], in_shards: bool, full_stats: bool) -> None:
-        """Lets the service take over the graph. If the service fails, the loader keeps the original graph.
+        """Lets the service take over the graph, but keeps the original graph if this fails.
 
         `resumed` returns the shards of the epoch to resume, or None to begin a new epoch.
         """
@@ -143,14 +141,14 @@ class Pipeline:
         end_threads(self.datapipe)  # the threads would otherwise continue to draw random numbers
 
     def length(self) -> int:
-        """Returns the number of items of an epoch. Raises TypeError if the number of items is unknown."""
+        """Raises TypeError if the number of items is unknown."""
         if self.datapipe is None:
             raise TypeError("this DataLoader2 has no length, because it has no pipe yet")
         self.require_pipe()
         contract = self.contract
         try:
             length = contract.count_items(self.datapipe)
-        except TypeError as error:  # the pipe's own error is raised, because old code matches its message
+        except TypeError as error:  # the pipe's own error, whose message old code matches
             add_note(error, advice_on(error))
             raise
         if length is not None:
@@ -168,14 +166,13 @@ class Pipeline:
         return self._length
 
     def works(self) -> list[Work]:
-        """Returns a `Work` object, which ends threads, for each pipe in the main process that has started threads."""
+        """Returns an object that ends the threads of a pipe, for each pipe in the main process with threads."""
         pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
         works = (hooks_of(pipe)._threads_at_work() for pipe in pipes)
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies other ranks that this rank ends its epoch. If `for_good` is True, this rank will not continue, so
-        all other ranks raise an error."""
+        """Notifies other ranks that this rank ends its epoch. If `for_good` is True, the other ranks raise an error."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)
@@ -183,7 +180,7 @@ class Pipeline:
     # -- pausing -----------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stops reading ahead. This method may be called only if `can("pause")`."""
+        """Must be called only if `can("pause")`."""
         if self.service is None:
             pause_pipes(self.datapipe)
             return
@@ -192,7 +189,7 @@ class Pipeline:
             self.datapipe = pause_fn(self.datapipe)
 
     def resume(self) -> None:
-        """Resumes reading ahead. This method may be called only if `can("resume")`."""
+        """Must be called only if `can("resume")`."""
         if self.service is None:
             resume_pipes(self.datapipe)
             return

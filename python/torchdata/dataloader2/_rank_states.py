@@ -1,8 +1,7 @@
-"""Positions of all ranks of a distributed job, and the parts that a loader uses to resume.
+"""The positions of all ranks of a distributed job, and how one rank resumes from them.
 
-Role: pure functions over positions. The code runs in the main process. A loader uses its own state if its rank and the
-number of ranks are the same. If the number of ranks or workers differs, the loader computes its position from the
-states of all ranks.
+Role: a loader resumes from its own position if the number of ranks has not changed. Otherwise, the shards of all ranks
+are distributed among the current ranks.
 """
 
 from __future__ import annotations
@@ -21,29 +20,23 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._seeds import Seeds
     from torchdata.dataloader2.services.worker_output import WorkerOutput
 
-#: The `SavedRanks` of a loader that is not part of a distributed job: rank 0 of 1.
+#: A loader that is not part of a distributed job is rank 0 of 1.
 ALONE: SavedRanks = (0, 1, False)
 
 
 @dataclass(frozen=True)
 class SavedPositions:
-    """The positions of the ranks of a job.
-
-    Args:
-        ranks: the `SavedRanks` in the loaded state; None if the saved job had no ranks.
-        positions: the loaded positions by rank: of all ranks, or of a single rank.
-    """
-
     ranks: SavedRanks | None
     positions: Mapping[int, Position]
 
     @property
     def has_given(self) -> bool:
-        """Whether an item of the epoch was delivered."""
         return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
-        """Whether a main process without workers must run shards, because workers or other ranks began the epoch."""
+        """Returns whether a main process without workers must run shards, because workers or other ranks began the
+        epoch.
+        """
         if not all(position.in_main for position in self.positions.values()):
             return True
         try:
@@ -53,21 +46,19 @@ class SavedPositions:
         return ranks != (self.ranks or ALONE)[1]
 
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
-        """Returns the shards that this rank must run to resume the epoch; None if the epoch began in the main process
-        and also resumes there."""
+        """Returns the shards that this rank must run; None if the epoch began in the main process and resumes there."""
         contract = pipeline.contract
         if not (contract.has_workers() or self.has_shards(contract)):
             return None
         return self._of_rank(contract).all_shards
 
     def _has_rank_of(self, contract: ReadingServiceInterface) -> bool:
-        """Whether the state has the current number of ranks, and contains the position of this loader's rank."""
+        """Returns whether the number of ranks is unchanged, and the position of this loader's rank is known."""
         rank, world, _ = contract.rank_in_epoch() or ALONE
         return (self.ranks or ALONE)[1] == world and rank in self.positions
 
     def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
-        """Returns the position of this loader's rank. If the state was saved with another number of ranks, the shards
-        of all ranks are distributed among the current ranks."""
+        """If the number of ranks has changed, distributes the shards of all ranks."""
         rank, world, _ = contract.rank_in_epoch() or ALONE
         old_rank, old_world, _ = self.ranks or ALONE
         if self._has_rank_of(contract):
@@ -85,13 +76,12 @@ class SavedPositions:
         return among_ranks(positions, rank, world)
 
     def fitted(self, pipeline: Pipeline, output: WorkerOutput | None, hands_on: bool) -> Position:
-        """Returns the position that a loader resumes from, after its service has taken over the graph.
+        """Returns the position of this rank, after the service has taken over the graph.
 
         Args:
-            hands_on: whether the pipes in the main process yield one item for each item that the workers send.
+            hands_on: whether the pipes in the main process yield one item for each item of the workers.
 
-        Raises:
-            ValueError: the loader cannot resume from these positions; the message gives the reason.
+            Raises ValueError, with the reason, if the loader cannot resume.
         """
         pipes = None if output is None else output.pipes_in_workers
         position = self._of_rank(pipeline.contract, pipes)
@@ -107,11 +97,11 @@ class SavedPositions:
         position = in_workers(position, pipes) if position.in_main else position
         above = (position.graph or ())[len(Graph(pipeline.datapipe)) :]
         if any(entry.type == AHEAD for entry in above):
-            pipeline.datapipe = pipeline.datapipe.prefetch()  # because the main process had read ahead
+            pipeline.datapipe = pipeline.datapipe.prefetch()  # the main process had read ahead
         return position
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
-        """Lets ranks agree on the resumed epoch's seed only if they had agreed on the saved epoch's seed."""
+        """Ranks agree on the resumed epoch's seed only if they had agreed on the saved epoch's seed."""
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
             service.keep_seeds()

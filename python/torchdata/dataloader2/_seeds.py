@@ -1,6 +1,6 @@
-"""The seeds of a loader's epochs: the user's seed, and the generators derived from it.
+"""The seeds of a loader's epochs: the user's seed, and the generators that are derived from it.
 
-Role: owned by the loader. Only the thread that begins an epoch, sets the seed or loads a state changes these seeds.
+Role: only the thread that begins an epoch, sets the seed or loads a state changes the seeds.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from torchdata.dataloader2.state.position import Randomness
 
 
 class Seeds:
-    """The seeds of a loader's epochs."""
-
     def __init__(self) -> None:
         self.seed: int | None = None
         #: Whether the next epoch must start from the user's seed, if there is one.
         self.is_due = True
-        #: Whether the user gave the seed after a state was loaded.
+        #: Whether the user has set the seed after a state was loaded.
         self.is_since_load = False
         self.generator = SeedGenerator()
-        #: A copy of the generator from the beginning of the last epoch.
+        #: The generator at the beginning of the last epoch.
         self.initial = copy.copy(self.generator)
-        #: Whether the next epoch draws no new seed, because it repeats the seeds of the last epoch.
+        #: Whether the next epoch repeats the seeds of the last epoch.
         self.is_restored = False
 
     def __copy__(self) -> Seeds:
@@ -34,13 +32,12 @@ class Seeds:
         return duplicate
 
     def give(self, seed: int) -> None:
-        """Sets the user's seed, which determines all following epochs."""
+        """The seed determines all following epochs."""
         self.seed = seed
         self.is_due = self.is_since_load = True
         self.is_restored = False
 
     def begin_epoch(self) -> None:
-        """Draws the seeds of the next epoch."""
         if self.seed is not None and self.is_due:
             self.generator.seed(self.seed)
             self.is_due = False
@@ -51,7 +48,7 @@ class Seeds:
         self.initial = copy.copy(self.generator)
 
     def go_on(self) -> None:
-        """Restores the seeds to their values at the beginning of the resumed epoch."""
+        """Restores the seeds to the beginning of the resumed epoch."""
         self.generator = copy.copy(self.initial)
         self.is_restored = False
 
@@ -65,7 +62,7 @@ class Seeds:
         self.initial = copy.copy(self.generator)
 
     def moment(self) -> tuple[Any, ...]:
-        """Returns a copy of the seeds, which `go_back` uses to undo later changes."""
+        """With this copy, `go_back` undoes later changes."""
         return self.is_due, self.is_restored, copy.copy(self.generator), self.initial
 
     def go_back(self, moment: tuple[Any, ...]) -> None:

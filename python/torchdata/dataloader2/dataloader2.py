@@ -1,7 +1,7 @@
 """`DataLoader2`: a pipe graph, the adapters that change it and the reading service that runs it.
 
-Role: owns copies of the graph and the service, keeps the single valid iterator, and shuts the service down. The code
-runs in any thread of the main process. Only one thread at a time can begin an epoch, load a state or shut the loader
+Role: owns copies of the graph and the service, keeps the single valid iterator, and shuts the service down. Any thread
+of the main process may use a loader, but only one thread at a time can begin an epoch, load a state or shut the loader
 down.
 """
 
@@ -51,18 +51,15 @@ AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 
 
 def _part(path: str, meaning: str = "") -> Any:
-    """Returns a property that reads and sets an attribute of another object, such as the loader's pipeline.
-
-    Args:
-        path: the attribute path from the loader, such as `_pipeline.service`.
-        meaning: the docstring of the property.
+    """Returns a property for an attribute of another object, given its path from the loader, and the property's
+    docstring.
     """
     *owner, name = path.split(".")
     owner_of = attrgetter(".".join(owner))
     return property(attrgetter(path), lambda loader, value: setattr(owner_of(loader), name, value), doc=meaning or None)
 
 
-#: The attributes that this class creates. All other attributes belong to a subclass, and copies of a loader keep these.
+#: Copies of a loader keep the other attributes, which belong to a subclass.
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
@@ -165,13 +162,14 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
-        if datapipe is not None and datapipe_adapter_fn is None:  # an adapter may replace another object by a pipe
+        # otherwise, an adapter may replace the object by a pipe
+        if datapipe is not None and datapipe_adapter_fn is None:
             require_pipe(datapipe)
-        adapters, service = adapter_list(datapipe_adapter_fn), GraphTemplate(reading_service)  # raises if it is in use
+        # raises an error if the service is in use
+        adapters, service = adapter_list(datapipe_adapter_fn), GraphTemplate(reading_service)
         self._set_up(Pipeline(GraphTemplate(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
     def _set_up(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
-        """Creates the attributes of a loader that has not started."""
         self._pipeline, self._seeds, self._recorder = pipeline, seeds, recorder
         self._run = EpochRun(pipeline, seeds, recorder)
         self._keeper = StateKeeper(self._run)
@@ -196,11 +194,11 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
     @property
     def _datapipe_before_reading_service_adapt(self) -> Any:
-        """Returns a copy of the graph after the adapters and before the service."""
+        """A copy of the graph, after the adapters and before the service."""
         return self._pipeline.snapshot.copy()
 
     def _restore_checkpoint_beginning_of_epoch(self) -> None:
-        """Makes the next epoch use the same seeds as the last epoch.
+        """Makes the next epoch use the seeds of the last epoch.
 
         To repeat the epoch of a state, call this method after loading the state.
         """
@@ -317,7 +315,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             number = 0 if before is None else before + 1
             if run.delivery.begun:
                 if before is not None:
-                    self.valid_iterator_id = number  # iterators of other threads then read no items of the new epoch
+                    self.valid_iterator_id = number  # so that iterators of other threads read no items of the new epoch
                 try:
                     run.begin()
                 except BaseException as error:
@@ -342,7 +340,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return self._pipeline.length()
 
     def __bool__(self) -> bool:
-        return True  # a loader is true even if its length is 0
+        return True  # even if the length is 0
 
     def seed(self, seed: int) -> None:
         """Sets the seed of all following epochs.
@@ -478,7 +476,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 self._ended = self._ending.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """Implements `__del__`: shuts the loader down, and delivers Ctrl-C afterwards."""
+        """Implements `__del__`; Ctrl-C is delivered after the shutdown."""
         if interrupted or not self.__dict__.get("_ended", True):
             with InterruptsDeferred(later=True, noted=interrupted):
                 if not self.__dict__.get("_ended", True):
@@ -513,7 +511,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return {**{name: value for name, value in list(vars(self).items()) if name not in _OWN}, "_made_of": made_of}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._ended = True  # remains True until all attributes are set
+        self._ended = True  # until all attributes are set
         graph, adapters, service, recorder, seeds, loaded = state["_made_of"]
         pipeline = Pipeline(graph, adapters, service, _serialized, is_adapted=True)
         self._set_up(pipeline, copy.copy(seeds), recorder)
@@ -570,13 +568,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
 
 def _serialized(snapshot: GraphTemplate) -> bytes:
-    """Serializes with the function `serialize_datapipe` of this module, which old tests replace."""
+    """Looked up when it is called, because old tests replace `serialize_datapipe` in this module."""
     return serialize_datapipe(snapshot)
 
 
 def _service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> Any:
-    """Returns a service that runs a graph with `num_workers` workers, or the given service. Raises TypeError if
-    `service` is not a reading service, and ValueError if both `service` and `num_workers` were given."""
+    """Raises TypeError if `service` is not a reading service, and ValueError if both arguments are given."""
     if service is not None and num_workers:
         raise ValueError(f"{whose}: give num_workers or a reading_service, not both")
     if service is None and not (isinstance(num_workers, int) and num_workers == 0):

@@ -117,8 +117,9 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
 
 
 def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
-    """Warns about mistakes that certainly duplicate or lose data without an error. The warning names the line
-    of the user's program that called this package."""
+    """Warns, at the line of the user's program, about mistakes that certainly duplicate or lose data without an
+    error.
+    """
     for finding in _Linter(graph, num_workers, seeded=False).findings():
         if finding.silent:
             warn_outside(str(finding), DataPipeLintWarning)
@@ -135,7 +136,6 @@ class _Linter:
         self.sources = {id(pipe): graph.sources(pipe) for pipe in self.pipes}
         cut = find_lca_round_robin_sharding_dp(graph)
         self.cut = cut
-        #: The ids of the pipes that run in the dispatching process.
         self.dispatched = {id(pipe) for pipe in graph.at(cut)} if cut is not None else set()
         #: The ids of pipes that stay in the main process: pipes that must not be replicated, and all later pipes.
         self.in_main: set[int] = set()
@@ -147,7 +147,6 @@ class _Linter:
                 self.in_main.add(id(pipe))
 
     def findings(self) -> Iterator[Finding]:
-        """Yields all findings, sources first."""
         found = [*self._unshuffled(), *self._sharded_twice()]
         if self.num_workers > 1:
             found += [*self._shuffled_after_dispatch(), *self._replicated(), *self._split_and_sharded()]
@@ -171,7 +170,7 @@ class _Linter:
 
     def _sharded_twice(self) -> Iterator[Finding]:
         sharding = [pipe for pipe in self.pipes if is_sharding(pipe)]
-        for first, second in combinations(sharding, 2):  # the sources precede their readers
+        for first, second in combinations(sharding, 2):  # sources precede their readers
             if self._reads(second, first) and _share_a_group(first, second):
                 yield Finding(
                     "sharded-twice",
@@ -184,7 +183,7 @@ class _Linter:
         if self.cut is None or self.seeded:
             return
         if is_shuffler(self.cut) or self._shuffled_before(self.cut):
-            return  # all items are shuffled before they are dispatched to the workers
+            return  # all items are shuffled before they are dispatched
         for pipe in self.pipes:
             in_workers = id(pipe) not in self.dispatched | self.in_main
             if in_workers and is_shuffler(pipe) and self._reads(pipe, self.cut):
@@ -305,8 +304,8 @@ class _Linter:
         if name in _LOOKING_UP:
             looked_up = getattr(pipe, "ref_datapipe", None)
             if divided is not looked_up:
-                return  # Each worker looks up its own items in the complete other input, so the result is correct.
-            silent = False  # the pipe itself raises an error if an item has no matching item
+                return  # each worker looks up its own items in the complete other input, which is correct
+            silent = False  # the pipe itself raises an error if an item has no match
             harm = (
                 f"each of {self.num_workers} workers looks for all items of its input {other} among its own share of "
                 f"{sharded}, and those whose partner is in another worker's share find none; shard the first input, "
@@ -330,7 +329,7 @@ class _Linter:
     # -- questions about the graph -----------------------------------------------------------------
 
     def _upstream(self, *pipes: Any) -> list[Any]:
-        """Returns the direct and indirect sources of the given pipes."""
+        """Includes indirect sources, but not the given pipes."""
         found: dict[int, Any] = {}
         left = [source for pipe in pipes for source in self.sources[id(pipe)]]
         while left:
@@ -359,7 +358,7 @@ class _Linter:
         return None, 0
 
     def _shuffled_before(self, pipe: Any) -> bool:
-        """Whether every path from a source to the pipe contains a shuffler."""
+        """Returns whether every path from a source to the pipe contains a shuffler."""
         ways, opened = [pipe], {id(pipe)}
         while ways:
             sources = self.sources[id(ways.pop())]
@@ -378,7 +377,7 @@ class _Linter:
         return [pipe for pipe in ends.values() if id(pipe) not in self.in_main | self.dispatched]
 
     def _known(self, pipes: list[Any]) -> bool:
-        """Whether it is certain that all pipes are finite and do not divide their items among workers."""
+        """Returns whether all pipes certainly are finite and do not divide their items among workers."""
         return all(
             _is_ours(pipe)
             and not _is_endless(pipe)
@@ -388,25 +387,24 @@ class _Linter:
         )
 
     def _place(self, pipe: Any) -> str:
-        """Returns the pipe with its number in `str(datapipe)`: `Mapper (2 of 3 pipes)`."""
+        """For example, `Mapper (2 of 3 pipes)`."""
         return f"{_name(pipe)} ({self.numbers[id(pipe)]} of {len(self.pipes)} pipes)"
 
 
-#: Names of pipes that join inputs: one item after another, or as tuples with one item of each input.
+#: Pipes that join inputs one after another, or as tuples with one item of each input.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
-#: Names of pipes that take an item of each input in turn, of pipes that yield the members of each item one by one, and
-#: of pipes that join an item with the item of another input that has the same key.
+#: Pipes that take an item of each input in turn, that yield the members of each item, and that join items with the same
+#: key.
 _IN_TURN = {"Multiplexer", "MultiplexerLongest"}
 _UNFOLDING = {"FlatMapper", "UnBatcher"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}
 
-#: Pipes that call the user's function for each item.
 _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Whether the pipe calls a function of the user, rather than a (cheap) built-in function, for each item."""
+    """Built-in functions, which are cheap, do not count."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")
@@ -422,24 +420,23 @@ def _name(pipe: Any) -> str:
 
 
 def _inputs(sources: list[Any]) -> list[Any]:
-    """Returns the sources of a pipe's items. If an iterable pipe and a map pipe are sources, the map pipe is only used
-    for look-ups by key."""
+    """If a pipe reads an iterable pipe and a map pipe, the map pipe is only used for look-ups by key."""
     iterated = [source for source in sources if not isinstance(source, MapDataPipe)]
     return iterated or sources
 
 
 def _orders(pipe: Any) -> bool:
-    """Whether the pipe determines the order of the items, as shufflers and samplers do."""
+    """Shufflers and samplers determine the order of the items."""
     return is_shuffler(pipe) or isinstance(pipe, IndexSampler)
 
 
 def _divides(pipe: Any) -> bool:
-    """Whether the pipe yields only the worker's share of the items."""
+    """Returns whether the pipe yields only the worker's share of the items."""
     return is_sharding(pipe) and _group(pipe) in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
 def _splits_itself(pipe: Any) -> bool:
-    """Whether the pipe wraps an iterable that yields only the worker's share."""
+    """Returns whether the pipe wraps an iterable that yields only the worker's share."""
     iterable = vars(pipe).get("iterable")
     return iterable is not None and not is_pipe(iterable) and splits_itself(iterable)
 
@@ -457,19 +454,18 @@ def _is_ours(pipe: Any) -> bool:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether an attribute of a pipe is a pipe or a dataset of another library."""
+    """Returns whether an attribute of a pipe is a pipe or a dataset of another library."""
     names = {cls.__name__ for cls in type(value).__mro__}
     return not is_pipe(value) and not names.isdisjoint(("IterDataPipe", "MapDataPipe", "IterableDataset"))
 
 
 def _is_endless(pipe: Any) -> bool:
-    """Whether the pipe never ends. An endless pipe repeats its items intentionally."""
+    """An endless pipe repeats its items intentionally."""
     return type(pipe).__name__ == "Cycler" and getattr(pipe, "count", 0) is None
 
 
 def _is_plain(iterable: Any) -> bool:
-    """Whether an IterableWrapper wraps plain data. An iterable of the user's own class may divide its items among
-    workers."""
+    """An iterable of the user's own class may divide its items among workers."""
     return isinstance(iterable, (list, tuple, dict, str, bytes, range, set, frozenset, type(None))) or (
         is_pipe(iterable)
         or is_indexed_only(iterable)
@@ -478,10 +474,7 @@ def _is_plain(iterable: Any) -> bool:
 
 
 def _check_shuffle_before_sharding(datapipe: DataPipe) -> bool:
-    """Whether items are shuffled on every path that leads into a sharding pipe.
-
-    Without a shuffle before the sharding, each worker gets the same share of the items in every epoch.
-    """
+    """Returns whether items are shuffled on every path that leads into a sharding pipe."""
     return _shuffled_before_sharding(traverse_dps(datapipe))
 
 

@@ -1,7 +1,7 @@
 """Reading services: how a loader runs its pipe graph.
 
-Role: the public module of all services. `process_init_fn` and `process_reset_fn` are looked up in this module when they
-are called, so that users may replace them.
+Role: the public module; functions that users replace in it, such as `process_init_fn`, are looked up when they are
+called.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""Copies of the pipes of a graph, over the same data.
+"""Copies the pipes of a graph, over the same data.
 
-Role: decides what a copy shares with its original. The code runs in the main process, in the thread that creates a
-loader or loads a state.
+Role: a loader copies the user's graph, because it modifies the pipes when it shards, seeds and iterates the graph.
 
-A loader modifies the pipes of its graph when it shards, seeds and iterates the graph. Therefore, the loader copies the
-user's graph. The data in the graph is not copied, because a copy costs memory and time, and because not every
-object can be copied: some objects lose their contents, their shared memory or their open files.
+The data in the graph is not copied, because this costs memory and time, and because some objects would lose their
+contents, their shared memory or their open files.
 
-- A pipe of the graph is copied, and so is any object that refers to a pipe: a list of pipes, a method of a pipe, an
-  instance with a pipe in an attribute.
+- A pipe of the graph is copied, and any object that refers to a pipe, such as a list of pipes or a method of a pipe.
 - A list, a dict or another container of the standard library is copied with the same members, because pipes keep the
   items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in total.
 - A random generator is copied.
-- Everything else is shared with the copy: a dataset, a function, an array, an open file. Attributes that the class of
-  the pipe names in `data_attributes` are also shared, if they do not refer to a pipe.
+- Everything else is shared with the copy, such as a dataset, a function, an array or an open file. This includes
+  attributes that the class of the pipe names in `data_attributes`, if they do not refer to a pipe.
 """
 
 from __future__ import annotations
@@ -38,17 +35,16 @@ from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe
 T = TypeVar("T")
 LockType = type(Lock())
 
-#: Types of containers that are copied. Instances of subclasses are not copied, because they may have more attributes.
+#: Instances of subclasses are not copied, because they may have more attributes.
 _CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
 
-#: Types of objects that `copy.deepcopy` always shares.
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes, type, range, FunctionType, BuiltinFunctionType})
 
 
 def duplicate(obj: T) -> T:
-    """Returns a copy of a pipe and all its sources, over the same data; a deep copy of any other object.
+    """Returns a copy of a pipe and its sources, over the same data, or a deep copy of another object.
 
-    Each pipe is copied by `copy.deepcopy`, so `__deepcopy__`, `__reduce_ex__` and `__getstate__` of its class apply.
+    `__deepcopy__`, `__reduce_ex__` and `__getstate__` of a pipe's class apply.
     """
     if not is_pipe(obj):
         return copy.deepcopy(obj)
@@ -63,7 +59,7 @@ def duplicate(obj: T) -> T:
 
 
 def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
-    """Returns `copy.deepcopy` of a pipe, in a third of the time if its class does not define how to copy it."""
+    """Does the same as `copy.deepcopy` in a third of the time, if the class does not define how to copy it."""
     cls: Any = type(pipe)
     if id(pipe) in memo or hasattr(cls, "__deepcopy__") or hasattr(cls, "__setstate__"):
         return copy.deepcopy(pipe, memo)
@@ -78,7 +74,7 @@ def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
 
 
 def attribute_copier(obj: Any) -> Callable[[Any], Any]:
-    """Returns a function that copies the value of a single attribute by the rules of `duplicate`."""
+    """Returns a function that copies the value of a single attribute like `duplicate`."""
     if not is_pipe(obj):
         return copy.deepcopy
     graph = Graph(obj)
@@ -92,10 +88,10 @@ def attribute_copier(obj: Any) -> Callable[[Any], Any]:
 
 
 class _Sharing:
-    """Determines which objects the copy of a graph shares with the original graph.
+    """Determines which objects the copy of a graph shares with the graph.
 
     Attributes:
-        memo: the memo for `copy.deepcopy`, which maps the id of each object to the object's replacement in the copy.
+        memo: for `copy.deepcopy`, maps the id of each object to the object's replacement in the copy.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -105,7 +101,6 @@ class _Sharing:
         self._left = 0
 
     def pin_attributes(self, pipe: Any) -> None:
-        """Adds all objects that the pipe and its copy share to the memo."""
         data = getattr(type(pipe), "data_attributes", ())
         for name, value in list(vars(pipe).items()):
             if name in data and not self._refers(value):
@@ -114,7 +109,6 @@ class _Sharing:
                 self.pin(value)
 
     def pin(self, value: Any) -> None:
-        """Adds all objects that an attribute's value and its copy share to the memo."""
         self._left = LARGEST_STRUCTURE
         self._pin(value)
 
@@ -138,8 +132,7 @@ class _Sharing:
             self._pin(part)
 
     def _refers(self, value: Any, levels: int = 2) -> bool:
-        """Returns whether an object refers to a pipe of the graph. The search follows at most `levels` nested objects,
-        in addition to containers."""
+        """Follows at most `levels` nested objects, in addition to containers."""
         if type(value) in _ATOMS:
             return False
         if id(value) in self._pipes:
@@ -150,7 +143,7 @@ class _Sharing:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Returns the objects that a container, a bound method, a partial function or an instance refers to."""
+    """Returns the objects to which an object refers."""
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -166,7 +159,6 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _generator_types() -> tuple[type, ...]:
-    """Returns the types of random generators in the loaded libraries."""
     types: list[type] = [random.Random]
     if (numpy_random := loaded("numpy.random")) is not None:
         types += [numpy_random.Generator, numpy_random.RandomState, numpy_random.BitGenerator]
@@ -188,17 +180,17 @@ def _copied(generator: Any) -> Any:
         return generator
 
 
-#: Data of at least this many bytes, and containers too large to be searched for pipes, are shared by all replicas.
+#: The size in bytes from which replicas share data.
 _SHARED_BYTES = 1 << 16
-#: Types of objects that `replica` does not copy, because they cannot be copied or are immutable.
+#: Objects of these types cannot be copied, or are immutable.
 _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)
 
 
 def replica(obj: T) -> T:
     """Returns an independent copy of a graph, for another shard in the same process.
 
-    The graph is copied by pickle, as for another process. Both graphs share large data, and objects that cannot be
-    copied, such as open files, locks and running generators. A graph that cannot be pickled is copied by `duplicate`.
+    The graph is copied by pickle, but large data and objects such as open files, locks and running generators are
+    shared. A graph that cannot be pickled is copied by `duplicate`.
     """
     shared: list[Any] = []
 
@@ -226,7 +218,6 @@ def replica(obj: T) -> T:
 
 
 def _is_shared(part: Any) -> bool:
-    """Returns whether all copies made by `replica` share the object."""
     if isinstance(part, _SHARED_TYPES):
         return True
     if type(part) in _CONTAINERS:

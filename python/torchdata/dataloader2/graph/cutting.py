@@ -1,7 +1,6 @@
-"""Cuts a pipe graph into the parts that run in the dispatching process, in the workers and in the main process.
+"""Divides a pipe graph into the parts that run in the dispatching process, in the workers and in the main process.
 
-Role: finds the pipes at which the graph is cut, and defines `DispatchedSource`, which replaces the dispatched part in
-every worker. The functions run in the main process before workers start.
+Role: runs in the main process before workers start.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatc
 
 
 class DispatchedSource(IterDataPipe[Any]):
-    """Represents, in a worker's graph, the part of the graph that runs in the dispatching process.
+    """Represents, in a worker's graph, the pipes that run in the dispatching process.
 
-    The dispatching process stores the position of its pipes. The state of this pipe contains only the number and the
+    The dispatching process stores the position of these pipes. The state of this pipe contains only the number and the
     checksum of the items that this worker has read.
 
     Attributes:
-        open_stream: a function of the worker runtime that creates an iterator over the items for this worker.
-        share: a function of the worker runtime that returns the number of the current iteration, and the number and the
-            checksum of the items that the worker has read in this iteration.
+        open_stream: returns an iterator over the items for this worker.
+        share: returns the number of the current iteration over the dispatched items, and the number and the checksum of
+            the items that the worker has read in it.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -42,15 +41,14 @@ class DispatchedSource(IterDataPipe[Any]):
         return self.open_stream()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number and checksum of the items that the worker has read in this iteration."""
         return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Does nothing, because each new stream of dispatched items starts where the previous stream stopped."""
+        """Each new stream of dispatched items starts where the last one stopped."""
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
-    """The pipe that represented the dispatched items in a worker's graph in torchdata 0.9.
+    """The class that represented dispatched items in torchdata 0.9.
 
     User-defined replacements of `process_init_fn` search the graph for this class, but graphs now contain a
     `DispatchedSource` instead.
@@ -58,14 +56,11 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 
 
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
-    """Returns the last pipe that runs in the dispatching process, or None if nothing is dispatched.
+    """Returns the last pipe that runs in the dispatching process, if any.
 
-    The items of all `sharding_round_robin_dispatch` pipes pass through the returned pipe, which is as close to the
-    sources as possible. If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that
-    read from each other in a cycle are dispatched together.
-
-    Args:
-        graph: the graph, or a result of `traverse_dps`.
+    This is the pipe closest to the sources through which the items of all `sharding_round_robin_dispatch` pipes pass.
+    If a branch shares a source with a dispatched branch, both are dispatched. Pipes that read from each other in a
+    cycle are dispatched together.
     """
     graph = whole(graph)
     dispatched: set[int] = set()
@@ -76,7 +71,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
     cuts: dict[int, Any] = {}
 
     def cut_of(pipe: Any) -> Any:
-        """Returns the pipe through which all dispatched items reach `pipe`; None if `pipe` gets no dispatched items."""
+        """Returns the pipe through which all dispatched items reach `pipe`, if any."""
         if id(pipe) in dispatched:
             return pipe
         if id(pipe) not in cuts:
@@ -90,7 +85,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
 
 
 def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
-    """Replaces the dispatched part with a `DispatchedSource`. Returns the remaining and the dispatched graph."""
+    """Returns the remaining graph, in which `source` replaces the dispatched pipes, and the dispatched graph."""
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return graph, None
@@ -99,13 +94,10 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends `on_error` to a part of the graph, if the whole graph has an `on_error` after this part.
+    """Appends `on_error` to a part of the graph that runs in other processes, if the whole graph has a later
+    `on_error`.
 
-    A process can skip only its own exceptions, so each part that runs in another process needs an `on_error`.
-
-    Args:
-        part: the part of the graph that runs in other processes.
-        graph: the whole graph before the cut.
+    A process can skip only its own exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):
@@ -123,16 +115,7 @@ def skipping_as_before(part: Graph, graph: Graph) -> Graph:
 
 
 def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
-    """Returns the last pipe of each branch without dispatched items. Workers shard such branches themselves.
-
-    A `DispatchedSource`, or the `_DummyIterDataPipe` of old code, yields the dispatched items.
-
-    Args:
-        graph: the graph of a worker, or a result of `traverse_dps`.
-
-    Returns:
-        The last pipes: if nothing is dispatched, the last pipe of the graph; if all items are dispatched, no pipe.
-    """
+    """Returns the last pipe of each branch without dispatched items, which the workers must shard themselves."""
     graph = whole(graph)
     dispatched = (DispatchedSource, _DummyIterDataPipe)
     if not any(isinstance(pipe, dispatched) for pipe in graph):
@@ -147,17 +130,12 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 
 
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
-    """Returns the ends of the branches that may be copied to worker processes.
+    """Returns the ends of the largest branches that may be copied to worker processes.
 
     A pipe with `is_replicable()` False, and each pipe that reads from it directly or indirectly, must exist only once.
-    The remaining pipes form branches. If one branch contains another branch, only the last pipe of the larger branch is
-    returned. In a cycle of pipes, connections to sources that are closer to the end of the graph are ignored.
+    In a cycle of pipes, connections to sources that are closer to the end of the graph are ignored.
 
-    Args:
-        graph: the graph, or a result of `traverse_dps`.
-
-    Returns:
-        The ends of the branches: only the last pipe of the graph if all pipes are replicable, an empty list if none is.
+    The result is empty if no pipe is replicable.
     """
     graph = whole(graph)
     if all(map(_is_replicable, graph)):
@@ -180,7 +158,9 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
 
 
 def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
-    """Returns each pipe's sources by id. In a cycle, a source that is closer to the graph's end is omitted."""
+    """Returns the sources of each pipe, by its id. In a cycle, a source that is closer to the graph's end is
+    omitted.
+    """
     distance = {id(graph.end): 0}
     waiting = deque([graph.end])
     reads: dict[int, list[DataPipe]] = {}
@@ -202,7 +182,7 @@ def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
 
 
 def _upstream(pipe: DataPipe, reads: dict[int, list[DataPipe]]) -> list[DataPipe]:
-    """Returns the pipe and all its direct and indirect sources."""
+    """Includes the pipe itself."""
     found = {id(pipe): pipe}
     waiting = [pipe]
     while waiting:

@@ -1,10 +1,8 @@
 """Copies pipe graphs and reading services, and pickles them for the state of a loader.
 
-Role: the only module that copies and pickles user-defined objects. The code runs in the main process when a loader is
-created, or when its state is saved or loaded.
+Role: runs in the main process when a loader is created, or when its state is saved or loaded.
 
-A loader copies the pipes of a graph, but not the data in them; see `duplicate`. `serialize` pickles the pipeline, and
-is called only if a state must contain the pipeline.
+A pipeline is pickled only if a state must contain it.
 """
 
 from __future__ import annotations
@@ -37,38 +35,31 @@ _WHY_PICKLED = (
 
 
 class GraphTemplate:
-    """Stores a copy of a graph or a service, from which any number of copies can be created later.
+    """Keeps a copy of a pipe, a reading service or None, from which further copies are made.
 
-    Args:
-        obj: a pipe, a reading service or None.
-
-    Raises:
-        TypeError: the object cannot be copied; the message names the responsible pipe and attribute.
+    Raises TypeError, with the name of the pipe and the attribute, if the object cannot be copied.
     """
 
     def __init__(self, obj: Any) -> None:
         self._kept = clone(obj)
 
     def copy(self) -> Any:
-        """Returns a new copy of the object."""
         return clone(self._kept)
 
     def serialize(self) -> bytes:
-        """Returns the object as bytes for `deserialize_datapipe`. Uses pickle if possible, otherwise cloudpickle, which
-        supports lambdas and local classes.
-        """
+        """Uses pickle if possible, otherwise cloudpickle, which supports lambdas and local classes."""
         try:
             return pickle.dumps(self._kept, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # a user's __getstate__ may raise any error; cloudpickle may still succeed
+        except Exception as error:  # a user's __getstate__ may raise any error, and cloudpickle may still succeed
             if is_of_handler(error):
                 raise
             return _cloudpickled(self._kept)
 
     def fits(self, most: int) -> bool:
-        """Returns whether the object's pickle has at most `most` bytes. Pickling stops at this limit."""
+        """Returns whether the pickle has at most `most` bytes, without pickling more."""
         try:
             return _fits(pickle.Pickler, self._kept, most)
-        except Exception as error:  # a user's __getstate__ may raise anything; the second attempt decides
+        except Exception as error:  # a user's __getstate__ may raise any error
             if is_of_handler(error):
                 raise
         from torchdata._by_value import ByValuePickler
@@ -98,10 +89,9 @@ def _fits(base: Any, obj: Any, most: int) -> bool:
 
 
 def clone(obj: T) -> T:
-    """Returns a copy of a pipe with all its sources, over the same data; or a copy of a reading service.
+    """Copies a reading service, or a pipe with all its sources over the same data.
 
-    Raises:
-        TypeError: `obj` cannot be copied; the message names the responsible pipe and attribute.
+    Raises TypeError, with the name of the pipe and the attribute, if `obj` cannot be copied.
     """
     try:
         return duplicate(obj)
@@ -114,25 +104,19 @@ def clone(obj: T) -> T:
 def serialize_datapipe(datapipe: Any) -> bytes:
     """Returns the pipe (or the pipe in a `GraphTemplate`) and all its sources as bytes.
 
-    Raises:
-        TypeError: the pipe cannot be pickled; the message names the responsible pipe and attribute.
+    Raises TypeError, with the name of the pipe and the attribute, if the pipe cannot be pickled.
     """
     snapshot = datapipe if isinstance(datapipe, GraphTemplate) else GraphTemplate(extract_wrapper(datapipe))
     return snapshot.serialize()
 
 
 def deserialize_datapipe(serialized_state: bytes) -> Any:
-    """Returns the pipe in a result of `serialize_datapipe`. Unpickling runs code, so load only trusted bytes."""
+    """Unpickling runs code, so load only trusted bytes."""
     return pickle.loads(serialized_state)
 
 
 class _DataPipeSerializationWrapper:
-    """Wraps a pipe, so that it can be pickled even if it contains lambdas or local classes. Only old code uses this
-    class.
-
-    Args:
-        datapipe: the pipe.
-    """
+    """Lets old code pickle a pipe that contains lambdas or local classes."""
 
     def __init__(self, datapipe: Any) -> None:
         self._datapipe = datapipe
@@ -144,28 +128,24 @@ class _DataPipeSerializationWrapper:
         self._datapipe = deserialize_datapipe(state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return type(self)(copy.deepcopy(self._datapipe, memo))  # the copy is made without pickling
+        return type(self)(copy.deepcopy(self._datapipe, memo))  # copied without pickling
 
     def __len__(self) -> int:
         return length_of(self, self._datapipe)
 
 
 class _IterDataPipeSerializationWrapper(_DataPipeSerializationWrapper, IterDataPipe[Any]):
-    """Wraps an iterable-style pipe."""
-
     def __iter__(self) -> Iterator[Any]:
         return iter(self._datapipe)
 
 
 class _MapDataPipeSerializationWrapper(_DataPipeSerializationWrapper, MapDataPipe[Any]):
-    """Wraps a map-style pipe."""
-
     def __getitem__(self, index: Any) -> Any:
         return self._datapipe[index]
 
 
 def attach_wrapper(datapipe: Any) -> Any:
-    """Wraps a pipe, so that it is pickled by `serialize_datapipe`; returns wrappers and other objects unchanged."""
+    """Returns wrappers, and objects that are not pipes, unchanged."""
     if isinstance(datapipe, _DataPipeSerializationWrapper) or not is_pipe(datapipe):
         return datapipe
     if isinstance(datapipe, IterDataPipe):
@@ -174,7 +154,7 @@ def attach_wrapper(datapipe: Any) -> Any:
 
 
 def extract_wrapper(datapipe: Any) -> Any:
-    """Returns the pipe that `attach_wrapper` has wrapped; returns other objects unchanged."""
+    """Returns objects that are not wrappers unchanged."""
     return datapipe._datapipe if isinstance(datapipe, _DataPipeSerializationWrapper) else datapipe
 
 
@@ -188,7 +168,7 @@ def _cloudpickled(obj: Any) -> bytes:
 
 
 def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
-    """Returns a message that names the attribute because of which a pipe or service cannot be copied or pickled."""
+    """Returns a message that names the responsible attribute."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()

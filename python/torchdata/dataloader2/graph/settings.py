@@ -1,7 +1,7 @@
 """Applies settings to all pipes of a graph that support them: seeds, shuffling, sharding.
 
-Role: finds the pipes by their methods (`set_seed`, `set_shuffle`, `apply_sharding`), so that pipes of users and of
-torch are included. The code runs in every process that has a graph, between two iterations.
+Role: finds pipes by their methods (`set_seed`, `set_shuffle`, `apply_sharding`), so that pipes of users and of torch
+are included. Must be called between two iterations.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ __all__ = [
 
 
 def is_random(datapipe: Any) -> TypeGuard[Any]:
-    """Returns whether the pipe accepts a seed."""
     return has_method(datapipe, "set_seed")
 
 
 def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
     """Returns the pipes that accept a seed, and makes them derive the seeds of further iterations within an epoch from
-    the first seed of the epoch, because a resumed epoch must be able to repeat these seeds.
+    the epoch's first seed, so that a resumed epoch can repeat these seeds.
     """
     found = [*filter(is_random, datapipes)]
     for pipe in found:
@@ -51,22 +50,21 @@ def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
 
 
 def is_shuffler(datapipe: Any) -> bool:
-    """Returns whether the pipe shuffles items, and has a method that switches shuffling off."""
     return has_method(datapipe, "set_shuffle") and is_random(datapipe)
 
 
 def is_sharding(datapipe: Any) -> bool:
-    """Returns whether the pipe keeps only its share of the items after `apply_sharding`."""
+    """Such a pipe keeps only its share of the items after `apply_sharding`."""
     return has_method(datapipe, "apply_sharding")
 
 
 def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
-    """Returns all pipes of a graph, each once, depth first."""
+    """Returns each pipe once, depth first."""
     return all_dps(graph)
 
 
 class SeedSource(Protocol):
-    """A generator of seeds, such as `torchdata.dataloader2.random.SeedGenerator`."""
+    """For example, `torchdata.dataloader2.random.SeedGenerator`."""
 
     def generate_shared_seed(self) -> int: ...
 
@@ -160,7 +158,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """Visits a part of the graph. `behind` is the first filter that items reach after this part, or None."""
+        """`behind` is the first filter that items reach after this part, or None."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue
@@ -227,14 +225,14 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
 
 
 def pause_pipes(datapipe: DataPipe) -> None:
-    """Calls `pause()` of all pipes of the graph that have this method, starting with the last pipe of the graph."""
+    """Starts with the last pipe of the graph."""
     for pipe in whole(datapipe).breadth_first():
         if has_method(pipe, "pause"):
             pipe.pause()
 
 
 def resume_pipes(datapipe: DataPipe) -> None:
-    """Calls `resume()` of all pipes of the graph that have this method, ending with the last pipe of the graph."""
+    """Ends with the last pipe of the graph."""
     for pipe in reversed(whole(datapipe).breadth_first()):
         if has_method(pipe, "resume"):
             pipe.resume()
@@ -261,7 +259,7 @@ def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
 
 
 def _seed_source(rng: Any) -> Callable[[], int]:
-    """Returns a function that draws 63-bit seeds from the generator."""
+    """Draws 63-bit seeds, except from a `SeedGenerator`."""
     if isinstance(rng, random.Random):
         return lambda: rng.getrandbits(63)
     if callable(getattr(rng, "generate_shared_seed", None)):

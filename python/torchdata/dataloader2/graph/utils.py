@@ -1,7 +1,6 @@
 """Reads and modifies the connections of pipe graphs.
 
-Role: uses only the structure of a graph. No function of this module serializes a pipe, because a pipe's attributes may
-contain any amount of data, locks and open files.
+Role: no function pickles or copies a pipe, because its attributes may contain any amount of data, locks and open files.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ DataPipeGraph = dict[int, tuple[DataPipe, "DataPipeGraph"]]
 
 
 def has_method(datapipe: Any, name: str) -> TypeGuard[Any]:
-    """Returns whether the pipe itself defines the method `name`; a functional form with this name does not count."""
+    """A functional form with this name does not count."""
     return callable(getattr(type(datapipe), name, None)) or callable(getattr(datapipe, "__dict__", {}).get(name))
 
 
@@ -68,10 +67,9 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
 
 
 def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
-    """Returns the whole graph of a pipe, or of a result of `traverse_dps`.
+    """Accepts a pipe or a result of `traverse_dps`.
 
-    Raises:
-        TypeError: the value is neither a pipe nor a graph.
+    Raises TypeError for any other value.
     """
     if isinstance(end, Graph):
         return end
@@ -83,11 +81,11 @@ def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
 
 
 def nested(graph: Graph) -> DataPipeGraph:
-    """Returns a graph as nested dictionaries; see `traverse_dps`."""
+    """See `traverse_dps`."""
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the graph of the pipe's sources, and whether this graph does not depend on the path to the pipe."""
+        """Also returns whether the result does not depend on the path to the pipe."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -101,7 +99,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        if everywhere:  # all readers share one dictionary, so that the size of a chain of forks and zips grows linearly
+        if everywhere:  # shared by all readers, so that the size of a chain of forks and zips grows linearly
             finished[id(pipe)] = found
         return found, everywhere
 
@@ -113,7 +111,6 @@ def _described(obj: Any) -> str:
 
 
 def end_of(graph: DataPipeGraph) -> DataPipe:
-    """Returns the last pipe of a graph."""
     if not isinstance(graph, dict) or len(graph) != 1:
         what = f"{len(graph)} entries" if isinstance(graph, dict) else _described(graph)
         raise ValueError(f"a graph, as traverse_dps returns it, has one last pipe, but got {what}")
@@ -121,7 +118,7 @@ def end_of(graph: DataPipeGraph) -> DataPipe:
 
 
 def all_dps(graph: DataPipeGraph) -> list[DataPipe]:
-    """Returns all pipes of the graph, each once, depth first: a pipe precedes its sources."""
+    """Returns each pipe once, depth first, before its sources."""
     found: dict[int, DataPipe] = {}
 
     def descend(level: DataPipeGraph) -> None:
@@ -230,8 +227,8 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
-    """Replaces a pipe of a graph, and returns the new end of the graph."""
-    # In a cycle of pipes, a pipe that reads from the old pipe may also be a source of the old pipe.
+    """Returns the new end of the graph."""
+    # In a cycle of pipes, a pipe that reads from the old pipe may also be its source.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:
@@ -240,7 +237,7 @@ def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
 
 
 def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
-    """Returns `end` and its direct and indirect sources by id, except sources that only `without` reads from."""
+    """Returns `end` and its sources by id, without the old pipe `without` and sources that only the old pipe reads."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
     while waiting:
@@ -304,7 +301,7 @@ def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
 
 
 def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
-    """Replaces every source of the pipe by the result of `choose`, in all attributes of the pipe."""
+    """Replaces every source of the pipe by the result of `choose`."""
     opened: set[int] = set()
     for name, value in list(vars(datapipe).items()):
         if all(choose(source) is source for source in pipes_in(value)):
@@ -315,7 +312,7 @@ def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
 
 
 def _rewired(obj: Any, choose: Callable[[Any], Any], opened: set[int]) -> Any:
-    """Returns `obj` with all pipes replaced. Mutable containers are modified, and immutable ones are recreated."""
+    """Mutable containers are modified, and immutable ones are recreated."""
     if is_pipe(obj):
         return choose(obj)
     if not isinstance(obj, (dict, list, tuple, set, frozenset, deque)):
@@ -334,7 +331,7 @@ def _rewired_container(obj: Any, exchange: Callable[[Any], Any]) -> Any:
         before: Any = list(obj.items())
         pairs = [(exchange(key), exchange(value)) for key, value in before]
         if any(k is not key or v is not value for (k, v), (key, value) in zip(pairs, before, strict=True)):
-            obj.clear()  # all pairs are inserted again, so that the order of the keys is preserved
+            obj.clear()  # inserted again, so that the order of the keys is preserved
             obj.update(pairs)
         return obj
     before = list(obj)

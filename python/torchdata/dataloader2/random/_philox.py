@@ -1,8 +1,6 @@
-"""The generator of torchdata 0.9 under its old name.
+"""The seed generator `PhiloxEngine` of torchdata 0.9, for old code.
 
-The class uses a `SeedGenerator`, so its numbers differ from those of torchdata 0.9.
-
-Role: for old code that uses `PhiloxEngine` to create seeds. This package itself does not use the class.
+It uses a `SeedGenerator`, so its numbers differ from those of torchdata 0.9.
 """
 
 from __future__ import annotations
@@ -16,14 +14,7 @@ _UINT64 = (1 << 64) - 1
 
 
 class PhiloxEngine:
-    """Generates seeds that are all derived from one number. Deprecated: use `SeedGenerator`.
-
-    Args:
-        seed: an integer; its lower 64 bits are used; None requires a call of `seed` before numbers are drawn.
-
-    Raises:
-        TypeError: the seed is not an integer.
-    """
+    """Generates seeds that are all derived from one number. Deprecated: use `SeedGenerator`."""
 
     def __init__(self, seed: int | None = None) -> None:
         warnings.warn(
@@ -42,29 +33,20 @@ class PhiloxEngine:
         return self._generator
 
     def seed(self, seed: int) -> PhiloxEngine:
-        """Starts over from `seed`. Returns the engine itself."""
+        """Returns the engine itself."""
         self._generator = SeedGenerator(seed & _UINT64)
         return self
 
     def generate(self) -> int:
-        """Returns the next number, from 0 to 2**64 - 1.
-
-        Raises:
-            AssertionError: no seed was set.
-        """
+        """Returns a number from 0 to 2**64 - 1."""
         return self._seeded().generate_seed()
 
     def clone(self) -> PhiloxEngine:
-        """Returns a copy of the engine, which generates the same further numbers."""
+        """Returns an engine that generates the same further numbers."""
         return copy.deepcopy(self)
 
     def spawn(self, index: int) -> PhiloxEngine:
-        """Returns a new engine for worker number `index`. The engines of different workers are independent of this
-        engine and of each other.
-
-        Raises:
-            AssertionError: no seed was set, or `index` is negative.
-        """
+        """Returns an engine for a worker, independent of this engine and of those of other workers."""
         if index < 0:
             raise AssertionError(f"Expected a non-negative value for spawn, but found {index}")
         spawned = copy.copy(self)

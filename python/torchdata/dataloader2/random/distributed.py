@@ -50,6 +50,6 @@ def dist_share_seed(seed: int, process_group: Any = None) -> int:
 
 
 def _needs_cuda(dist: Any, process_group: Any) -> bool:
-    """Returns whether the process group can send only tensors that are in GPU memory."""
+    """Returns whether the group can send only tensors in GPU memory."""
     backend = str(dist.get_backend(process_group))
     return "nccl" in backend and "gloo" not in backend

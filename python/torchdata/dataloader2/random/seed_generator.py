@@ -13,7 +13,7 @@ _UINT64_UPPER_BOUND = 2**64
 
 
 def check_seed(seed: Any) -> int:
-    """Returns `seed` as an int, or raises a clear error."""
+    """Raises TypeError or ValueError if the seed is not an unsigned 64-bit integer."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"a seed must be an integer, not {seed!r}")
     seed = seed.__index__()
