@@ -1,13 +1,12 @@
 """Leaves the items of large caches out of snapshots, because a process that resumes can recompute them.
 
-Role: owned by the program of a worker, and called between two items. A process can recompute the items of a cache such
-as `in_memory_cache` by repeating the epoch that filled the cache. If the cached items exceed the worker's share of
-`snapshot_budget`, a snapshot contains the seeds of the epoch that filled the cache, instead of the items.
+Role: a process restores the items of a cache such as `in_memory_cache` by repeating the epoch that filled the cache. If
+the cached items exceed the worker's share of `snapshot_budget`, a snapshot contains only the seeds of this epoch.
 
-Repeating an epoch restores the cached objects only if no code has modified these objects. At the beginning of each
-epoch, a checksum detects modifications. Within an epoch, no code can modify the cached objects if the cache is the last
-pipe and yields only cached items. For any other graph, snapshots that omit the cached items are taken only at the
-beginning of an epoch. If cached objects were modified, all snapshots contain the cached items.
+This restores the cached objects only if no code has modified them, which a checksum detects at the beginning of each
+epoch. Within an epoch, no code can modify them if the cache is the last pipe and yields only cached items. For other
+graphs, snapshots without the cached items are taken only at the beginning of an epoch. If cached objects were modified,
+all snapshots contain the cached items.
 """
 
 from __future__ import annotations
@@ -34,33 +33,29 @@ from torchdata.datapipes._pipe.witnessing import SampleDigest
 class Caches:
     """The caches in the graph of one worker.
 
-    Args:
-        most: the maximum size in bytes of cached items in a snapshot; None for no limit.
+    Snapshots contain cached items of up to `most` bytes (None for no limit).
     """
 
     def __init__(self, most: int | None) -> None:
         self._most = most
-        #: The graph, and its caches: each pipe with a cache, and the name of the attribute with the cached items.
+        #: The graph, and each pipe with a cache, with the name of the attribute that contains the cached items.
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
-        #: `_is_new`: whether no epoch has begun yet. `_was_empty`: whether all caches were empty when the epoch began.
+        #: Whether no epoch has begun yet, and whether all caches were empty when the epoch began.
         self._is_new, self._was_empty = True, False
-        #: The epoch that has filled or is filling the caches. `_lacks_start`: whether the snapshot from the beginning
-        #: of this epoch was not recorded yet.
+        #: The epoch that fills or has filled the caches, and whether its first snapshot was not recorded yet.
         self._filled: Filled | None = None
         self._lacks_start = False
-        #: The cached items that snapshots omit, and the items' size and checksum at the beginning of the running epoch.
+        #: The cached items that snapshots omit, with their size and checksum at the beginning of the epoch.
         self._left_out: list[Any] = []
         self._measure: _Measure | None = None
-        #: Whether no code can change the cached objects in the running epoch.
+        #: Whether no code can modify the cached objects in this epoch.
         self._is_untouched = False
 
     def begin(self, datapipe: DataPipe, seeds: bytes | None) -> None:
-        """Decides, at the beginning of an epoch, whether snapshots omit the cached items.
+        """Decides at the beginning of an epoch whether snapshots omit the cached items.
 
-        Args:
-            datapipe: the last pipe of the graph.
-            seeds: the seeds of the epoch; None if the epoch cannot be repeated.
+        `seeds` is None if the epoch cannot be repeated.
         """
         values = self.values(datapipe)
         if not all(value is None or type(value) is list for value in values):
@@ -92,20 +87,19 @@ class Caches:
         self._left_out, self._measure, self._is_untouched = values, measure, False
 
     def forget(self) -> None:
-        """Makes snapshots contain the cached items, until an epoch fills empty caches again."""
+        """Snapshots contain the cached items until an epoch fills empty caches."""
         self._filled, self._left_out, self._measure, self._lacks_start = None, [], None, False
 
     def note_iterator(self, datapipe: DataPipe) -> None:
-        """Records, once the iterator of an epoch exists, whether code can change the cached objects."""
+        """Must be called once the iterator of the epoch exists."""
         self._is_untouched = self._ends_in_cache(datapipe) and hooks_of(datapipe)._sources_in_use() == []
 
     def _ends_in_cache(self, datapipe: DataPipe) -> bool:
-        """Returns whether the cache is the last pipe of the graph, so that no other pipe reads the cached items."""
+        """Returns whether the cache is the last pipe, so that no other pipe reads the cached items."""
         ours = type(datapipe).__module__.startswith("torchdata.")
         return ours and len(self._caches) == 1 and self._caches[0][0] is datapipe
 
     def values(self, datapipe: DataPipe) -> list[Any]:
-        """Returns the lists of items that the caches of a graph hold."""
         if self._graph is not datapipe:
             self._graph, self._caches = datapipe, [*_caches_in(datapipe)]
         return [getattr(pipe, name) for pipe, name in self._caches]
@@ -113,25 +107,24 @@ class Caches:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def may_snapshot(self, begins: bool) -> bool:
-        """Returns whether a snapshot that is taken now can be restored exactly. `begins` is True if no item of the
-        epoch was read yet."""
+        """Returns whether a snapshot can be restored exactly; `begins` is True before the first item of an epoch."""
         return begins or self._is_untouched or not self._left_out
 
     def filled(self, begins: bool) -> Filled | None:
-        """Returns the value that a snapshot stores about the epoch that filled the caches. `begins` is True if no item
-        of the epoch was read yet."""
+        """Returns what a snapshot stores about the epoch that filled the caches; `begins` is True before the first item
+        of an epoch.
+        """
         if self._filled is None or not self._lacks_start:
             return self._filled
         return self._filled._replace(start=b"") if begins else None
 
     def note_start(self, snapshot: bytes) -> None:
-        """Records the snapshot from the beginning of the epoch that fills the caches."""
         if self._lacks_start and self._filled is not None:
             self._filled, self._lacks_start = self._filled._replace(start=snapshot), False
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Context manager that removes the cached items from the graph while a snapshot is taken."""
+        """Removes the cached items from the graph while a snapshot is taken."""
         self._set([[] for _ in self._left_out])
         try:
             yield
@@ -139,7 +132,7 @@ class Caches:
             self._set(self._left_out)
 
     def note_call(self) -> None:
-        """Records that a function was applied to the graph, which may have changed the cached objects."""
+        """A function that was applied to the graph may have modified the cached objects."""
         self.forget()
         self._graph = None
 
@@ -150,7 +143,7 @@ class Caches:
     # -- resuming --------------------------------------------------------------------------------------------------
 
     def resume(self, filled: Filled | None, snapshot: bytes) -> None:
-        """Stores the epoch that filled the caches, as recorded in the snapshot from which the graph resumes."""
+        """The graph resumes from `snapshot`, which names the epoch that filled the caches."""
         self.forget()
         if filled is not None and self._most is not None:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
@@ -158,13 +151,8 @@ class Caches:
     def put_back(self, filled: Filled, values: list[Any], is_strict: bool) -> None:
         """Puts recomputed items into the caches, after the rest of the graph was loaded.
 
-        Args:
-            filled: the epoch that was repeated.
-            values: the items of each cache.
-            is_strict: whether to compare the recomputed items with the original items by checksum.
-
-        Raises:
-            RuntimeError: the items differ, and not only in floating-point numbers and arrays.
+        If `is_strict`, raises RuntimeError if the items differ from the original items, and not only in floating-point
+        numbers and arrays.
         """
         checksum = _digest(values)
         if is_strict and checksum != filled.checksum:
@@ -177,11 +165,7 @@ class Caches:
 
 
 def _complain(is_noise: bool) -> None:
-    """Warns, or raises RuntimeError, because recomputed items differ from the cached items.
-
-    Args:
-        is_noise: whether only floating-point numbers and arrays differ.
-    """
+    """Warns if only floating-point numbers and arrays differ, and otherwise raises RuntimeError."""
     if is_noise:
         warn_outside(
             "the items of a cache were recomputed for resuming, and have other numbers than the cached items. If these "
@@ -198,7 +182,7 @@ def _complain(is_noise: bool) -> None:
 
 
 def _digest(values: Sequence[Any]) -> int:
-    """Returns a checksum of the lengths of the caches and of some cached items."""
+    """Returns a checksum of the lengths of the caches and of some items."""
     digest, values = SampleDigest(), [items or () for items in values]
     for position, item in enumerate(chain([[*map(len, values)]], *values)):
         if position == digest.next:
@@ -214,7 +198,7 @@ class _Measure(NamedTuple):
 
 
 def _measured(values: Sequence[Any]) -> _Measure | None:
-    """Returns the total size and the checksum of the items in all lists; None if these cannot be computed."""
+    """Returns None if an item cannot be pickled."""
     size = checksum = 0
     try:
         for items in values:
@@ -232,7 +216,7 @@ def _measured(values: Sequence[Any]) -> _Measure | None:
 
 
 def _has_finished(datapipe: DataPipe) -> bool:
-    """Returns whether the last iteration over a graph has yielded all items."""
+    """Returns whether the last iteration has yielded all items."""
     return not is_torchs(datapipe) and (token_of(datapipe).finished or record_of(datapipe).ended)
 
 

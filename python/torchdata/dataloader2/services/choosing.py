@@ -1,7 +1,4 @@
-"""The number of workers that `num_workers="auto"` chooses.
-
-Role: runs in the main process, once, when a loader starts.
-"""
+"""The number of workers for `num_workers="auto"`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES, ShardingFilter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
-#: The minimum and the maximum number of workers for `num_workers="auto"`.
 LEAST, MOST = 2, 16
 
 _logger = logging.getLogger("torchdata")
@@ -22,14 +18,13 @@ _logger = logging.getLogger("torchdata")
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """The chosen number of workers, and a line of text that explains the choice."""
+    """The number of workers, and a text that explains the choice."""
 
     number: int
     line: str
 
 
 def choose_workers() -> WorkerChoice:
-    """Returns the number of workers for the cores that this process may use."""
     cores = machine.cores()
     number, reason = cores - 1, "of which one is left to the main process"
     if number < LEAST:
@@ -56,7 +51,7 @@ def _is_shared_by_ranks(pipe: object) -> bool:
 
 
 def say(line: str) -> None:
-    """Logs a line. If logging is not set up, the line is printed to stderr."""
+    """Prints a line to stderr if logging is not set up."""
     if _logger.hasHandlers():
         _logger.info("%s", line)
     else:

@@ -1,8 +1,6 @@
-"""Sends the epoch numbers of datasets and samplers that have `set_epoch` from the main process to the workers.
+"""Sends the epoch numbers of datasets and samplers that have `set_epoch` to their copies in the workers.
 
-Role: forwards the user's calls of `set_epoch` to the copies of datasets and samplers in the workers. At the start of
-each epoch, the service reads the epoch numbers of the user's objects, and sends each worker a function that sets these
-numbers in the worker's copies.
+Role: at the start of each epoch, the reading service sends the workers a function that sets these numbers.
 """
 
 from __future__ import annotations
@@ -19,11 +17,7 @@ _ResetFn = Callable[[DataPipe], DataPipe]
 
 
 class DatasetEpochs:
-    """The epoch numbers of the datasets and samplers in a graph of which other processes run copies.
-
-    Args:
-        graph: the graph; None if there is no graph.
-    """
+    """The epoch numbers of the datasets and samplers in a graph of which other processes run copies."""
 
     def __init__(self, graph: Graph | None) -> None:
         self._holders = [] if graph is None else [*_holders(graph)]
@@ -36,8 +30,8 @@ class DatasetEpochs:
     def and_then(self, reset_fn: _ResetFn | None) -> _ResetFn | None:
         """Returns a function that sets the epoch numbers in a copy of the graph, and then calls `reset_fn`.
 
-        If the user has never called `set_epoch`, returns `reset_fn` unchanged, because the objects in the workers may
-        count epochs themselves.
+        If the user has never called `set_epoch`, returns `reset_fn`, because the objects in the workers may count
+        epochs themselves.
         """
         before, self._last = self._last, self._now()
         self._has_changed = self._has_changed or self._last != before
@@ -46,7 +40,7 @@ class DatasetEpochs:
 
 def _set_epochs(epochs: list[int | None], reset_fn: _ResetFn | None, datapipe: DataPipe) -> DataPipe:
     holders = [*_holders(Graph(datapipe))]
-    if len(holders) == len(epochs):  # the numbers differ if a user's function has changed the graph
+    if len(holders) == len(epochs):  # they differ if a user's function has changed the graph
         for holder, epoch in zip(holders, epochs, strict=True):
             if epoch is not None and epoch != epoch_of(holder):
                 holder.set_epoch(epoch)
@@ -54,7 +48,7 @@ def _set_epochs(epochs: list[int | None], reset_fn: _ResetFn | None, datapipe: D
 
 
 def _holders(graph: Graph) -> Iterator[Any]:
-    """Yields all datasets and samplers with an epoch number in the pipes of a graph."""
+    """Yields the datasets and samplers that have an epoch number."""
     seen: set[int] = set()
     for pipe in graph:
         for value in vars(pipe).values():

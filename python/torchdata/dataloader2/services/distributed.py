@@ -1,8 +1,8 @@
 """Divides items among the ranks of a distributed job, which communicate by `torch.distributed` or a user's object.
 
-Role: divides the items of the graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`,
-so that the epochs of all ranks end together. The code runs in the main process of every rank. The service owns two
-process groups, one for seeds and one for the thread of `fullsync`, because two threads must not share a process group.
+Role: runs in the main process of every rank, shards the graph, gives all ranks the same shared seeds, and appends
+`fullsync`, so that the epochs of all ranks end together. Seeds and the thread of `fullsync` have separate process
+groups, because two threads must not share a group.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DistributedReadingService(ReadingServiceInterface):
         if process_group is None and members_of(timeout, whose) is not None:
             timeout, process_group = DEFAULT_TIMEOUT, timeout  # type: ignore[assignment]
         check_timeout(timeout, whose)
-        #: The global ranks of the members of the user's torch process group; None without a torch process group.
+        #: The ranks in the user's torch process group, numbered as in the job; None without such a group.
         self._members = members_of(process_group, whose)
         given: Any = None if self._members is not None else process_group
         if given is not None:
@@ -90,11 +90,11 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: Whether the next epoch (`_keeps_next`) or the running epoch (`_keeps_seeds`) uses seeds on which the ranks
-        #: have not agreed, because a run without ranks began the resumed epoch.
+        #: Whether the next epoch, and the running epoch, use seeds on which the ranks have not agreed, because a run
+        #: without ranks began the resumed epoch.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
-        #: Whether the epoch that begins contains shards that began on other ranks.
+        #: Whether the next epoch contains shards that began on other ranks.
         self._has_moved = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
@@ -137,7 +137,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group = group if self._given_group is not None else self._open(datapipe.timeout)
         datapipe.set_process_group(self._sync_group)
         self._fullsync = self._datapipe = datapipe
-        resumed, self._resumed = self._resumed, None  # the function refers to the loader, so this reference is dropped
+        resumed, self._resumed = self._resumed, None  # dropped, because the function refers to the loader
         self._has_moved = any(shard.moved for shard in (resumed and resumed()) or ())
         return datapipe
 
@@ -189,14 +189,14 @@ class DistributedReadingService(ReadingServiceInterface):
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
         shared = self._pg.broadcast(seed - 2**64 if seed >= 2**63 else seed)
         if self._sync_group is not None and self._sync_group is not self._given_group:
-            self._sync_group.show_life()  # the workers were forked earlier, so a thread may start now
+            self._sync_group.show_life()  # a thread may start now, because the workers were forked before
         if not self._keeps_seeds:
             seed_generator.seed(shared % 2**64)
         elif shared % 2**64 != seed:
             raise ValueError(
                 f"rank {self._rank} resumes from another state than rank 0: load the same one on all ranks"
             )
-        # Seeds are drawn from a copy, so that the draws do not change the seeds of the next epoch.
+        # Draws from a copy do not change the seeds of the next epoch.
         own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
         self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))

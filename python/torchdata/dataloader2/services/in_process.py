@@ -1,7 +1,4 @@
-"""`InProcessReadingService`: runs the pipe graph in the main process.
-
-Role: seeds the graph for each epoch, and reads ahead in a thread if requested.
-"""
+"""`InProcessReadingService`: runs the pipe graph in the main process."""
 
 from __future__ import annotations
 
@@ -77,8 +74,8 @@ class InProcessReadingService(ReadingServiceInterface):
         return datapipe
 
     def _with_prefetching(self, datapipe: DataPipe) -> DataPipe:
-        """Returns the graph with a thread that reads ahead. The thread is inserted before `fullsync`, because pausing a
-        thread after `fullsync` would wait for other ranks.
+        """The thread that reads ahead comes before `fullsync`, because pausing it after `fullsync` would wait for other
+        ranks.
         """
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)
@@ -90,7 +87,7 @@ class InProcessReadingService(ReadingServiceInterface):
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
         """Seeds the pipes. Returns a function that applies `iter_reset_fn` and then the user's `reset_fn`."""
-        # Seeds are drawn from a copy, so that the draws do not change the seeds of the next epoch.
+        # Draws from a copy do not change the seeds of the next epoch.
         seed_generator = copy.copy(seed_generator)
         set_graph_random_seed(self._end("initialize_iteration"), seed_generator)
         if self._reset_fn is None:

@@ -1,7 +1,7 @@
 """The interface of reading services to `DataLoader2`.
 
-Role: the contract between the loader, which owns a copy of the service, and the service, which owns the objects that
-run the pipe graph. All methods are called in the main process, in the thread that uses the loader.
+Role: the loader owns a copy of the service, and calls its methods in the main process, in the thread that uses the
+loader.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
 
 
 class _NoService(ReadingServiceInterface):
-    """The placeholder for a missing service, which leaves the graph and the seeds of its pipes unchanged."""
+    """Leaves the graph and the seeds of its pipes unchanged."""
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
         return datapipe
@@ -260,7 +260,7 @@ class _NoService(ReadingServiceInterface):
 
 
 class _Answers(ReadingServiceInterface):
-    """Adapts a service of another class, which has only the methods of torchdata 0.9, and supplies default answers."""
+    """Adapts a service that has only the methods of torchdata 0.9."""
 
     def __init__(self, service: Any) -> None:
         self._service = service
@@ -276,12 +276,7 @@ class _Answers(ReadingServiceInterface):
 
 
 def contract_of(service: Any) -> ReadingServiceInterface:
-    """Returns the object that answers the loader's requests: the service itself, if it has this interface.
-
-    Args:
-        service: the service; with None, the loader reads the graph as it is. For a service of another class, returns an
-            adapter with default answers.
-    """
+    """Without a service, the loader reads the graph as it is. A service of another class gets an adapter."""
     if isinstance(service, ReadingServiceInterface):
         return service
     return _NoService() if service is None else _Answers(service)

@@ -1,8 +1,7 @@
-"""Computes the number of items of an epoch in the main process, before or while workers and ranks run.
+"""Computes the number of items of an epoch, before or while workers and ranks run.
 
-Role: copies the pipes, but not their data, and shards each copy for one worker of one rank, as the reading services
-do. The lengths of these copies determine the length of an epoch. The code runs in the main process and starts no
-process. Only copies are modified, so neither the loader's graph nor a running iteration is affected.
+Role: copies the pipes, but not their data, and shards each copy for one worker of one rank. The lengths of these copies
+give the length of an epoch, without starting processes or changing the loader's graph.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
-#: Containers in a pipe's attributes are copied up to this length, because applying a setting may modify them.
+#: Smaller containers in a pipe's attributes are copied, because applying a setting may modify them.
 _SMALL = 64
 
 
 def skeleton(datapipe: Any) -> Any:
-    """Returns copies of all pipes of a graph, with the same connections, over the same data. Raises TypeError for a
-    pipe that defines `__del__`, because deleting the copy would end objects that both pipes use."""
+    """Copies all pipes of a graph, with the same connections, over the same data. Raises TypeError for a pipe that
+    defines `__del__`, because deleting the copy would end objects that both pipes use.
+    """
     pipes = Graph(datapipe).pipes
     copies: dict[int, Any] = {}
     for pipe in pipes:
@@ -45,7 +45,7 @@ def skeleton(datapipe: Any) -> Any:
 
 
 def _joined(value: Any, copies: dict[int, Any]) -> Any:
-    """Returns the value of an attribute, in which all pipes are replaced by their copies."""
+    """Replaces all pipes in an attribute's value by their copies."""
     if is_pipe(value):
         return copies.get(id(value), value)
     if not isinstance(value, (dict, list, tuple, set, frozenset, deque)):
@@ -59,7 +59,7 @@ def _joined(value: Any, copies: dict[int, Any]) -> Any:
 
 
 class _CountedSource(DispatchedSource):
-    """A pipe that replaces a part of the graph that runs in other processes; `count` is the part's number of items."""
+    """Replaces the pipes that run in other processes, which yield `count` items."""
 
     count = 0
 
@@ -68,24 +68,25 @@ class _CountedSource(DispatchedSource):
 
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
-    """Returns the number of items of an epoch. The function changes `datapipe`, so pass the result of `skeleton`.
-    Raises TypeError if the length is unknown. The message names the responsible pipe."""
+    """Modifies `datapipe`, which must be a result of `skeleton`. Raises TypeError, with the name of the pipe, if the
+    length is unknown.
+    """
     try:
-        with certain_lengths():  # guesses are not allowed, and neither are lengths for which a pipe must read all items
+        with certain_lengths():  # neither guesses nor lengths for which a pipe must read all items
             return _RankEpoch(datapipe, service).length()
     except Exception as error:
         raise TypeError(f"this DataLoader2 has no length: {advice_on(error)}") from error
 
 
 def advice_on(error: BaseException) -> str:
-    """Returns a message that names the pipe whose length is unknown, and suggests a remedy."""
+    """Returns a message with the responsible pipe and a remedy."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{error}; if you know the number of items of that pipe, put `.set_length(n)` after it"
 
 
 class _RankEpoch:
-    """Computes the length of an epoch from copies of the graph for each rank and worker."""
+    """Shards copies of the graph for each rank and worker."""
 
     def __init__(self, datapipe: Any, service: ReadingServiceInterface) -> None:
         self.workers, self.ranks = service.count_shares()
@@ -103,8 +104,7 @@ class _RankEpoch:
             self._cut()
 
     def _cut(self) -> None:
-        """Cuts the graph as `MultiProcessingReadingService` does, and replaces each part that runs in other processes
-        with a `_CountedSource`."""
+        """Cuts the graph as `MultiProcessingReadingService` does."""
         rest, self.dispatching = cut_dispatched(self.graph, self.dispatched)
         branches = find_replicable_branches(rest)
         if len(branches) != 1:
@@ -113,7 +113,7 @@ class _RankEpoch:
         self.graph = Graph(put_in_place(rest, self.branch.end, self.from_workers))
 
     def length(self) -> int:
-        """Returns the number of items that each rank yields, which is the smallest number of all ranks."""
+        """Returns the smallest number of items of all ranks."""
         if self.ranks is None:
             return self._length_on_rank(None)
         return min(self._length_on_rank(rank) for rank in range(self.ranks))

@@ -1,7 +1,7 @@
-"""`MultiProcessingReadingService`: the pipe graph in worker processes, over the Rust engine.
+"""`MultiProcessingReadingService`: runs the pipe graph in worker processes.
 
 Role: divides the graph between the dispatching process, the workers and the main process, starts the processes, and
-turns the loader's calls into commands to these processes. The code runs in the main process, and owns the `Children`.
+translates the loader's calls into commands.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         [0, 1, 2, 3]
     """
 
-    #: Whether the time of each pipe is measured. The loader sets `_full_stats` before the workers start.
+    #: Set by the loader before the workers start.
     _full_stats = False
 
     def __init__(
@@ -177,9 +177,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             check_int(_NAME, "snapshot_budget", snapshot_budget, least=0)
         self.snapshot_budget = snapshot_budget
         self._children: Children | LocalShards | None = None  # None until the service is initialized
-        #: The number of workers that was chosen for `num_workers="auto"`; None before the choice.
         self._choice: WorkerChoice | None = None
-        #: A function that returns the shards of the epoch that the loader resumes; None to begin a new epoch.
+        #: Returns the shards of the epoch that the loader resumes, or None to begin a new epoch.
         self._resumed: Callable[[], Sequence[Shard] | None] = _none
         self._ask_rank: Callable[[], RankInEpoch | None] = _none
         self._rank: tuple[int, int, bool] = (0, 1, False)
@@ -191,7 +190,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._worker_output: WorkerOutput | None = None
         self._end_datapipe: DataPipe | None = None
         self._dispatches = False
-        #: The epochs of datasets in the workers' graph, and in the dispatching process's graph.
+        #: In the workers' graph, and in the dispatching process's graph.
         self._epochs = DatasetEpochs(None), DatasetEpochs(None)
 
     # -- the graph ---------------------------------------------------------------------------------
@@ -204,7 +203,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             refuse_ranks(Graph(datapipe))
             say(self._chosen().line)
         resumed, self._rank = self._resumed(), self._ask_rank() or (0, 1, False)
-        self._resumed, self._ask_rank = _none, _none  # both functions hold references to the loader
+        self._resumed, self._ask_rank = _none, _none  # both functions refer to the loader
         if self.num_workers == 0 and resumed is None and self.splits is None:
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
             return self._end_datapipe
@@ -241,8 +240,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return end
 
     def _warn_of_copies(self, graph: Graph) -> None:
-        """Warns about items that several workers would yield, except when a function of the user may divide these
-        items."""
+        """Warns about items that several workers would yield, unless a function of the user may divide them."""
         from torchdata.dataloader2.linter import warn_of_silent_findings
 
         no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
@@ -254,11 +252,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return multiprocessing.get_context(self.multiprocessing_context)
 
     def _workers_for(self, shards: int) -> int:
-        """Returns the number of workers for all shards. If items are dispatched, each worker runs only one shard."""
+        """If items are dispatched, each worker runs only one shard."""
         return shards if self._dispatches else min(shards, self.num_workers)
 
     def _own_shards(self) -> Sequence[Shard]:
-        """Returns the shards of a new epoch: one shard for each worker, or this rank's share of the splits."""
+        """Returns one shard for each worker, or this rank's share of the splits."""
         if self.splits is not None:
             rank, ranks, _ = self._rank
             if ranks > self.splits:
@@ -370,10 +368,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> ResetFn | None:
         """Seeds the pipes in the main process, and starts the epoch in all processes."""
         end = self._initialised()
-        set_graph_random_seed(end, copy.copy(seed_generator))  # the seeds drawn here must not change the next epoch
+        # draws from a copy do not change the seeds of the next epoch
+        set_graph_random_seed(end, copy.copy(seed_generator))
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # Seed generators are sent as bytes, because pickling them would call reducers that torch has registered.
+            # Sent as bytes, because pickling seed generators would call reducers that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
             # The last generator is for the dispatching process, which draws only seeds that all processes share.
@@ -385,9 +384,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     def _divide_anew(self, output: WorkerOutput) -> None:
-        """Replaces the workers if the last epoch had the shards of a loaded state, and the new epoch has other shards.
+        """Replaces the workers if the last epoch had the shards of a loaded state.
 
-        If pipes keep state beyond an epoch, the shards do not change, because this state belongs to the shards.
+        If pipes keep state from one epoch to the next, the shards stay, because the state belongs to them.
         """
         own = self._own_shards()
         if not own or list(self._shards) == list(own) or output.resumes or output.lasts:
@@ -453,12 +452,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
 
 def _limit(limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: int | None, datapipe: DataPipe) -> None:
-    """Applies `limit_fn` to the graph of one process."""
     limit_fn(datapipe, num_batches)
 
 
 def _countable(items: int) -> int:
-    """Returns the number limited to valid values: at least one item, and at most the engine's maximum."""
+    """Limits a number of items to what the engine accepts."""
     return min(max(1, items), sys.maxsize)
 
 
@@ -469,9 +467,8 @@ def _none() -> None:
 def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
     """Returns the seeds of a shard.
 
-    Args:
-        generator: the loader's generator on this rank; for a shard with `moved=True`, the generator of the whole job.
-        shard: the shard. A shard that began in the main process uses the loader's own generator.
+    `generator` is the loader's generator on this rank; for a shard with `moved=True`, that of the whole job.
+    A shard that began in the main process uses the loader's own generator.
     """
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)

@@ -1,7 +1,6 @@
 """`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster.
 
-Role: checks the user's settings of the cluster, and starts the workers on the cluster. The graph in the workers, the
-order of the items and the states are the same as with workers on this machine. The code runs in the main process.
+The graph in the workers, the order of the items and the states are the same as with workers on this machine.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_int
 
 _NAME = "RayReadingService"
-#: The default number of items that a worker may prepare in advance. The number is high, because a message from the main
-#: process to another machine takes milliseconds.
+#: The default number of items that a worker prepares in advance, which is high because a message to another machine
+#: takes milliseconds.
 _AHEAD = 1_000
-#: The options of Ray actors that users must not set, each with the reason for the error message.
+#: Options of Ray actors that users must not set, and why.
 _OWN = {
     "concurrency_groups": "the service has its own",
     "max_concurrency": "the service has its own",
@@ -108,14 +107,14 @@ class RayReadingService(MultiProcessingReadingService):
             on_worker_exit=on_worker_exit,
             on_timeout=on_timeout,
             patience=patience,
-            snapshot_budget=None,  # a worker on another machine is not informed that a state was requested
+            snapshot_budget=None,  # a worker on another machine does not learn that a state was requested
         )
         self.ray_remote_args = _check_options({} if ray_remote_args is None else ray_remote_args)
         require("ray", extra="ray", needed_by=_NAME)
         self._cluster: Any = None
 
     def _workers_for(self, shards: int) -> int:
-        """Returns `shards`, because each worker on the cluster runs one shard."""
+        """Each worker on the cluster runs one shard."""
         return shards
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: Sequence[Shard]) -> Children | LocalShards:
@@ -130,8 +129,9 @@ class RayReadingService(MultiProcessingReadingService):
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Checks the options of actors that a user gives. Raises TypeError if `options` is not a dictionary with string
-    keys, and ValueError if the user must not set one of the options."""
+    """Raises TypeError if `options` is not a dictionary with string keys, and ValueError for an option that users must
+    not set.
+    """
     if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
         raise TypeError(f"{_NAME}: ray_remote_args must be a dictionary of options of Ray's actors, not {options!r}")
     for key in options:

@@ -1,11 +1,11 @@
-"""Compares the orders of the items that workers read.
+"""Compares the orders in which workers read items.
 
-Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
-(`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. Different items at
-one position do not prove different orders, because a source may augment its items at random. If an item has different
-positions in two workers, their orders differ, unless the workers agree at all positions that both have sampled.
+Role: receives the samples that each worker takes before its `sharding_filter` (`_pipe/witnessing.py`), and raises an
+exception if workers read the same items in different orders. Different items at one position do not prove this, because
+a source may augment its items at random. If an item has different positions in two workers, their orders differ, unless
+the workers agree at all positions that both have sampled.
 
-If a source is assumed to divide its items among the workers, two workers that read the same items cause an error.
+Two workers must not read the same items of a source that divides its items among the workers.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from collections.abc import Sequence
 
 from torchdata.datapipes._pipe.witnessing import Note
 
-#: Two orders count as different if at least this many items have different positions, and at least this many positions
-#: have different items. If the items are random values from a small set, both conditions are met by chance only once in
-#: a million epochs.
+#: Two orders differ if at least this many items have different positions, and at least this many positions have
+#: different items. If the items are random values from a small set, both conditions are met by chance only once in a
+#: million epochs.
 _PROOF = 20
 
 
 class _Order:
-    """The samples of one filter in one epoch."""
+    """The samples of one filter in one epoch, by worker."""
 
     def __init__(self) -> None:
-        #: For each worker, two dicts of its samples: from checksum to position, and from position to checksum.
+        #: The position of each checksum, and the checksum at each position.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: Counters for each pair of neighboring workers, by the smaller worker number. `_differs`: the positions at
-        #: which the two workers read different items. `_moved`: the items that they read at different positions.
+        #: For each pair of neighboring workers, by the smaller number: the positions with different items, and the
+        #: items with different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
-        #: For each worker, the checksums of its samples, until the length of the source is known.
+        #: The checksums of a worker's samples, before and after the length of the source is known.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Compares a worker's samples with the samples of its neighbors. If the orders differ, returns the position of
-        an item, the other worker, and the position of the same item in that worker."""
+        """Compares a worker's samples with those of its neighbors. If the orders differ, returns an item's position,
+        another worker, and the item's position in that worker.
+        """
         found: tuple[int, int, int] | None = None
         positions, at = self._positions.setdefault(worker, {}), self._at.setdefault(worker, {})
         for position, checksum in note.samples:
@@ -56,7 +57,7 @@ class _Order:
         return found or self._of_short_ones(worker, note)
 
     def _of_short_ones(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Compares the workers' complete orders, if the source is so short that each item was sampled."""
+        """Compares complete orders, if the source is so short that each item was sampled."""
         if note.start == 0:
             self._begun.setdefault(worker, []).extend(checksum for _, checksum in note.samples)
         if note.length is None or len(mine := self._begun.pop(worker, [])) != note.length:
@@ -70,16 +71,15 @@ class _Order:
 
 
 class _Shares:
-    """The samples of one epoch from a source that is assumed to divide its items among the workers."""
+    """The samples of one epoch from a source that divides its items among the workers."""
 
     def __init__(self) -> None:
-        #: For each worker, the distinct checksums of its samples.
         self._samples: dict[int, set[int]] = {}
-        #: For each worker, whether `_samples` contains the checksum of every item that the worker has read.
+        #: Whether `_samples` contains the checksum of every item that the worker has read.
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:
-        """Records a worker's samples. Returns the index of another worker that has read equal items, or None."""
+        """Returns another worker that has read the same items, or None."""
         mine = self._samples.setdefault(worker, set())
         mine.update(checksum for _, checksum in note.samples)
         self._is_whole[worker] = note.start == 0 and note.length == len(mine) > 0
@@ -93,21 +93,18 @@ class _Shares:
 
 
 class Orders:
-    """A `Listener` that compares the orders in which a service's workers read their sources."""
+    """Receives samples from the workers of a service."""
 
     def __init__(self) -> None:
         self._orders: dict[int, _Order] = {}
         self._shares: dict[int, _Shares] = {}
 
     def begin(self) -> None:
-        """Drops the data of the last epoch."""
         self._orders, self._shares = {}, {}
 
     def hear(self, worker: int, notes: Sequence[Note]) -> None:
-        """Compares the items of a worker with the items of all workers.
-
-        Raises:
-            RuntimeError: the orders differ, or workers read the same items of a source that should divide its items.
+        """Raises RuntimeError if the orders differ, or if workers read the same items of a source that should divide
+        its items.
         """
         for each in notes:
             note = Note(*each)

@@ -1,8 +1,7 @@
 """Prepares the pipe graph of a process when the process starts, and at the start of every epoch.
 
-Role: `process_init_fn` and `process_reset_fn` are called by the reading services, in the workers and in the dispatching
-process of a multi-process service, and in the main process of an in-process service. The objects of this module own the
-graph, and return the pipe to read. The engine runs `GraphProgram` in the children.
+Role: reading services call `process_init_fn` and `process_reset_fn` in the process that runs the graph, and the engine
+runs `GraphProgram` in worker processes and in the dispatching process.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
 
 #: The attribute of `sys` that limits the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
-#: The public module that exports `process_init_fn` and `process_reset_fn`, which users may replace in that module.
+#: The module in which users may replace `process_init_fn` and `process_reset_fn`.
 _FACE = "torchdata.dataloader2.reading_service"
 
 
@@ -189,34 +188,34 @@ def process_reset_fn(
 
 
 def function_in_use(name: str) -> Callable[..., Any]:
-    """Returns `process_init_fn` or `process_reset_fn`. If the user has replaced the public function, returns the
-    replacement."""
-    face = loaded(_FACE)  # if the process has not imported the public module, the functions were not replaced
+    """Returns `process_init_fn` or `process_reset_fn`, or the user's replacement."""
+    face = loaded(_FACE)  # a process that has not imported the public module cannot have replaced its functions
     function: Callable[..., Any] = globals()[name] if face is None else getattr(face, name)
     return function
 
 
 def replaced_functions() -> dict[str, Callable[..., Any]]:
-    """Returns the user's replacements of `process_init_fn` and `process_reset_fn`, by name. The replacements must be
-    sent to spawned processes, which import only the original functions."""
+    """Returns the user's replacements of `process_init_fn` and `process_reset_fn`. They must be sent to spawned
+    processes, which import only the original functions.
+    """
     ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
 
 
 def refuse_functions(service: Any, **functions: Callable[..., Any] | None) -> None:
-    """Raises TypeError if a service has a function from the user, which may change the graph."""
+    """Raises TypeError for a function of the user, because it may change the graph."""
     for name, function in functions.items():
         if function is not None:
             raise TypeError(f"{name} of the {type(service).__name__} may change the graph")
 
 
 class _Share(NamedTuple):
-    """The position in a worker's share of the dispatched items.
+    """The position in the items that are dispatched to a worker.
 
     Args:
-        number: the number of the pass, from 1; 0 if no items are dispatched.
-        read: the count and checksum of the items that were read from the share.
-        is_read_out: whether the share was read to its end.
+        number: the number of the iteration over these items, from 1; 0 if no items are dispatched.
+        read: the count and checksum of the items that were read in this iteration.
+        is_read_out: whether all items were read.
     """
 
     number: int
@@ -225,14 +224,7 @@ class _Share(NamedTuple):
 
 
 class GraphProgram(EpochProgram):
-    """A pipe graph as the program of workers, or of the dispatching process.
-
-    Args:
-        datapipe: the last pipe of the graph.
-        init_fn: the user's function for the start of a worker, or None.
-        reset_fn: the user's function for the start of an epoch, or None.
-        shards: the shards of the epoch, by number.
-    """
+    """Runs a pipe graph in a worker or in the dispatching process."""
 
     runner: ClassVar[type[EpochRunner]] = EpochRunner
     globals: ShardGlobals
@@ -251,25 +243,24 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
-        #: The pipes that run once for all shards of this process. `_place` is the index of this shard in the process.
+        #: The pipes that run once for all shards of this process, and the index of this shard in the process.
         self._common, self._place = CommonParts(is_alone=True), 0
-        #: Stops the threads that read ahead for this shard while another shard runs, because these threads also draw
-        #: random numbers.
+        #: Stops this shard's threads while another shard runs, because they also draw random numbers.
         self._held = ExitStack()
-        #: The pipes with threads that read ahead; None if the graph was not searched yet.
+        #: The pipes with threads that read ahead; None until the graph was searched.
         self._reading_ahead: list[Any] | None = None
-        #: The graph that replaces the current graph in the next epoch.
+        #: Replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None
-        #: The reason why no snapshot can be made in this epoch; None if there is no such reason.
+        #: The reason why no snapshot can be made in this epoch.
         self._unsaved: Exception | None = None
         self._saved = False
         #: Whether the graph resumed after the end of its dispatched items.
         self._is_behind_share = False
-        #: The graph of the last search, and its filters that record samples; None before the first search.
+        #: The graph of the last search, and its filters that record samples.
         self._watched: tuple[DataPipe, list[tuple[Any, str]]] | None = None
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
-        """Names the attribute that prevents pickling of the graph, and the remedy."""
+        """Names the attribute that prevents pickling, and the remedy."""
         from torchdata._by_value import dumps
 
         return (
@@ -278,7 +269,6 @@ class GraphProgram(EpochProgram):
         )
 
     def replicas(self, count: int) -> list[EpochProgram]:
-        """Returns programs over copies of the graph."""
         self._common = CommonParts(is_alone=count == 1)
         graphs = [replica(self.datapipe) for _ in range(count - 1)]
         others = [GraphProgram(graph, self.init_fn, self.reset_fn, self.shards) for graph in graphs]
@@ -287,14 +277,14 @@ class GraphProgram(EpochProgram):
         return [self, *others]
 
     def enter(self) -> None:
-        """Sets the worker number and the random generators of the process to those of this shard."""
+        """Switches the worker number and the random generators of the process to this shard."""
         if not self.globals.enter() and "torch.utils.data" in sys.modules:  # imported while another shard ran
             self._tell_torch()
         if self._reading_ahead:
             self._held.close()
 
     def leave(self) -> None:
-        """Saves the states of the shard's random generators, stops the shard's threads, and releases its locks."""
+        """Saves the random generators of this shard, stops its threads, and releases its locks."""
         if self._reading_ahead is None:
             self._reading_ahead = pipes_with_threads(self.datapipe)
         for pipe in self._reading_ahead:
@@ -305,7 +295,7 @@ class GraphProgram(EpochProgram):
         self.globals.leave(is_all=not self._reading_ahead and locks is None)
 
     def _search_anew(self) -> None:
-        """Makes the next `leave` search the graph for pipes that read ahead in threads."""
+        """The next `leave` searches the graph for pipes with threads."""
         self._reading_ahead, self.globals.is_all = None, False
 
     def prepare(self, child: ChildInfo) -> None:
@@ -323,7 +313,7 @@ class GraphProgram(EpochProgram):
             source.share = child.share
         self._tell_torch()
         own_random.is_replica = True
-        # Users may have replaced `process_init_fn`, so the call passes all arguments that a replacement may expect.
+        # Passes all arguments that a user's replacement of `process_init_fn` may expect.
         self.datapipe = self._in_use("process_init_fn")(
             self.datapipe,
             worker_info=self._info,
@@ -334,7 +324,6 @@ class GraphProgram(EpochProgram):
         )
 
     def begin_epoch(self, seeds: bytes, iter_reset_fn: Callable[[DataPipe], DataPipe] | None) -> None:
-        """Seeds the graph, and lets the reset functions change it."""
         self._passes, self._unsaved, self._saved, self._is_behind_share = 0, None, False, False
         skipping_items.epoch = self.epoch
         stop_reading(self.datapipe)
@@ -360,13 +349,13 @@ class GraphProgram(EpochProgram):
 
     def _begin_common_part(self, seeds: bytes) -> None:
         """Runs the pipes before the sharding filters once for all shards of the process. This requires a fixed number
-        of shards, and no function of the user that may change the pipes of a shard."""
+        of shards, and no function of the user that may change the pipes of a shard.
+        """
         if self._shard.splits and not self.replaced and self.init_fn is None and self.reset_fn is None:
             seed = partial(self._seed_common_part, seeds)
             self._common.begin(self.datapipe, seed, self._tell_torch, is_first=self._place == 0)
 
     def close(self) -> None:
-        """Stops reading the pipes before the filters, and ends the threads of the pipes."""
         self._common.close()
         end_threads(self.datapipe)
 
@@ -381,8 +370,9 @@ class GraphProgram(EpochProgram):
             tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
 
     def _watch_order(self) -> None:
-        """Makes the sharding filters sample the items that they read in this epoch. The main process compares the
-        samples of all workers."""
+        """Makes the sharding filters sample the items of this epoch, which the main process compares between
+        workers.
+        """
         self._watch_with(None)
         if self._child.num_workers > 1:
             if self._watched is None or self._watched[0] is not self.datapipe:
@@ -395,29 +385,27 @@ class GraphProgram(EpochProgram):
         self._witness = witnessing.current = witness
 
     def note(self) -> object:
-        """Returns the samples of the sharding filters since the last call."""
         return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context in which threads do not read. Without the context, a thread could wait forever for a dispatched item,
-        because other workers delay this item until this worker has sent its snapshot."""
+        """In this context, threads do not read. Otherwise, a thread could wait forever for a dispatched item, because
+        other workers delay this item until this worker has sent its snapshot.
+        """
         return beginning_unread()
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
         """Returns the state of the graph and of the global generators after the last item.
 
-        Returns None in three cases: the graph cannot be saved, a pipe is rereading the epoch, or code may have changed
-        cached items that the snapshot would omit. If no snapshot is made, resuming starts from an earlier snapshot, or
-        from the beginning of the epoch.
+        Returns None if the graph cannot be saved, a pipe is rereading the epoch, or code may have changed cached items
+        that the snapshot would omit.
 
-        Raises:
-            TooLargeError: the state has more than `most` bytes, so it is not kept in memory.
+        Raises TooLargeError if the state has more than `most` bytes.
         """
         caches = self._caches
         if self._unsaved is not None or self._passes > 1 or not caches.may_snapshot(begins):
             return None
         if not begins and caches.filled(begins) is not None:
-            most = self._child.largest_snapshot  # large snapshots are not needed, because caches can be refilled
+            most = self._child.largest_snapshot  # larger snapshots are not needed, because caches can be refilled
         try:
             graph = Graph(self.datapipe)
             # Threads also draw random numbers.
@@ -436,11 +424,11 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # If an earlier snapshot was sent, the reason is not sent, because the snapshot is more useful.
+            # An earlier snapshot is more useful than the reason.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns the position in the dispatched items at which the graph had the given state."""
+        """Returns the position in the dispatched items at which the graph had this state."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
@@ -448,7 +436,8 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            return _Share(1, read)  # a pipe may first yield items that it has buffered, and open the share later
+            # a pipe may first yield items that it has buffered, and request dispatched items later
+            return _Share(1, read)
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
             items, checksum = (entry.state or {})["share"]
@@ -458,10 +447,9 @@ class GraphProgram(EpochProgram):
             return None if entry.restores else _Share(1)
         if self._is_behind_share or token_of(source).finished:
             return _Share(1, read, is_read_out=True)
-        return _Share(2)  # reading had stopped in the middle of the first pass, so the next pass is the second
+        return _Share(2)  # reading had stopped in the middle of the first iteration
 
     def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
-        """Returns an iterator over the graph after a snapshot; with None, the iterator starts with the first item."""
         set_strictness(self.datapipe, strict)
         self._passes += 1
         if snapshot is None:
@@ -469,13 +457,12 @@ class GraphProgram(EpochProgram):
         saved = opened(snapshot, "the snapshot of a worker")
         self._caches.resume(saved.filled, snapshot)
         cached = None if saved.filled is None or saved.filled.checksum is None else self._refilled(saved.filled)
-        self._watch_with(None)  # filters of other workers may be in another pass
+        self._watch_with(None)  # filters of other workers may be in another iteration
         self._passes, self._saved = 1, True
         return self._go_on(saved, cached, strict)
 
     def _refilled(self, filled: Filled) -> list[Any]:
-        """Repeats the epoch that filled the caches, and then begins the running epoch again. Returns the cached items
-        that the snapshot has left out."""
+        """Repeats the epoch that filled the caches, begins the running epoch again, and returns the cached items."""
         running = self._begun_with
         self.begin_epoch(filled.seeds, None)
         start = filled.start
@@ -493,7 +480,7 @@ class GraphProgram(EpochProgram):
     def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out:
-            self._read_share_out()  # precedes the loading, because a new epoch may interrupt this wait
+            self._read_share_out()  # before the loading, because a new epoch may interrupt this wait
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # the main process also read ahead
             self._search_anew()
@@ -501,12 +488,13 @@ class GraphProgram(EpochProgram):
         if saved.filled is not None and cached is not None:
             self._caches.put_back(saved.filled, cached, strict)
         if saved.generators is not None:
-            load_generators(saved.generators)  # this step precedes the iterator, which starts threads
+            load_generators(saved.generators)  # before the iterator, which starts threads
         return self._iterate()
 
     def _read_share_out(self) -> None:
         """Waits for the end of the dispatched items, which no pipe requests. The dispatching process must finish the
-        epoch, because its pipes may keep state. Raises RuntimeError if another dispatched item arrived."""
+        epoch, because its pipes may keep state. Raises RuntimeError if another dispatched item arrives.
+        """
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
             raise RuntimeError(
@@ -516,7 +504,7 @@ class GraphProgram(EpochProgram):
         self._is_behind_share = True
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
-        """Applies a function to the graph. A pipe that the function returns replaces the graph in the next epoch."""
+        """A pipe that the function returns replaces the graph in the next epoch."""
         self._watched = None
         self._caches.note_call()
         self._search_anew()  # the function may change the graph
@@ -529,10 +517,9 @@ class GraphProgram(EpochProgram):
 
 
 def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    """Seeds `random`, torch and NumPy. If a library is not loaded yet, a child seeds the library when it is imported.
+    """Seeds `random`, torch and NumPy, at once or when they are imported.
 
-    The function always draws three seeds, so that the seeds of the pipes do not depend on the libraries that a process
-    has loaded.
+    Always draws three seeds, so that the seeds of the pipes do not depend on the loaded libraries.
     """
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
     python_seed, torch_seed, numpy_seed = draw(), draw(), draw()
@@ -548,7 +535,7 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator accepts 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    # Outside of shards, the main process must not seed a library, because the library's generator belongs to the user.
+    # Outside of shards, the main process must not seed a library, because its generator belongs to the user.
     if parent_process() is not None or own_random.is_replica:
         seed_when_imported(awaited)
 
@@ -556,10 +543,9 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
 def _seed_torch(torch: Any, seed: int) -> None:
     """Does the same as `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
-    `torch.manual_seed` also seeds devices that were not used yet. For each kind of device, `torch.manual_seed` formats
-    the caller's stack as text, which is part of the error message if the device cannot be seeded later. Formatting
-    (which checks each source file on disk) takes ten to fifty times as long as the seeding itself. A worker seeds at
-    the start of every epoch, while the main process waits for the first item.
+    For each kind of device that was not used yet, torch formats the stack for the message of a later error. This checks
+    each source file on disk, and takes ten to fifty times as long as the seeding. A worker seeds at the start of every
+    epoch, while the main process waits for the first item.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

@@ -1,8 +1,8 @@
 """Finds items that change, or become unusable, when the source reads later items.
 
-Role: items of a common part wait for their shards (see `common_parts`). Some sources reuse one buffer or one object for
-all items. Items of these sources must not wait. The module compares the addresses of the objects and arrays in an item
-with the addresses in the waiting items. The code imports neither NumPy nor torch.
+Role: some sources reuse one buffer or object for all items, so their items must not wait for other shards (see
+`common_parts`). The addresses of an item's objects and arrays are compared with those of the waiting items, without
+importing NumPy or torch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["ReusedObjects"]
 
 #: Types whose values never change.
 _FIXED = frozenset({NoneType, bool, int, float, complex, str, bytes, range, FunctionType, BuiltinFunctionType})
-#: The number of levels of nested containers, and of members of a container, that are examined.
+#: The levels of nested containers, and the members of a container, that are examined.
 _LEVELS, _MEMBERS = 4, 64
-#: The number of recent items whose objects are remembered in any case.
+#: The number of recent items whose objects are always remembered.
 _RECENT = 1 << 10
 
-#: Adds the changeable objects of an item to a list of ids, and to a list of pairs: the id of the owner of some memory,
-#: and an address in this memory. Returns whether the item contains a stream or an iterator.
+#: Appends the changeable objects of an item to a list of ids, and (id of the owner, address) of its memory to a second
+#: list. Returns whether the item contains a stream or an iterator.
 _Search = Callable[[Any, int, list[int], list[tuple[int, int]]], bool]
 
 
@@ -32,22 +32,21 @@ class ReusedObjects:
     """Examines the items of a source in their order.
 
     Args:
-        waits: a function that returns whether the item at a position still waits for its shard.
-        oldest: a function that returns a lower bound of the positions of all waiting items.
+        waits: returns whether the item at a position still waits for its shard.
+        oldest: returns a lower bound of the positions of all waiting items.
     """
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
         self._waits, self._oldest = waits, oldest
-        #: Whether an item was found that contains a stream, or that shares memory with an item that `waits`.
+        #: Whether an item contains a stream, or shares memory with an item that `waits`.
         self.is_found = False
         #: The position of the last item that contained an object, by the object's id.
         self._objects: dict[int, int] = {}
-        #: The positions of the last items that contained views at an address, by the id of the views' owner.
+        #: The position of the last item with a view of an address, by the id of the view's owner.
         self._views: dict[int, dict[int, int]] = {}
         self._most = 4 * _RECENT
 
     def examine(self, item: Any, position: int) -> Any:
-        """Examines the item at a position of the source, and returns the item."""
         kind: Any = type(item)
         if kind in _FIXED or (search := _search_of(kind)) is None:
             return item
@@ -63,7 +62,7 @@ class ReusedObjects:
             objects[each] = position
         for owner, address in views:
             used = self._views.setdefault(owner, {})
-            # A source may overwrite the whole memory at once, so all items with views of this memory are considered.
+            # A source may overwrite the whole memory at once, so all items with views of this memory count.
             if used.get(address, position) != position:
                 self.is_found |= any(map(self._waits, used.values()))
             used[address] = position
@@ -86,7 +85,7 @@ class ReusedObjects:
 
 @cache
 def _search_of(kind: Any) -> _Search | None:
-    """Returns the function that searches the instances of a type; None if these instances never change."""
+    """Returns None for types whose instances never change."""
     if kind in _FIXED or issubclass(kind, (type, ModuleType)):
         return None
     if issubclass(kind, IOBase) or hasattr(kind, "__next__") or hasattr(kind, "read"):
@@ -122,7 +121,7 @@ def _search_array(item: Any, levels: int, ids: list[int], views: list[tuple[int,
 def _search_tensor(item: Any, _levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
     try:
         views.append((item.untyped_storage().data_ptr() or id(item), item.data_ptr()))
-    except (RuntimeError, NotImplementedError):  # for example a sparse tensor
+    except (RuntimeError, NotImplementedError):  # for example, a sparse tensor
         ids.append(id(item))
     return False
 

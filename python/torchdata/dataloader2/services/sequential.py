@@ -1,7 +1,6 @@
 """Runs a graph through several reading services, one after another.
 
-Role: forwards every call of the loader to each of the services: calls that end an epoch or the services in reverse
-order, and all other calls in the order of the services. The code runs in the main process and owns the services.
+Role: forwards each call of the loader to all services, in reverse order if it ends an epoch or the services.
 """
 
 from __future__ import annotations
@@ -34,12 +33,13 @@ def holds_nothing(serialized_state: Any) -> bool:
     try:
         return not any(_states_in(serialized_state))
     except ValueError:
-        return False  # the state was not saved by a `SequentialReadingService`
+        return False  # a `SequentialReadingService` has not saved the state
 
 
 def _states_in(serialized_state: Any) -> list[Any]:
-    """Returns the states of the services from a result of `SequentialReadingService.checkpoint`, of this version or of
-    0.9. Raises ValueError if the state was not saved by a `SequentialReadingService`, or is damaged."""
+    """Accepts results of `SequentialReadingService.checkpoint` in this version and in 0.9. Raises ValueError for
+    damaged or other states.
+    """
     if is_sealed(serialized_state):
         saved = unseal(serialized_state, "the state of the reading services")
         states = from_plain(saved, "a reading service").get("states") if isinstance(saved, dict) else None
@@ -128,7 +128,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         """
         states = _states_in(serialized_state)
         if len(states) != len(self.reading_services) and not any(states):
-            return self.initialize(datapipe)  # the state was saved with other services, but none of them had a state
+            return self.initialize(datapipe)  # none of the services that saved the state had a state
         if len(states) != len(self.reading_services):
             raise ValueError(
                 f"the state holds {len(states)} reading services, but this SequentialReadingService has "
@@ -222,7 +222,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
 
 def in_shards(service: Any) -> ReadingServiceInterface:
-    """Returns a service that runs the graph in shards, in workers or in the main process, instead of `service`."""
+    """Returns a service like `service` that runs the graph in shards, in workers or in the main process."""
     if service is None:
         return MultiProcessingReadingService.without_workers()
     contract = contract_of(service).with_shards()
@@ -232,10 +232,9 @@ def in_shards(service: Any) -> ReadingServiceInterface:
 
 
 def divided(service: Any, splits: int) -> ReadingServiceInterface:
-    """Returns a service that divides each epoch into `splits` shards over all ranks, instead of `service`.
+    """Returns a service like `service` that divides each epoch into `splits` shards over all ranks.
 
-    Raises:
-        ValueError: the service cannot run shards.
+    Raises ValueError if the service cannot run shards.
     """
     contract = in_shards(service)
     if not contract.runs_shards():

@@ -1,7 +1,4 @@
-"""Finds the sharding filters that sample their items, so that the main process can compare the workers' orders.
-
-Role: pure functions over graphs, which run once per graph in each worker.
-"""
+"""Finds the sharding filters that sample their items, so that the main process can compare the workers' orders."""
 
 from __future__ import annotations
 
@@ -20,22 +17,20 @@ from torchdata.datapipes.map.combinatorics import Shuffler as MapShuffler
 from torchdata.datapipes.map.wrapping import SequenceWrapper
 from torchdata.datapipes.state import is_one_to_one
 
-#: Types of plain data that all processes read in the same order.
+#: Plain data that all processes read in the same order.
 _ORDERED = (bytes, dict, list, range, str, tuple)
 
-#: Types of pipes whose order depends only on the order of the source and on the seed that all workers share.
+#: Pipes whose order depends only on the order of the source and on the seed that all workers share.
 _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 
 
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
-    """Returns the filters that may read different orders in the workers, and a description of each filter's sources.
+    """Returns the filters that may read different orders in the workers, and the names of each filter's sources.
 
-    Args:
-        graph: the graph of a worker.
-        is_seeded: whether all shuffles have the seed that workers share, because no function of the user has prepared
-            the graph.
+    `is_seeded` tells whether all shuffles have the workers' shared seed, because no function of the user has prepared
+    the graph.
     """
-    # torch's filter is a virtual subclass of `ShardingFilter` but does not take samples, so `isinstance` is not used.
+    # Not `isinstance`, because torch's filter is a virtual subclass of `ShardingFilter` that takes no samples.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
     # With `on_error`, exceptions of user functions may skip different items in each worker.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)
@@ -47,9 +42,9 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
 
 
 def _has_known_order(pipe: Any) -> bool:
-    """Whether all workers read a pipe's items in the same order, provided that they read its sources in the same order.
+    """Returns whether all workers read a pipe's items in the same order, if they read its sources in the same order.
 
-    Functions of the user may change the items themselves, but neither the number nor the order of the items.
+    Functions of the user may change the items, but neither their number nor their order.
     """
     if type(pipe) is IterableWrapper:
         return _is_plain(pipe.iterable)
@@ -67,7 +62,6 @@ def _is_plain(data: Any) -> bool:
 
 
 def _sources_of(graph: Graph, pipe: Any) -> str:
-    """Returns the names of the sources of a pipe, for messages."""
     names = []
     for source in graph.at(pipe):
         if type(source) is IndexSampler:

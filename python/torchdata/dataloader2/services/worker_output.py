@@ -1,7 +1,4 @@
-"""The pipe that represents, in the main process's graph, the branch that runs in the workers.
-
-Role: runs in the main process, and reads from the children. The reading service owns the children.
-"""
+"""The pipe that represents the workers in the main process's graph."""
 
 from __future__ import annotations
 
@@ -22,29 +19,22 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 @dataclass(frozen=True)
 class WorkersEpoch:
-    """The epoch that the workers run, stored as one value so that other threads never see parts of two epochs.
-
-    Args:
-        children: the processes.
-        items: the iterator over the items of the workers.
-    """
+    """The epoch that the workers run, as one value, so that other threads never see parts of two epochs."""
 
     children: Children | LocalShards
     items: Iterator[Any]
 
 
 class WorkerOutput(IterDataPipe[Any]):
-    """Represents, in the main process's graph, the branch that runs in the workers. This pipe yields the items of the
-    workers in turn.
+    """Represents, in the main process's graph, the pipes that run in the workers, and yields their items.
 
     Args:
-        children: the processes.
-        lasts: whether a pipe in the children keeps state beyond an epoch. If `lasts` is True, the workers send
-            snapshots at the beginning of each later epoch.
-        in_order: whether the main process takes one item of each worker in turn.
-        lasts_in_workers: the names of the pipes that run in workers and keep state beyond an epoch.
-        lasts_dealt: the names of the pipes in the dispatching process that keep state beyond an epoch.
-        shards: the shards of the running epoch, if the epoch began with another number of workers.
+        lasts: whether a pipe in the children keeps state from one epoch to the next. If so, the workers send snapshots
+            at the beginning of each later epoch.
+        in_order: whether one item of each worker is taken in turn.
+        lasts_in_workers: the names of these pipes in the workers.
+        lasts_dealt: the names of these pipes in the dispatching process.
+        shards: the shards of the running epoch, if it began with another number of workers.
         pipes: the number of pipes that each worker runs.
     """
 
@@ -62,22 +52,21 @@ class WorkerOutput(IterDataPipe[Any]):
         pipes: int = 0,
     ) -> None:
         self.pipes_in_workers = pipes
-        #: The shards of the running epoch, if it began with other workers.
         self.shards_begun = shards
         self.run = WorkersEpoch(children, iter(()))
         self.lasts = lasts
         self.in_order = in_order
         self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
-        #: Whether an iteration only restores the state at the end of a pass, instead of beginning an epoch.
+        #: Whether an iteration only restores the state at its end, instead of beginning an epoch.
         self.is_between_epochs = False
         self._fresh = False
-        #: Whether the epoch that begins now resumes an epoch of an earlier run.
+        #: Whether the next epoch resumes an epoch of an earlier run.
         self.resumes = False
-        #: `_epochs`: the number of epochs begun in the processes. `_passes`: the number of passes over the workers'
-        #: items, which is larger if a pipe in the main process rereads an epoch.
+        #: The number of epochs that have begun, and the number of iterations over the workers' items, which is larger
+        #: if a pipe in the main process rereads an epoch.
         self._epochs = self._passes = self._passes_before = 0
-        #: The reason why a process could not make a snapshot for the last position that was requested.
+        #: The reason why a process could not make a snapshot for the last requested position.
         self.unsaved: str | None = None
         self._resume_at: tuple[WorkersPosition, bool] | None = None
         self._delivery: Delivery | None = None
@@ -93,19 +82,17 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def repeats_order(self) -> bool:
-        """Whether the items come in the same order when they are recomputed."""
+        """Whether recomputed items come in the same order."""
         return self.in_order or min(self._children.num_workers, self.num_shards) <= 1
 
     def adopt(self, children: Children | LocalShards, shards: Sequence[Shard] | None) -> None:
-        """Connects this pipe to other processes, which run the given shards from the next epoch on. The previous
-        processes have already ended."""
+        """Connects this pipe to new processes, which run the given shards from the next epoch on."""
         self.shards_begun = shards
         self.run = WorkersEpoch(children, iter(()))
         children.collector.follow(self._delivery)
 
     @property
     def num_shards(self) -> int:
-        """The number of shards of the epoch."""
         return self._children.num_shards
 
     def _number_of_shares(self) -> int:
@@ -113,24 +100,19 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def dispatches(self) -> bool:
-        """Whether a dispatching process distributes items to the workers."""
         return self._children.dispatches
 
     def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
-        """Makes the next epoch resume at a position of an earlier run.
+        """The next epoch resumes at a position of an earlier run.
 
-        Args:
-            position: a result of `position`.
-            strict: whether recomputed items are compared, so that an error is raised if they differ.
+        If `strict`, recomputed items are compared with the original items.
 
-        Raises:
-            ValueError: the position belongs to other processes.
+        Raises ValueError if the position belongs to other processes.
         """
         resumptions(position, self._children.num_shards, self._children.dispatches, strict)
         self._resume_at = position if strict else unverified(position), strict
 
     def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
-        """Starts an epoch in the workers. The next iteration over this pipe returns the items of the epoch."""
         self._commands = commands
         self._epochs += 1
         self._passes_before = self._passes
@@ -141,7 +123,7 @@ class WorkerOutput(IterDataPipe[Any]):
         children, (position, strict) = self._children, self._resume_at or (None, True)
         self._resume_at = None
         self._passes += 1
-        # The callback holds no reference to the children, so that they can be freed.
+        # The callback must not refer to the children, so that they can be freed.
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.lasts and self._passes > 1
         if position is not None:
@@ -153,30 +135,29 @@ class WorkerOutput(IterDataPipe[Any]):
         self.run = WorkersEpoch(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
-        """Connects the engine's records to the counter of delivered items; None disconnects the counter."""
-        if delivery is not self._delivery:  # a thread that is reading may hold the lock of the collector
+        """Connects the engine's records to the counter of delivered items; None disconnects it."""
+        if delivery is not self._delivery:  # the lock of the collector may be held by a thread that is reading
             self._delivery = delivery
             self._children.collector.follow(delivery)
 
     def want_large_snapshots(self) -> int:
-        """Makes the processes send snapshots of any size, for states that are taken later.
+        """Makes the processes send snapshots of any size from now on.
 
-        Returns:
-            The number of bytes of the largest snapshot that was not sent because of its size; 0 if all were sent.
+        Returns the size in bytes of the largest snapshot that was not sent because of its size, or 0.
         """
         children = self._children
         return 0 if isinstance(children, LocalShards) else children.want_large_snapshots()
 
     @property
     def delivered(self) -> int:
-        """Returns the number of items that have arrived since this run of the epoch began."""
+        """The number of items that have arrived since this run of the epoch began."""
         return self._children.collector.delivered()
 
     def position(self, delivered: int) -> WorkersPosition | None:
-        """Returns the position of all processes when `delivered` items had been received. Returns None if this position
-        is no longer recorded.
+        """Returns the position of all processes when `delivered` items had been received, or None if it is no longer
+        recorded.
 
-        This method may be called at any time: while another thread takes items, or from a signal handler.
+        May be called at any time: while another thread takes items, or from a signal handler.
         """
         run = self.run
         found = run.children.collector.positions(delivered)
@@ -187,10 +168,9 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """The number of items that each shard has yielded; None if a shard without items may still yield an item.
+        """The number of items of each shard; None if a shard without items may still yield one.
 
-        If items are taken from the workers in turn, a second item of any worker shows that all workers without an item
-        have ended. A dispatching process distributes items evenly among all workers.
+        If items are taken in turn, a second item of any worker shows that all workers without an item have ended.
         """
         run = self.run
         if not self.in_order or self.dispatches:
@@ -204,11 +184,9 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns the reason why a position lacks state that processes kept from earlier passes; None if nothing is
-        missing.
+        """Returns the reason why a position lacks state that processes kept from earlier iterations, if any.
 
-        Args:
-            position: the position of the workers; None for the beginning of the epoch.
+        None as position stands for the beginning of the epoch.
         """
         lasting = self._lasts_dealt or self._lasts_in_workers
         if not lasting or (self._epochs if position is None else self._passes) <= 1:
@@ -231,21 +209,20 @@ class WorkerOutput(IterDataPipe[Any]):
     def read_out(self) -> None:
         """If the epoch resumed after its last item, waits until the workers end the epoch.
 
-        Without this wait, the epoch would not end, because no pipe requests another item from the workers.
+        Otherwise, the epoch would not end, because no pipe requests another item.
 
-        Raises:
-            RuntimeError: the workers yielded another item instead of ending the epoch.
+        Raises RuntimeError if the workers yield another item.
         """
         for _ in self.run.items:
             raise RuntimeError(
                 "this pipeline does not repeat itself, so it cannot resume from the state: the workers yield more "
                 "items than were delivered before the state was saved"
             )
-        self._fresh = False  # another iteration in this epoch begins another pass
+        self._fresh = False  # another iteration in this epoch restarts the workers
 
     @property
     def is_unread(self) -> bool:
-        """Whether no item of the workers' current epoch was requested yet."""
+        """Whether no item of the current epoch was requested yet."""
         return self._fresh
 
     def __iter__(self) -> Iterator[Any]:
@@ -260,7 +237,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._fresh = False
         return self.run.items
 
-    #: Whether messages refer to this pipe in the plural.
+    #: Whether messages use the plural for this pipe.
     is_several = True
 
     def __repr__(self) -> str:
@@ -277,6 +254,5 @@ def _resume(
     strict: bool,
     received: Received,
 ) -> list[Resumption | None]:
-    """Computes where each child must resume, from the items that the main process has received."""
     positions, dealt = received
     return resumptions(position_of((positions, 0, dealt), dispatches, in_order), num_shards, dispatches, strict)

@@ -1,7 +1,4 @@
-"""A loader's state in words, for people who look at a checkpoint.
-
-Role: pure functions, which unpickle no values of the user.
-"""
+"""A loader's state in words, for people who look at a checkpoint."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ def _graph(where: str, snapshot: Any) -> Iterator[str]:
 
 
 def _weight(value: Any) -> int:
-    """Returns the approximate size of a value in bytes; a container that occurs several times counts once."""
+    """Returns the approximate size in bytes, where a container that occurs several times counts once."""
     weight, waiting, seen = 0, [value], set()
     while waiting:
         part = waiting.pop()

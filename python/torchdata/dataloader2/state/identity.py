@@ -1,7 +1,4 @@
-"""The fingerprint and the pickle of a loader's pipeline, by which the pipeline is compared with a state.
-
-Role: owned by the loader, which computes both once: on request, or before a service takes over the graph.
-"""
+"""The fingerprint and the pickle of a loader's pipeline, which are compared with those in a state."""
 
 from __future__ import annotations
 
@@ -15,17 +12,12 @@ from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: A pipe whose pickle has more bytes is stored in a state only on request.
+#: The size in bytes above which a pickled pipe is stored in a state only on request.
 _LARGE = 1 << 20
 
 
 class Identity:
-    """The fingerprint and the pickle of a loader's pipeline, before a service takes over the graph.
-
-    Args:
-        snapshot: the pipeline.
-        serialize: the function that pickles the pipeline.
-    """
+    """The fingerprint and the pickle of a pipeline, before a service takes over the graph."""
 
     def __init__(self, snapshot: GraphTemplate, serialize: Callable[[GraphTemplate], bytes]) -> None:
         self._snapshot, self._serialize = snapshot, serialize
@@ -33,31 +25,30 @@ class Identity:
         self._in_words: str | None = None
         self._is_small: bool | None = None
         self._pickled: bytes | None = None
-        #: The checksum of the pickled pipe; None if the pipe was not pickled.
+        #: None if the pipe was not pickled.
         self.checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
-        """Computes the fingerprint of the graph before a service cuts it; only the first call has an effect."""
+        """Must be called before a service cuts the graph; only the first call has an effect."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 
     @property
     def outline(self) -> Outline:
-        """The fingerprint, and the size of the pickled pipe in bytes, or 0 if the pipe was not pickled. A state without
-        the pipe contains no hash of the pipe's bytes, because a hash would help to guess a password in the pipe."""
+        """The fingerprint, and the size of the pickled pipe in bytes (0 if the pipe was not pickled). Without the pipe,
+        a state contains no hash of its bytes, because a hash would help to guess a password in the pipe.
+        """
         if self._in_words is None:
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))
         return Outline(self._in_words, 0 if self._pickled is None else len(self._pickled))
 
     def pickled(self, wanted: bool | None) -> bytes | None:
-        """Returns the pipe as bytes.
+        """Returns the pipe as bytes, or None.
 
         Args:
-            wanted: whether to pickle the pipe; if not, the method returns None. With None, the pipe is pickled only if
-                it can be pickled and the pickle is small.
+            wanted: if None, the pipe is pickled only if this is possible and the pickle is small.
 
-        Raises:
-            TypeError: `wanted` is True, and the pipe cannot be pickled.
+            Raises TypeError if `wanted` is True and the pipe cannot be pickled.
         """
         if wanted is None:
             if self._is_small is None:
@@ -71,9 +62,7 @@ class Identity:
     def compare(self, outline: Outline, *, between_epochs: bool) -> None:
         """Raises ValueError if a state belongs to another pipeline.
 
-        Args:
-            outline: the description of the pipeline in a state.
-            between_epochs: whether no item of an epoch had been delivered when the state was saved.
+        `between_epochs` tells whether no item of an epoch had been delivered when the state was saved.
         """
         if self._fingerprint is None:
             raise ValueError("this loader has no pipeline of its own, with which that of a state could be compared")
@@ -88,13 +77,7 @@ class Identity:
 
 
 def require_same_settings(outline: Outline, found: Fingerprint) -> None:
-    """Raises ValueError if a pipeline and a state's pipeline differ only in settings that cannot change within an
-    epoch.
-
-    Args:
-        outline: the description of the pipeline in a state that was saved inside an epoch.
-        found: the fingerprint of the pipeline that is to resume.
-    """
+    """Raises ValueError if two pipelines differ only in settings that cannot change within an epoch."""
     saved = outline.fingerprint
     if not difference(saved, found, "this loader", between_epochs=True):
         other = difference(saved, found, "this loader")

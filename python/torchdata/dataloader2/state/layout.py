@@ -1,12 +1,10 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: pure functions. No other module contains the keys of the layout. This module never unpickles values that could run
-code.
+Role: no other module contains the keys of the layout, and this module unpickles no values that could run code.
 
-States are stored in files and downloaded from hubs. The checksums of the fields detect damage, but do not prove who
-wrote the state. Because a state may be forged, `parse` checks the type and range of each value, also in snapshots,
-before the value is used. The pipe in a state is a pickle. If a value in the state of a pipe is not plain data, it is
-also stored as a pickle.
+States are stored in files and downloaded from hubs, and may be forged: checksums detect damage, but do not prove who
+wrote a state. Therefore, `parse` checks the type and range of each value, also in snapshots, before it is used. Only
+the pipe, and values of pipes that are not plain data, are pickles.
 """
 
 from __future__ import annotations
@@ -44,41 +42,36 @@ RANDOMNESS_STATE_KEY_NAME = "randomness_state"
 _VERSION = "version"
 #: The position of the loader inside an epoch; None if the state contains only the seeds of an epoch.
 _POSITION = "iteration_state"
-#: Checksums by the names of all other fields, except the version. States of torchdata 0.9 have no checksums.
+#: The checksums of all other fields except the version.
 _CHECKSUMS = "checksums"
 #: The fingerprint of the pipeline, and the size of its pickle in bytes.
 _PIPELINE = "pipeline"
-#: The rank, the number of ranks, and the kind of seeds (`SavedRanks`). States without ranks lack this key.
+#: The value is a `SavedRanks`; states without ranks lack this key.
 _RANKS = "ranks"
 
-#: The version of the layout that this module writes. States of torchdata 0.9 have no version, and no keys other than
+#: The version of the layout that this module writes. States of torchdata 0.9 have no version, and only the keys
 #: `serialized_datapipe`, `reading_service_state` and `randomness_state`.
 STATE_VERSION = 3
 
-#: The keys that every state of a loader has.
 _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
-#: The keys that no state of torchdata 0.9 has.
+#: Keys that no state of torchdata 0.9 has.
 _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 
-#: The maximum number of items in a valid state.
 _MOST = 1 << 46
-#: The maximum number of shards in a valid state.
 _MOST_SHARDS = 1 << 20
 
-#: The minimum number of items for measuring the speed of an epoch. In shorter epochs, most of the time is spent on
-#: starting the workers.
+#: The minimum number of items for measuring the speed of an epoch, because short epochs mainly start the workers.
 _FEW = 100
 
-#: The valid types of some fields of a `Position`.
+#: The valid types of fields of a `Position`.
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
 
-#: Types of values that are converted to text by `repr`, when the checksum of a field is computed.
+#: Types whose `repr` is part of a checksum.
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
-#: Types of values that checksums include. Values of other types are excluded, because their `repr` may differ between
-#: processes.
+#: Values of other types are not part of a checksum, because their `repr` may differ between processes.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
@@ -86,7 +79,7 @@ _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
 def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
-    """Returns the state as plain data; `of_pipe` is the checksum of the pipe, if it is known already."""
+    """`of_pipe` is the checksum of the pipe, if it is known."""
     plain: dict[str, Any] = {
         SERIALIZED_DATAPIPE_KEY_NAME: state.pipe,
         READING_SERVICE_STATE_KEY_NAME: state.service,
@@ -136,11 +129,9 @@ def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
 
 
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
-    """Returns the checksums in a state, by the names of its fields.
+    """Returns the checksums of the fields.
 
-    Args:
-        state: the state.
-        of_datapipe: the checksum of the pipe, if this checksum is already known.
+    `of_datapipe` is the checksum of the pipe, if it is known.
     """
     found = {}
     for field in (_POSITION, _PIPELINE, _RANKS):
@@ -158,15 +149,14 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
 
 def _outline(value: Any) -> str:
-    """Returns a value as text. A sealed snapshot is represented only by its seal, which contains a checksum."""
+    """Represents a sealed snapshot only by its seal, which contains a checksum."""
     words: list[str] = []
     _add_words(value, words)
     return "".join(words)
 
 
 def _add_words(value: Any, words: list[str]) -> None:
-    """Appends a value as text. Members of basic types are appended without a recursive call, because states have
-    hundreds of such members."""
+    """Members of basic types are appended without a recursive call, because states have hundreds of them."""
     if isinstance(value, (list, tuple)):
         words.append(f"[{len(value)}]")
         for part in value:
@@ -188,12 +178,12 @@ def _add_words(value: Any, words: list[str]) -> None:
 
 
 def checksum_of(data: bytes) -> int:
-    """Returns the checksum of a field that holds only bytes."""
+    """Returns the checksum of a field that contains only bytes."""
     return _checksum((data,))
 
 
 def _checksum(parts: Iterable[Any]) -> int:
-    """Returns the CRC-32 of all parts, their types and their lengths."""
+    """Includes the types and lengths of the parts."""
     crc = 0
     for part in parts:
         data = part if isinstance(part, bytes) else repr(part).encode()
@@ -207,14 +197,10 @@ def _checksum(parts: Iterable[Any]) -> int:
 def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
     """Returns the contents of a state, after checking all values.
 
-    Args:
-        state: the state.
-        allow_pickle: whether the state may contain pickled values. The pickled pipe is always accepted, because the
-            loader need not unpickle the pipe.
+    If `allow_pickle` is False, the state may not contain pickled values. The pickled pipe is always accepted, because
+    the loader need not unpickle it.
 
-    Raises:
-        TypeError, ValueError: the argument is not a state, is of another version or damaged, or contains forbidden
-            pickles.
+    Raises TypeError or ValueError for other objects and for damaged states.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"a loader's state is the dictionary that state_dict() returned, but got {state!r}")
@@ -267,7 +253,7 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Adds the name of the field to errors about invalid contents. Valid states have no cycles or deep nesting."""
+    """Adds the name of the field to errors about invalid contents."""
     try:
         yield
     except UntrustedPickleError:
@@ -279,7 +265,6 @@ def _naming(field: str) -> Iterator[None]:
 
 
 def _check_checksums(state: Mapping[str, Any], expected: Any) -> None:
-    """Raises ValueError if the contents of a field differ from the saved contents."""
     found = checksums(state)
     if not isinstance(expected, Mapping):
         raise damaged(_CHECKSUMS, f"it is of type {type(expected).__name__} where checksums should be")
@@ -308,10 +293,8 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 
 
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
-    """Returns the randomness in a state; None if the state has none.
-
-    Generators of torchdata 0.9 are ignored, because they are pickles and draw other numbers. Instead, the seed in the
-    state determines the next epoch.
+    """Ignores the generators of torchdata 0.9, because they are pickles and draw other numbers. Instead, the seed in
+    the state determines the next epoch.
     """
     if packed is None:
         return None
@@ -409,7 +392,7 @@ def _dealt(dealt: Any, workers: int) -> KeptDealt:
 
 
 def _account(account: Any, whose: str) -> Account:
-    """Returns `account`, after checking that it is a number of items and the checksum of these items."""
+    """Checks a number of items and their checksum."""
     items, checksum = account
     if type(items) is not int or not 0 <= items < _MOST or type(checksum) is not int or not 0 <= checksum < 2**64:
         raise ValueError(f"{whose} has {items!r} items")
@@ -420,7 +403,7 @@ def _account(account: Any, whose: str) -> Account:
 
 
 def _snapshots(position: Position) -> Iterator[tuple[str | None, bytes]]:
-    """Yields the name of each process and its snapshot, for all processes that have sent a snapshot."""
+    """Yields the name and the snapshot of each process that has sent a snapshot."""
     parts: list[tuple[str | None, bytes]] = []
     if position.workers is not None:
         shards = enumerate(position.workers.shards)
@@ -431,7 +414,7 @@ def _snapshots(position: Position) -> Iterator[tuple[str | None, bytes]]:
 
 
 def _recomputed(position: Position, contents: Iterable[tuple[str | None, Content]]) -> Iterator[tuple[str, int, float]]:
-    """Yields a name, a number of items and a duration in seconds, for each process that must recompute many items."""
+    """Yields (name, number of items, seconds) for each process that must recompute many items."""
     lasted = position.seconds or 0.0
     if position.drop >= _FEW:
         yield "the epoch", position.drop, lasted * position.drop / position.given
@@ -445,7 +428,6 @@ def _recomputed(position: Position, contents: Iterable[tuple[str | None, Content
 
 
 def sealed(content: Content) -> bytes:
-    """Returns a sealed snapshot of pipes, and of the generators, if any."""
     graph = dump_graph(content.entries or ())
     if content.generators is None:
         return seal(graph)
@@ -456,8 +438,9 @@ def sealed(content: Content) -> bytes:
 
 
 def opened(snapshot: Any, what: str, *, allow_pickle: bool = True) -> Content:
-    """Returns the contents of a snapshot after checking them. Error messages about a damaged snapshot contain the
-    name `what`. If `allow_pickle` is False, pickled values raise ValueError."""
+    """Returns the contents of a snapshot after checking them. `what` names the snapshot in error messages. If
+    `allow_pickle` is False, pickled values raise ValueError.
+    """
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")
@@ -484,7 +467,7 @@ def _filled(filled: Any, what: str, allow_pickle: bool) -> Filled:
 
 
 def _of_main(name: str, content: Content) -> Any:
-    """Returns the value of a position's field `name`, which the snapshot of the main process contains."""
+    """The snapshot of the main process contains the field `name` of a position."""
     if name == "graph":
         return content.entries or ()
     if content.generators is None:

@@ -1,7 +1,7 @@
 """Distributes the shards of a resumed epoch, if the number of workers or ranks has changed.
 
-Role: pure functions over positions. An epoch keeps its shards, even if it resumes with other numbers of workers or
-ranks. The ranks take the shards in turn, and each rank distributes its shards among its workers.
+Role: an epoch keeps its shards; the ranks take the shards in turn, and each rank distributes its shards among its
+workers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torchdata.dataloader2.state.layout import sealed
 from torchdata.dataloader2.state.position import Content, Position, Processes, Shard, ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-#: The class of the pipe that an in-process service uses to read ahead.
+#: The class of the pipe that reads ahead in an in-process service.
 AHEAD = "Prefetcher"
 
 
@@ -20,12 +20,8 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
     """Returns the position at which a rank resumes, if each rank takes every `ranks`-th shard of the saved job.
 
     Args:
-        positions: the positions of all ranks of the saved job by rank, each with the field `workers`.
-        rank: the number of this rank.
+        positions: those of all ranks of the saved job, with the field `workers`.
         ranks: the current number of ranks.
-
-    Raises:
-        ValueError: the shards cannot be distributed among the new ranks; the message gives the reason.
     """
     old, by_rank = len(positions), []
     for number, position in sorted(positions.items()):
@@ -37,7 +33,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
             )
         shards = [each if each.moved else each.of_rank(number, old) for each in position.all_shards]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
-    # Shards are numbered across ranks: the first shard of each rank, then the second shard of each rank, and so on.
+    # Numbered across ranks: the first shard of each rank, then the second shard of each rank, and so on.
     longest = max(map(len, by_rank))
     each = [(turn, shards[turn]) for turn in range(longest) for shards in by_rank if turn < len(shards)]
     own = each[rank::ranks]
@@ -62,7 +58,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 def _without_held(position: Position) -> WorkersPosition:
     """Returns each shard's position after the last delivered item. Items that pipes in the main process had buffered
-    count as not delivered, and are recomputed. Raises ValueError if it is unknown which shards yielded these items.
+    were not delivered, and are recomputed. Raises ValueError if it is unknown which shards yielded these items.
     """
     workers, given = position.workers, position.given
     if workers is None:
@@ -83,13 +79,12 @@ def _without_held(position: Position) -> WorkersPosition:
 
 
 def in_workers(position: Position, pipes: int | None, *, alone: bool = False) -> Position:
-    """Converts the position of a pipeline that ran in the main process to the position of one shard that a worker runs.
+    """Converts the position of a pipeline that ran in the main process to that of one shard in a worker.
 
     Args:
-        position: the position of the main process.
-        pipes: the number of pipes that the worker runs; all later pipes stay in the main process. None if unknown.
-        alone: whether the result omits the state of pipes that stay in the main process. If the
-            position contains such state, the shard starts from its beginning and recomputes the delivered items.
+        pipes: the number of pipes that the worker runs, if known; the later pipes stay in the main process.
+        alone: whether the result omits the state of pipes that stay in the main process. If there is such state, the
+            shard recomputes the delivered items from the beginning.
 
     Raises:
         ValueError: the pipes drew their own seeds, which workers cannot repeat.
@@ -106,9 +101,9 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
         if generators is None:
             raise ValueError("the generators of this loader state are missing")
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
-        if others and others[0].type == AHEAD:  # an in-process service has added the pipe that reads ahead
+        if others and others[0].type == AHEAD:  # added by an in-process service to read ahead
             own, others = entries[: len(own) + 1], others[1:]
-        holds = bool(others)  # items that the other pipes have buffered may be pickled
+        holds = bool(others)  # items that these pipes have buffered may be pickled
         read = own[-1].yielded if holds else position.given - position.drop
         content = sealed(Content(own, generators))
         snapshot = None if alone and (holds or position.drop) else ((read, 0), 1, (0, 0), content)

@@ -1,8 +1,7 @@
-"""Positions of worker processes in an epoch: converts the engine's records to positions, and positions to
-commands.
+"""Converts the engine's records of worker processes to positions in an epoch, and positions to commands.
 
-Role: pure functions. When a loader resumes, each process starts from its own snapshot. Items that were delivered after
-the snapshot are recomputed, compared and dropped.
+Role: a process resumes from its own snapshot, and recomputes, compares and drops the items that were delivered after
+the snapshot.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 
 _ALL = 1 << 62
 
-#: Attributes that contain seeds, which are drawn again for each epoch.
+#: Attributes with seeds, which are drawn again for each epoch.
 _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
 def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -> WorkersPosition:
-    """Converts the positions that the engine has recorded to the form that a state contains."""
     positions, turn, dealt = found
     shards = [
         ShardPosition(given, None if snapshot and reason_in(snapshot[3]) else snapshot) for given, snapshot in positions
@@ -31,23 +29,18 @@ def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -
 
 
 def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
-    """Returns the reason why a process could not make a snapshot, if the engine has recorded a reason."""
+    """Returns the reason why a process could not make a snapshot, if there is one."""
     positions, _, dealt = found
     contents = [snapshot[3] for _, snapshot in positions if snapshot] + ([dealt[2]] if dealt else [])
     return next(filter(None, map(reason_in, contents)), None)
 
 
 def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
-    """Returns the positions where the shards resume, followed by the position of the dispatching process.
+    """Returns where the shards and the dispatching process resume.
 
-    Args:
-        position: the saved position.
-        num_shards: the current number of shards.
-        dispatches: whether there is a dispatching process now.
-        strict: whether recomputed items must equal the items delivered earlier.
+    If `strict`, recomputed items must equal the items delivered before.
 
-    Raises:
-        ValueError: the number of shards differs, or only one of the epochs has a dispatching process.
+    Raises ValueError if the number of shards differs, or if only one of the epochs has a dispatching process.
     """
     if len(position.shards) != num_shards:
         raise ValueError(
@@ -92,8 +85,7 @@ def _of_dispatching(
 
 
 def unverified(place: WorkersPosition) -> WorkersPosition:
-    """Returns a copy of the position without checksums of items that must be recomputed, so that these items are not
-    compared with the original items."""
+    """Removes the checksums of items that must be recomputed, so that they are not compared with the original items."""
     dealt = [None] * len(place.shards) if place.dispatching is None else place.dispatching[1]
     shards = []
     for (given, snapshot), account in zip(place.shards, dealt, strict=True):
@@ -105,12 +97,12 @@ def unverified(place: WorkersPosition) -> WorkersPosition:
 
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:
-    """Returns whether a pipe keeps state beyond an epoch, so that seeds alone do not determine the next epoch."""
+    """Returns whether a pipe keeps state from one epoch to the next, so that seeds alone do not determine an epoch."""
     return any(_lasts(pipe) for datapipe in datapipes if datapipe is not None for pipe in graph_of(datapipe))
 
 
 def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:
-    """Returns the class names of the pipes that keep state beyond an epoch, except for private classes."""
+    """Omits private classes."""
     names = [] if datapipe is None else [type(pipe).__name__ for pipe in graph_of(datapipe) if _lasts(pipe)]
     return [name for name in names if not name.startswith("_")]
 
