@@ -1,4 +1,4 @@
-"""The processes around the Rust engine: modules that start, command, monitor and stop them."""
+"""The modules around the Rust engine, which start, command, monitor and stop processes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Encodes the state of a child process (a snapshot) as bytes, and defines the data with which the child resumes.
 
-Role: defines the messages about resuming between the main process and its child processes. The main process stores a
-snapshot without decoding it, and returns it to the child that resumes an epoch.
+The main process stores a snapshot without decoding it, and returns it to the child that resumes an epoch.
 
 A sealed snapshot consists of a header (magic, version, length, CRC-32) and a pickle of plain data. The checksum is
 verified before unpickling, and the pickle may not refer to classes.
@@ -51,16 +50,12 @@ class Announced:
     """
 
     NONE = 0
-    #: The child's own snapshot.
     OWN = 1
     #: The child waits for the dispatching process's snapshot, sends this snapshot, and then sends its own snapshot.
     DEALT = 2
 
 
 def cadence(processes: int) -> tuple[float, float]:
-    """Returns the minimum number of seconds between two snapshots, and the factor by which the duration of a snapshot
-    is multiplied to get the interval until the next snapshot.
-    """
     return SECONDS, FACTOR * min(processes, ADDING_UP)
 
 
@@ -92,9 +87,7 @@ class Resumption:
 
 
 def seal(snapshot: Any) -> bytes:
-    """Returns the pickle of plain data, with a header that contains a checksum. The pickle is written after a gap for
-    the header, because joining two byte strings would copy the state.
-    """
+    """The pickle is written after a gap for its header, because joining two byte strings would copy the state."""
     with pickle_file() as sealed:
         sealed.write(bytes(_HEADER.size))
         pickle.Pickler(sealed, protocol=5).dump(snapshot)
@@ -114,7 +107,6 @@ def unseal(sealed: Any, what: str) -> Any:
 
 
 def reason(error: Exception) -> bytes:
-    """Returns the bytes that a child sends if it could not take a snapshot: the reason for the failure."""
     return _REASON + str(error).encode()[:_LONGEST_REASON]
 
 
@@ -139,7 +131,7 @@ def check_seal(sealed: Any, what: str) -> None:
 
 
 def is_sealed(sealed: Any) -> bool:
-    """Checks only the header and the length, because computing the checksum takes longer."""
+    """Returns whether the bytes look like a snapshot, without computing the checksum, which takes longer."""
     if not isinstance(sealed, bytes) or len(sealed) < _HEADER.size:
         return False
     magic, _, length, _ = _HEADER.unpack_from(sealed)

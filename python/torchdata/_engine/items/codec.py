@@ -17,24 +17,22 @@ from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
-#: The name of an attribute that is set on an exception that was raised while an item was pickled.
+#: The attribute that marks an exception that was raised while an item was pickled.
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of each pickle that is followed by tensors. No pickle without tensors begins with this byte.
+#: The first byte of each pickle that is followed by tensors.
 _WITH_TENSORS = b"T"
 
-#: The descriptor of a pickler's `dispatch_table`. It is set directly, because a pickler ignores an instance attribute
-#: of this name if its class also has this attribute.
+#: The descriptor sets a pickler's `dispatch_table`, because a pickler ignores an instance attribute of this name if its
+#: class also has this attribute.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()
 
 
 def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
-    """Pickles `obj`, and returns the pickle, the large buffers, and the memory ranges of the tensors in `obj`. Objects
-    that pickle does not support are pickled by cloudpickle.
-    """
+    """Objects that the standard pickler does not support are pickled by cloudpickle."""
     try:
         return dumps_by(pickle.Pickler, obj)
     except Exception:
@@ -45,7 +43,7 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
         except Exception as error:
             attributes_of(error)[UNSENT] = True
             add_note(error, _why_unsendable(obj))
-            raise error from None  # the pickler of the standard library has raised this error, too
+            raise error from None  # the pickler of the standard library has raised the same error
 
 
 def _why_unsendable(obj: Any) -> str:
@@ -65,8 +63,8 @@ class _ProgramFile:
     """A file for a pickler that moves large `bytes` objects out of the pickle into the list `buffers`.
 
     Pickle protocol 5 does not support this for `bytes` objects, and ignores reducers for them. However, a pickler
-    passes a large `bytes` object itself to a separate call of `write`. The call before it has written the opcode and
-    the length, which this class replaces by the opcode for the next buffer.
+    passes a large `bytes` object itself to a separate call of `write`. The previous call has written the opcode and the
+    length, which this class replaces by the opcode for the next buffer.
     """
 
     def __init__(self, buffers: list[Any]) -> None:
@@ -88,7 +86,6 @@ class _ProgramFile:
 
 
 def _is_frame(part: bytes) -> bool:
-    """A `bytes` object of the user that looks like a frame of the pickler stays in the pickle, which is harmless."""
     return part[:1] == pickle.FRAME and int.from_bytes(part[1:9], "little") <= len(part)
 
 
@@ -100,13 +97,13 @@ def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) ->
     """Pickles `obj` with a pickler of the class `base`.
 
     Args:
-        least: for a program, the minimum size in bytes of a separate buffer; tensors always are separate buffers. For
-            an item, 0.
-        copies_shared: whether tensors in shared memory are copied; if not, they raise SharedMemoryHeld.
+        least: for a program, the minimum size in bytes of a separate buffer, except for tensors, which always are
+            separate buffers; 0 for an item.
+        copies_shared: if False, a tensor in shared memory raises SharedMemoryHeld.
     """
     try:
         return _dumps(base, obj, least, copies_shared)
-    except BufferError:  # raised for an array whose elements are not adjacent
+    except BufferError:  # an array with gaps between its elements raises BufferError
         return _dumps(base, obj, None, copies_shared)
 
 
@@ -142,7 +139,6 @@ def _dumps(
 
 
 def refers_to_tensors(pickled: bytes | memoryview) -> bool:
-    """A pickle that refers to tensors imports torch when it is loaded."""
     return bool(memoryview(pickled)[:1] == _WITH_TENSORS)
 
 

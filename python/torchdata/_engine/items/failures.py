@@ -4,7 +4,7 @@ Role: a child process describes an exception (`describe`), and the main process 
 original traceback and the name of the child.
 
 A worker's `sys.exit()` must not end the main process, and the main process must not mistake a worker's `StopIteration`
-for the end of the data. Therefore, the main process raises a `RuntimeError` with such an exception as its cause.
+for the end of the data. Therefore, the main process raises a `RuntimeError` with the child's exception as its cause.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ class _VerbatimKey(str):
 
 
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
-    """Returns data from which `reraise` raises `error` in another process.
-
-    If user code has forked this process inside a child, the process exits, because it must not send errors as the
+    """If user code has forked this process inside a child, the process exits, because it must not send errors as the
     child.
     """
     leave(error)
     name, notes, raised_in = type(error).__name__, notes_of(error), came_from(error)
-    if raised_in is not None:  # the exception comes from another process, and is forwarded unchanged
+    if raised_in is not None:  # exceptions that come from another process are forwarded unchanged
         return ("again", name, forms_of(error), text_of(error) or name, notes, raised_in)
     text = _formatted(error)
     return ("first", name, forms_of(error), text, notes, where)
@@ -46,14 +44,14 @@ def _formatted(error: BaseException) -> str:
     try:
         return _by_traceback(error)
     except Warning:
-        # Python 3.15 warns about modules without a loader, such as `__main__` in a spawned process. The warning must
+        # Python 3.15 warns about modules without a loader, such as `__main__` in a spawned process. This warning must
         # not end the process, even if the user turns warnings into errors. The filter also affects other threads for a
         # moment.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 return _by_traceback(error)
-            except Warning as warning:  # a property of the user's class has warned
+            except Warning as warning:  # a property of the user's class has raised a warning
                 return f"{type(error).__name__} (its traceback cannot be shown: {type(warning).__name__})\n"
 
 
@@ -65,7 +63,7 @@ def _by_traceback(error: BaseException) -> str:
         return "".join(lines.format())
     except Warning:
         raise
-    except Exception:  # a property of the user's class has failed
+    except Exception:  # a property of the user's class has raised an error
         name, text = type(error).__name__, text_of(error)
         head = "Traceback (most recent call last):\n" if error.__traceback__ else ""
         return f"{head}{''.join(traceback.format_tb(error.__traceback__))}{name}: {text}\n"
@@ -84,7 +82,7 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
     remember(error, where)
     make_printable(error)
     for note in notes:
-        if note not in notes_of(error):  # the notes may already be in the pickled exception
+        if note not in notes_of(error):  # a pickled exception may already contain the notes
             add_note(error, note)
     if what == "first":
         _tell(error, f"Caught {name} in {where}.\nOriginal {text}".rstrip())
@@ -114,7 +112,6 @@ _ADVICE = {
 
 
 def _tell(error: BaseException, message: str) -> None:
-    """Adds `message` to the exception's text if possible, otherwise as a note."""
     arguments, shown = error.args, text_of(error)
     if not arguments or (len(arguments) == 1 and shown in (_safely(str, arguments[0]), _safely(repr, arguments[0]))):
         told = _VerbatimKey(message) if isinstance(error, KeyError) else message

@@ -14,7 +14,9 @@ from typing import Any
 
 
 def reduce_memmap(array: Any) -> Any:
-    """Refers to the file only if the file certainly still contains the array; otherwise, the elements are pickled."""
+    """The pickle refers to the file only if the file certainly still contains the array; otherwise, it contains the
+    elements.
+    """
     if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
         offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)
         if offset is not None:
@@ -23,7 +25,7 @@ def reduce_memmap(array: Any) -> Any:
 
 
 def _offset_in(path: Any, address: int, length: int) -> int | None:
-    """Returns None if another file, or an older file of the same name, is mapped at this address."""
+    """Returns None if another file, or an older file with the same name, is mapped at this address."""
     try:
         number = os.stat(path).st_ino
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:

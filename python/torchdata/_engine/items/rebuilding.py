@@ -24,12 +24,10 @@ from typing import Any
 from torchdata._bounded_pickles import LimitedFile
 from torchdata._reporting import add_note, attributes_of
 
-#: The kind of a form, such as "pickle", and the data from which the exception is rebuilt.
 Form = tuple[str, Any]
 
 #: The maximum size in bytes of a pickled exception, and of all its pickled attributes together.
 _LARGEST = 1 << 20
-#: The maximum depth of nested exception groups.
 _DEEPEST = 8
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 #: Values of these types are compared with `==`, whereas the `==` of other types may return anything.
@@ -44,7 +42,6 @@ def text_of(error: BaseException) -> str | None:
 
 
 def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
-    """Returns the forms that this process could rebuild: the best form, followed by less complete forms."""
     forms: list[Form] = []
     try:
         for form, is_exact in _forms(error, depth):

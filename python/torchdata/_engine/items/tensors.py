@@ -1,9 +1,7 @@
 """Sends the memory of an item's tensors outside the pickle, so that tensors that share memory still share it after
 unpickling.
 
-Role: the codec (codec.py and rust/py/src/codec) uses this module once torch is loaded. While the pickle is written,
-`DepartingTensors` numbers the tensors, and assigns them to memory blocks. `Arrived` recreates the tensors while the
-pickle is read.
+Role: the codec (codec.py and rust/py/src/codec) uses this module once torch is loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ Span = tuple[int, int]
 
 
 class Location(NamedTuple):
-    #: The index of the memory block, and the offset in this block in bytes.
     block: int
     offset: int
     #: For a tensor, (dtype name, shape, strides, requires_grad); for a storage, its size in bytes.
@@ -35,7 +32,7 @@ class Location(NamedTuple):
 
 
 class DepartingTensors:
-    """The tensors and storages of an item that is being pickled, which the pickle refers to by number.
+    """The tensors and storages of an item that is being pickled; the pickle refers to each of them by number.
 
     Tensors are assigned to memory blocks after all tensors of the item were collected. Tensors that share elements are
     placed in one block, so that the received tensors also share these elements. The unused parts of a storage are not
@@ -107,7 +104,7 @@ class DepartingTensors:
         return any(obj.is_shared() for _, _, obj in self.locations)
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
-        """Returns the locations, the memory blocks, and the non-overlapping memory spans of these blocks."""
+        """The memory spans, from which the blocks are taken, do not overlap."""
         locations: list[Any] = [None] * len(self.locations)
         blocks: list[memoryview] = []
         spans = []
@@ -179,8 +176,8 @@ class DepartingTensors:
             self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
-#: The maximum number of overlapping tensors that are compared with each other, and the limit `max_work` of NumPy's
-#: `shares_memory` for one comparison.
+#: The maximum number of overlapping tensors that are compared with each other, and NumPy's limit `max_work` for one
+#: comparison by `shares_memory`.
 _MOST_COMPARED, _MOST_WORK = 16, 10_000
 
 
@@ -189,15 +186,12 @@ def _bytes_at(span: Span, owner: Any) -> Any:
 
 
 def _array_at(start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> Any:
-    """The array keeps the owner of the memory alive."""
     import numpy
 
     return numpy.asarray(_Interface(start, owner, shape, typestr, strides))
 
 
 class _Interface:
-    """Provides NumPy's array interface for memory that another object owns."""
-
     def __init__(self, start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> None:
         self._owner = owner
         self.__array_interface__ = {
@@ -224,7 +218,7 @@ class Arrived:
         block, offset, (dtype, shape, strides, requires_grad) = self._locations[number]  # type: ignore[misc]
         storage, tensor = self._whole(block), torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
         elements, odd = divmod(offset, tensor.element_size())
-        if odd:  # the offset in the block is not a multiple of the element size
+        if odd:
             storage, elements = _part_of(storage, offset, storage.nbytes() - offset), 0
         tensor = tensor.set_(storage, elements, shape, strides)
         return tensor.requires_grad_() if requires_grad else tensor
@@ -236,7 +230,7 @@ class Arrived:
 
 
 class _Arrivals(threading.local):
-    #: The item that this thread is unpickling; if an object in the item unpickles another item, the inner item.
+    #: The item that this thread is unpickling; the inner item while an object in the item unpickles another item.
     innermost: Arrived | None = None
 
 
@@ -245,7 +239,6 @@ _arrivals = _Arrivals()
 
 @contextmanager
 def arriving(locations: list[Location], blocks: list[Any]) -> Iterator[None]:
-    """Makes the tensors available to the functions that a pickle calls while it is read."""
     import_whole("torch")
     before, _arrivals.innermost = _arrivals.innermost, Arrived(locations, blocks)
     try:
@@ -334,7 +327,7 @@ def _is_memory(storage: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Returns whether a tensor's elements in memory are its whole state. Raises ValueError if the storage does not
+    """Returns whether the tensor has no state except its elements in memory. Raises ValueError if the storage does not
     contain the elements.
     """
     torch = sys.modules["torch"]
@@ -357,7 +350,6 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _span_of(tensor: Any) -> Span:
-    """Returns the memory range of a tensor that has elements, including gaps between the elements."""
     start, size = tensor.data_ptr(), tensor.element_size()
     if tensor.is_contiguous():
         return start, start + tensor.nbytes
@@ -380,9 +372,8 @@ def _without_gaps(tensor: Any) -> Any:
 def dlpack_ways() -> tuple[Any, Any, Any, Any]:
     """Returns torch's functions for DLPack: (table, to, from, layout).
 
-    `table` is the capsule with DLPack's C functions, or None if this version of torch has no such capsule. `to`
-    converts a tensor to a capsule, and `from` converts a capsule to a tensor. `layout` is the only tensor layout that
-    the functions `to` and `from` support.
+    `table` is the capsule with DLPack's C functions, or None if this version of torch has no such capsule. `layout` is
+    the only tensor layout that the functions `to` and `from` support.
     """
     torch = import_whole("torch")
     ways = torch.utils.dlpack
@@ -394,7 +385,6 @@ _rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
-    """Implements `torchdata.empty` for torch's dtypes."""
     import torch
 
     tensor = torch.empty(0, dtype=dtype, device="cpu")
@@ -433,10 +423,9 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Returns the reference counts of a tensor whose memory no other object can access, measured on a new tensor
-    because they depend on the release of torch. The array has three references: in the storage, in a variable, and in
-    the call that counts references. From Python 3.14 on, the counting call adds no reference. The array has one weak
-    reference, from `_rooms`.
+    """Returns the reference counts of a tensor whose memory no other object can access. They are measured on a new
+    tensor, because they depend on the release of torch. The array that provides the memory has references in the
+    storage, in a variable and (before Python 3.14) in the counting call, and one weak reference in `_rooms`.
     """
     import torch
 

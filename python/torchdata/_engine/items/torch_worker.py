@@ -1,8 +1,7 @@
 """Makes a worker process look like a worker of torch: `get_worker_info()`, shared memory for collated batches, and
 random seeds.
 
-Role: a worker calls this module after it has received the pipe graph, and at the start of each epoch. If torch is not
-loaded yet, torch gets this information when it is imported. Only `seed_worker` imports torch.
+Role: if torch is not loaded yet, torch gets this information when it is imported.
 """
 
 from __future__ import annotations
@@ -55,13 +54,9 @@ def torch_as_it_was() -> Iterator[None]:
 
 
 def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
-    """Sets the result of torch's `get_worker_info()`.
-
-    While torch is being imported, the attribute `torch.utils` does not exist yet, so the module is taken from
-    `sys.modules`.
-    """
+    """While torch is being imported, it has no attribute `utils` yet, so the module is taken from `sys.modules`."""
     worker: Any = sys.modules[f"{_MODULE}._utils.worker"]
-    # while torch is being imported, this is the seed that it gets after its import
+    # while torch is being imported, this is the seed that torch gets after its import
     seed = generators.awaited.get("torch")
     if seed is None:
         seed = sys.modules["torch"].initial_seed()
@@ -84,8 +79,8 @@ def collate_where_items_leave(collate: Any) -> None:
     """Makes torch's `default_collate` write batches into the shared memory from which the worker sends them.
 
     Torch's own function would create a new segment of shared memory for each batch, from which the engine would have to
-    copy the batch. It also converts each small array to a tensor, which takes longer than copying the array. Collate
-    functions that users have registered in torch's table are kept.
+    copy the batch. Torch's own function also converts each small array to a tensor, which takes longer than copying the
+    array. Collate functions that users have registered in torch's table are kept.
     """
     torch = sys.modules["torch"]
     table = collate.default_collate_fn_map
@@ -104,7 +99,7 @@ def collate_where_items_leave(collate: Any) -> None:
 
     def collate_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
         stacked = None
-        # a collate function of the user expects tensors
+        # if the user has replaced the collate function for tensors, this function expects tensors
         if (collate_fn_map or {}).get(torch.Tensor) is collate_tensors:
             stacked = arrays_as_tensor(torch, batch)
         return own_arrays(batch, collate_fn_map=collate_fn_map) if stacked is None else stacked

@@ -1,7 +1,7 @@
 """Passes data to child processes: the process name, shared memory, and the pipe graph.
 
-Role: with start method "fork", a child inherits all objects. With "spawn" and "forkserver", multiprocessing passes file
-descriptors, and all children load one pickle of the graph from shared memory.
+With "spawn" and "forkserver", multiprocessing passes file descriptors, and all children load one pickle of the graph
+from shared memory.
 
 A spawned child imports the program's main module before any code of this package runs, which may take long. Since
 multiprocessing sends the process name first, unpickling the name (`ChildName`) starts the monitoring of the main
@@ -30,18 +30,16 @@ from typing import Any, Generic, TypeVar
 
 from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, bytes_in_place, is_portable, system_lacks
 
-#: The prefix of the names of all child processes.
 PREFIX = "torchdata "
 
 #: The number of new objects after which garbage collection runs while a child starts; importing torch creates a third
 #: of them.
 EARLY_THRESHOLD = 1_000_000
-#: The name of the thread that monitors the main process until the engine's own thread replaces it.
 _WATCHER = "torchdata-early-watch"
 #: The code of a thread that ends the child within 0.1 seconds after the main process has exited. If the main process
 #: cannot be monitored, the thread monitors the parent instead. If no thread can be started, the child detects the exit
-#: only after its imports. The call of `prctl` (PR_SET_PDEATHSIG) is that of the extension's `continue_with_parent`,
-#: which cannot be imported yet.
+#: only after its imports. The call of `prctl` does the same as `continue_with_parent` of the extension, which cannot be
+#: imported yet.
 _WATCH = f"""
 import os, select, signal, sys, threading
 
@@ -81,33 +79,29 @@ except RuntimeError:
 
 
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
-#: Sets a path at which multiprocessing finds no file, so that it does not import the main module.
+#: This code sets a path at which multiprocessing finds no file, so that it does not import the main module.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
 def main_without_file() -> str | None:
-    """Returns the path from which children would import the main module, if no file exists there.
-
-    For example, Python names the file of a program "<stdin>" if the program is read from standard input.
-    """
+    """Returns the path from which children would import the main module, if no file exists there."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     if getattr(main, "__spec__", None) is not None or file is None:
         return None
-    path = os.path.normpath(os.path.join(_ORIGINAL_FOLDER, file))  # multiprocessing computes the path in this way
+    path = os.path.normpath(os.path.join(_ORIGINAL_FOLDER, file))  # multiprocessing computes the path in this way, too
     return None if os.path.isfile(path) else path
 
 
 class ChildName(str):
     """The name of a child process, which runs code when the child unpickles it.
 
-    The child unpickles its name before it imports the main module and the user's program. The code uses only the
-    standard library, because the child may not be able to import this package yet. A name that is pickled for other
-    purposes, such as a log record, becomes an ordinary string.
+    The code uses only the standard library, because the child may not be able to import this package yet. A name that
+    is pickled for other purposes, such as a log record, becomes an ordinary string.
 
-    Without the thread that this code starts, a child that imports for a minute would outlive the main process by up to
-    a minute. The code also raises the threshold of cyclic garbage collection: if the program imports torch, spawning
-    two children then takes 2.8 s of processor time instead of 3.6 s (medians of 4 alternating runs).
+    The code starts a thread, without which a child that imports for a minute would outlive the main process by up to a
+    minute. The code also raises the threshold of cyclic garbage collection: if the program imports torch, spawning two
+    children then takes 2.8 s of processor time instead of 3.6 s (medians of 4 alternating runs).
     """
 
     __slots__ = ()
@@ -137,7 +131,7 @@ def end_early_watch() -> None:
         if thread.name == _WATCHER:
             thread.over.set()  # type: ignore[attr-defined]
             thread.join()
-            for _ in range(100):  # the system still lists the thread for a short time
+            for _ in range(100):  # the system still lists the thread for a short time after its end
                 if not os.path.exists(f"/proc/self/task/{thread.native_id}"):
                     break
                 time.sleep(0.001)
@@ -145,11 +139,9 @@ def end_early_watch() -> None:
 
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
-#: The error message of `pickle` for a function that the main module does not define.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
 #: The alignment in bytes of each buffer in a `SharedPickle`, which also leaves room for the header of a `bytes` object.
 _ALIGNMENT = 64
-#: The format of the length of the offset list at the end of a `SharedPickle`.
 _LENGTH = struct.Struct("<Q")
 _SEALS = (
     fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0
@@ -158,7 +150,7 @@ _warned = False
 
 
 class Handle(Generic[SharedT]):
-    """A link, a board of bells or a board of counters that is sent to a child.
+    """A link or a board of counters or bells that is sent to a child.
 
     Args:
         spare: creates a private replacement if the child finds the shared memory damaged; None if damage is an error.
@@ -182,7 +174,6 @@ def _attach(kind: type[SharedT], duplicate: Any, spare: Callable[[], SharedT] | 
 
 
 def warn_of_lacks() -> None:
-    """Warns once per process if the system lacks features that the engine uses."""
     global _warned
     if system_lacks() and not _warned:
         _warned = True
@@ -198,9 +189,8 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, from which any number of children can load it.
 
-    A child's arrays and tensors are views of the shared memory. The kernel copies a page of this memory when a child
-    writes to the page. Objects that share a read-only buffer, such as the slices of an Arrow table, still share the
-    buffer in a child.
+    A child's arrays and tensors are views of this memory, and the kernel copies a page when a child writes to it.
+    Objects that share a read-only buffer, such as the slices of an Arrow table, still share the buffer in a child.
 
     Args:
         buffers: `bytes` for the contents of `bytes` objects, otherwise memoryviews.
@@ -218,7 +208,7 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
-        # The contents are written instead of mapped, so that a lack of memory raises an error instead of causing
+        # The contents are written instead of mapped, because a lack of memory then raises an error instead of causing
         # SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
             places: list[tuple[int, int, bool]] = []
@@ -238,11 +228,11 @@ class SharedPickle:
             index = pickle.dumps(places)
             file.write(index)
             file.write(_LENGTH.pack(len(index)))
-        if is_sealed:  # sealed memory cannot be changed by any process
+        if is_sealed:  # no process can change sealed memory
             fcntl.fcntl(self._owned.fileno(), fcntl.F_ADD_SEALS, _SEALS)
 
     def load(self, loads: Callable[[bytes | memoryview, list[Any]], Any], is_permanent: bool = False) -> Any:
-        """If `is_permanent` is true, `bytes` objects use the shared memory, so this process can never unmap it."""
+        """If `is_permanent` is True, `bytes` objects use the shared memory, so this process can never unmap it."""
         whole = memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
         (length,) = _LENGTH.unpack(whole[-_LENGTH.size :])
         places = pickle.loads(whole[-_LENGTH.size - length : -_LENGTH.size])
@@ -271,7 +261,6 @@ class SharedPickle:
         return self._owned.fileno()
 
     def close(self) -> None:
-        """The memory is released with the last array or tensor that uses it."""
         self._owned.close()
 
     def __reduce__(self) -> Any:
@@ -282,13 +271,12 @@ def _bytes_at(whole: memoryview, start: int, end: int, is_permanent: bool) -> by
     if is_permanent:
         try:
             return bytes_in_place(whole[start - _ALIGNMENT : end + 1], _ALIGNMENT)
-        except BufferError:  # a future Python release has a larger header of `bytes` objects
+        except BufferError:  # raised if a future release of Python has a larger header of `bytes` objects
             pass
     return bytes(whole[start:end])
 
 
 def _immutable_memory(part: memoryview) -> tuple[int, int] | None:
-    """Returns the address and the length of a read-only buffer, or None."""
     if not part.nbytes or not (part.readonly or type(part.obj).__module__ == "pyarrow.lib"):
         return None
     import numpy
@@ -329,7 +317,7 @@ class Parcel:
         return [*self._descriptors, self._shared.fileno()]
 
     def close(self) -> None:
-        """Must be called after the child has received the file descriptors."""
+        """The child must have received the file descriptors before."""
         self._shared.close()
 
 

@@ -9,11 +9,11 @@ from typing import Protocol
 
 from torchdata._threads import AFTER_FORK, AT_HANGS
 
-#: Exit code of a child whose thread that monitors the main process could not be started.
+#: The exit code of a child that could not start the thread that monitors the main process.
 CANNOT_WATCH = os.EX_OSERR
-#: Exit code of a child that tried to start its own children while it imported the user's program.
+#: The exit code of a child that tried to start its own children while it imported the user's program.
 NO_GUARD = os.EX_CONFIG
-#: Exit code of a child whose shared memory for commands was overwritten.
+#: The exit code of a child whose shared memory for commands was overwritten.
 DAMAGED = os.EX_PROTOCOL
 UNGUARDED = (
     "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "

@@ -3,14 +3,14 @@
 Role: a fork copies all locks in their current state, but copies only the thread that calls fork, so a lock that another
 thread holds stays locked in the child forever. Python and the C library handle their own locks, but not the locks of
 PyTorch's and NumPy's global generators, the locks that `torch.manual_seed` takes for devices, or the lock of a module
-that is being imported. Before a fork, this thread waits until these locks are free. It holds NumPy's and the devices'
-locks during the fork. The extension waits for the lock of PyTorch's generator last (`forking.rs`). A fork does not wait
-for the locks of the buffers of standard output and error, because a thread that prints continuously holds them most of
-the time. Instead, the child creates new buffers.
+that is being imported. Before a fork, this thread waits until these locks are free. This thread holds NumPy's and the
+devices' locks during the fork. The extension waits for the lock of PyTorch's generator last (`forking.rs`). A fork does
+not wait for the locks of the buffers of standard output and error, because a thread that prints continuously holds them
+most of the time. Instead, the child creates new buffers.
 
-Another thread may still take a lock between the wait and the fork. Therefore, a child first acquires each lock once.
-The kernel kills a child that cannot acquire a lock, and the main process forks another child. A killed child has not
-run any user code.
+Another thread may still acquire a lock between the wait and the fork, so a child first acquires each lock once. The
+kernel kills a child that cannot acquire a lock, and the main process forks another child. A killed child has not run
+any user code.
 
 From Python 3.12 on, `os.fork` warns if the process has threads. If warnings are errors, Python 3.15 raises the warning
 after the child was created, so the main process never learns the child's process id. Therefore, the engine ignores this
@@ -58,7 +58,7 @@ def _take_imports() -> None:
 
 
 def _renew_streams() -> None:
-    """Buffered text is dropped, because the main process writes this text."""
+    """The child drops the buffered text, because the main process writes this text."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
@@ -85,7 +85,6 @@ def _take(locks: Sequence[Any]) -> None:
 
 
 def _torch_generator() -> Any:
-    """Returns None if PyTorch is not completely loaded."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 
@@ -105,8 +104,6 @@ LOCKS: Mapping[str, Callable[[], None]] = {
 
 
 class _OfThisThread(threading.local):
-    """Whether this thread is forking a child, and the locks that the thread holds during the fork."""
-
     forks = False
     kept: tuple[Any, ...] = ()
 
@@ -116,7 +113,8 @@ _own = _OfThisThread()
 
 @contextmanager
 def with_free_locks() -> Iterator[None]:
-    _take_imports()  # not in the hook before the fork, because waiting may take seconds, and a hook would lose Ctrl-C
+    # this is not done in the hook before the fork, because waiting may take seconds, and a hook would lose Ctrl-C
+    _take_imports()
     torch = _torch_generator()
     _own.forks = True
     fork_waits_for(None if torch is None else torch.get_state)
@@ -160,9 +158,7 @@ _THREADS_IGNORED = ("ignore", re.compile(r"This process .* is multi-threaded"), 
 
 @contextmanager
 def _threads_ignored() -> Iterator[None]:
-    """Adds and removes only its own filter, because `warnings.catch_warnings` would also undo other threads' changes of
-    the filters.
-    """
+    """This context does not use `warnings.catch_warnings`, which would undo other threads' changes of the filters."""
     warnings.filters.insert(0, _THREADS_IGNORED)  # type: ignore[attr-defined] # a list
     try:
         yield
@@ -178,14 +174,14 @@ def _no_longer_ignore() -> None:
 os.register_at_fork(after_in_child=_no_longer_ignore)
 
 
-#: A message of a child: the number of the child, and the index of the lock that it acquires next (the number of locks
-#: after the last lock).
+#: A message contains the number of the child, and the index of the lock that the child acquires next (the number of
+#: locks at the end).
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
 class _Target:
-    """The function that a forked child runs: it acquires all locks, reports that it has begun, and calls the user's
-    target.
+    """The function that a forked child runs: acquires all locks, reports that the child has begun, and calls
+    `target`.
     """
 
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -194,9 +190,7 @@ class _Target:
         #: The number of this child in its group, and the ends of the pipe through which all children of the group send
         #: messages.
         self.number, self.reader, self.writer = 0, -1, -1
-        #: How many times this child was forked.
         self.tries = 0
-        #: The index in `LOCKS` of the lock that the current process of this child tries to acquire.
         self.step = 0
 
     def __call__(self) -> None:
@@ -252,12 +246,11 @@ class ForkedChild(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Returns whether the process has exited or was never started, and will not be forked again."""
+        """Returns False for a child that will be forked again."""
         return super().ended and not self.met_a_lock
 
     @property
     def met_a_lock(self) -> bool:
-        """Returns whether the child presumably was killed because it could not acquire a lock."""
         is_waited_for = self._target is not None and self.pid is not None
         return is_waited_for and super().ended and self.exitcode in (-signal.SIGALRM, None)
 
@@ -266,7 +259,6 @@ class ForkedChild(ChildProcess):
         self.forget_process()
 
     def leave_alone(self) -> None:
-        """Drops the target, because the child will not be forked again."""
         self.watch()
         self._target = None
 
@@ -276,7 +268,7 @@ def fork_all(
     started: Callable[[int], object],
     deliver: Callable[[], object],
 ) -> None:
-    """Starts the children, and waits until each child has begun, or has exited for a reason other than a held lock.
+    """Returns once each child has begun, or has exited for a reason other than a held lock.
 
     Calls `started` with the index of each child after its first start, and `deliver` between two steps. Raises OSError
     if no process can be started, or if a lock never becomes free.
@@ -312,8 +304,8 @@ def _await_all(
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
-        # Exits are checked before messages are read, so that no message of an exited child is missed. Children that
-        # exited for a reason other than a held lock are handled by later checks.
+        # Exits are checked before messages are read, so that no message of an exited child is missed. Other code
+        # handles children that exited for a reason other than a held lock.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):

@@ -1,21 +1,16 @@
 """Delegates forking to a separate process, because the main process may use CUDA, threads and locks.
 
-Role: the main process uses these classes for a forking process and for the children of this process. There are two
-kinds of forking processes:
+Role: with start method "fork", the main process forks the forking process right after the children of a loader. A
+replacement that the main process forks later, while it has threads or uses CUDA, may hang at a held lock and cannot use
+CUDA. The forking process has one thread, runs no user code, and exits with the loader.
 
-With start method "fork", the main process forks the forking process right after it has forked the children of a loader,
-  because a replacement that is forked later, while the main process has threads or uses CUDA, may hang at a held lock
-  and cannot use CUDA. The forking process has one thread, runs no user code, and exits with the loader. As a copy of
-  the main process, it already contains the children's programs.
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
-  the children of all loaders. The fork server of multiprocessing is not suitable, because it also forks user processes,
-  which must be interruptible, whereas the children of this engine have all signals blocked at first.
+the children of all loaders. The fork server of multiprocessing is not suitable, because it also forks user processes,
+which must be interruptible, whereas the children of this engine have all signals blocked at first. If a handled signal
+such as Ctrl-C arrives while this forking process is starting, the main process ends the forking process, and all
+requests to it fail.
 
-The main process waits until the forking process reports a child's process id, which may take seconds if the program is
-still being imported. If a handled signal such as Ctrl-C arrives during this start, the main process ends the forking
-process, and all its requests fail.
-
-A forked process is not a child of the main process, so the main process monitors it through a pidfd, and requests its
+A forked child is not a child of the main process, so the main process monitors it through a pidfd, and requests its
 exit code from the forking process. If the forking process exits, its children continue, and their exit codes remain
 unknown.
 """
@@ -47,7 +42,6 @@ from torchdata._engine.processes.shutdown import KILLED
 from torchdata._native import BellBoard
 from torchdata._threads import OUT_OF_TASKS
 
-#: The interval in seconds of checks for replies to other threads, for signals, and for exited processes.
 _LOOK = 0.02
 _NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"
 _GONE = "the forking process has ended: "
@@ -61,16 +55,14 @@ _STUCK = (
 #: The number of seconds that a running forking process has to answer; forking a process of hundreds of GB takes some
 #: time.
 _PATIENCE = {"fork": 30.0, "status": 5.0}
-#: The number of seconds that the forking process may take to exit on request.
 _ENDING = 1.0
 
 
 class ForkingProcess:
-    """Represents a forking process in the main process, for use by any thread and by signal handlers.
+    """Any thread and signal handlers may use this object.
 
     Args:
-        inherits: whether the forking process is a copy of the main process, so that it is ready immediately and
-            contains the children's programs.
+        inherits: whether the forking process is a copy of the main process, so that it is ready immediately.
         launch: creates the process from the new process's end and this process's end of a socket.
     """
 
@@ -82,14 +74,11 @@ class ForkingProcess:
         self._owner = os.getpid()
         self.inherits = inherits
         self.is_over = False
-        #: Whether the forking process exited during its start without a request, so that another forking process would
-        #: also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
-        # The lock is reentrant, because a signal handler may acquire it while the interrupted thread holds it. A forked
-        # child never acquires it.
+        # The lock is reentrant, because a signal handler may acquire it while the interrupted thread holds it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -101,13 +90,13 @@ class ForkingProcess:
             raise
         finally:
             theirs.close()
-        # Exit handlers of priority above 0 run before, because some of them end loaders.
+        # Exit handlers with a higher priority run before, because some of them end loaders.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """The caller must defer signals during this call. `deliver` delivers pending signals; if it raises an
-        exception, no process remains. `inherited` contains the objects that children receive through `Inherited`.
+        """`deliver` delivers pending signals; if it raises an exception, no process remains. `inherited` contains the
+        objects that children receive through `Inherited`.
         """
 
         def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:
@@ -176,7 +165,6 @@ class ForkingProcess:
         return reply
 
     def _check(self, what: str, began: float) -> None:
-        """Raises an exception if waiting for the reply is useless."""
         now = time.monotonic()
         if self.is_over:
             raise ConnectionResetError
@@ -211,7 +199,6 @@ class ForkingProcess:
             self._up_since, ForkingProcess._grace = time.monotonic(), _LOOK
 
     def _why_gone(self) -> Exception:
-        """Returns the error for a request to a forking process that has exited."""
         if not self.is_over:
             self.has_failed = self._up_since is None
             self._process.wait(_ENDING)
@@ -222,7 +209,7 @@ class ForkingProcess:
         return ConnectionResetError(errno.ECONNRESET, text)
 
     def has_ended(self) -> bool:
-        """While another request is active, returns False."""
+        """Returns False while another request is active."""
         if not self.is_over and self._process.ended:
             with self._lock:
                 self._end()
@@ -302,11 +289,8 @@ class SpawnedChild(ChildProcess):
 
 
 class RemoteChild(ChildProcess):
-    """A child that a forking process forks.
-
-    Args:
-        find: returns the forking process; with "forkserver", it replaces a forking process that has exited.
-        target: the function that the child runs, which is pickled by name.
+    """A child that a forking process forks. The function `find` returns the forking process, and with "forkserver"
+    replaces it if it has exited.
     """
 
     def __init__(

@@ -1,13 +1,11 @@
 """The forking process: forks a child for each request of the main process, and reports exit codes.
 
-Role: runs in a separate process that the main process has forked or spawned (`forker.py`), until the main process exits
-or closes the socket. All signals except its own SIGTERM are blocked, so that a new child receives no signals before it
-has its own signal handling. A child is reaped only when the main process requests its exit code, because the process id
-of a reaped child could belong to another process when the main process sends a signal.
+All signals except its own SIGTERM are blocked, so that a new child receives no signals before it has its own signal
+handling. A child is reaped only when the main process requests its exit code, because the main process may signal the
+child until then.
 
-A child waits for the permission of the main process before it begins. If the forking process is killed between the fork
-and its reply, the main process does not know the child and replaces it. The unknown child gets no permission and exits,
-so it cannot receive messages for its replacement.
+A child begins only with the permission of the main process, which replaces a child that it does not know because the
+forking process was killed right after the fork.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ from torchdata._engine.processes.interrupts import block_all_but_own_sigterm
 from torchdata._engine.processes.process import Pidfd, close_inherited, close_pipes, watch_the_parent
 from torchdata._native import BellBoard, drop_inherited, name_process
 
-#: The maximum length of a message in bytes, and the maximum number of file descriptors in a message (somewhat below the
-#: system's limit).
+#: The maximum length in bytes, and the maximum number of file descriptors, of a message.
 LONGEST, DESCRIPTORS = 4096, 200
 #: The answers of the main process to a new child: the main process knows its process id, or the child must exit.
 LEAVE, REFUSAL = b"1", b"0"
@@ -40,9 +37,7 @@ _inherited: Sequence[Any] = ()
 
 
 class Inherited:
-    """A reference to an object that the forking process has inherited. Unpickling the reference in a child returns this
-    object.
-    """
+    """Unpickling this reference in a child returns an object that the forking process has inherited."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -63,11 +58,10 @@ def serve(
     inherited: Sequence[Any] = (),
     modules: Sequence[str] = (),
 ) -> None:
-    """Runs the forking process until the main process exits or closes the socket.
+    """Runs until the main process exits or closes the socket.
 
     Args:
         mains: the main process's end of the socket, if it was inherited.
-        bells: the shared memory for waking other processes, if it was inherited.
         inherited: the objects to which `Inherited` refers.
         modules: the names of modules that are imported for all children if possible.
     """
@@ -81,10 +75,10 @@ def serve(
     if bells is not None:
         drop_inherited([], bells)
     for module in modules:
-        with contextlib.suppress(Exception):  # the children import the module themselves, and report the error
+        with contextlib.suppress(Exception):  # each child imports the module itself, and reports the error
             __import__(module)
     end_early_watch()  # children must be forked while this process has only one thread
-    # exit codes would be lost if SIGCHLD were ignored, as it may be in the main process
+    # exit codes would be lost if the process ignored SIGCHLD, as the main process may do
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _inherited = inherited
     forking, main = _ForkingProcess(own), Pidfd(main_pid).descriptor
@@ -92,7 +86,7 @@ def serve(
         forking.reply(None, None)
         while _wait(own, main, main_pid) and forking.serve():
             pass
-    os._exit(0)  # without waiting for the children, which exit together with the main process
+    os._exit(0)  # children need not be waited for, because they exit with the main process
 
 
 class _ForkingProcess:
@@ -103,7 +97,7 @@ class _ForkingProcess:
         self._descriptors: list[int] = []
 
     def serve(self) -> bool:
-        """Receives and executes one request; returns False if the main process has closed the socket."""
+        """Executes one request; returns False if the main process has closed the socket."""
         message, descriptors, _, _ = socket.recv_fds(self._own, LONGEST, DESCRIPTORS)
         self._descriptors += descriptors
         request = pickle.loads(message) if message else None
@@ -114,7 +108,7 @@ class _ForkingProcess:
                 reply: Any = self._fork(descriptors, *content) if what == "fork" else self._status(*content)
             except OSError as error:
                 reply = OSError(error.errno, error.strerror)
-            # for example, a warning that was turned into an error, which must not end this process
+            # this process must survive, for example, a warning that was turned into an error
             except Exception as error:
                 reply = OSError(errno.ECHILD, f"the forking process failed: {type(error).__name__}: {error}")
             finally:
@@ -149,7 +143,6 @@ class _ForkingProcess:
 
 
 def _wait(own: socket.socket, main: int, main_pid: int) -> bool:
-    """Returns False if the main process no longer exists."""
     poll = select.poll()
     poll.register(own, select.POLLIN)
     if main >= 0:
@@ -170,6 +163,6 @@ def _run(own: socket.socket, descriptors: list[int]) -> None:
     contents = unpack(parcel)
     preparation = next(contents)
     if preparation is not None:
-        spawn.prepare(preparation)  # must precede the unpickling of the program's objects
+        spawn.prepare(preparation)  # this call must precede the unpickling of the program's objects
     target, args = next(contents)
     target(*args)

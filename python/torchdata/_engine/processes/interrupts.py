@@ -8,8 +8,8 @@ A child must not run handlers of the main process, although terminals and cluste
 program. A child starts with blocked signals, and unblocks the signals once it ignores them (`MainSignals`). If a child
 sends a signal to itself, the signal's default action is executed, so SIGTERM ends the child.
 
-Python runs handlers only in the main thread, and only the main thread may change handlers, whereas each thread has its
-own signal mask. Signals without a Python handler are not deferred.
+Python runs handlers only in the main thread, whereas each thread has its own signal mask. Signals without a Python
+handler are not deferred.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from torchdata._native import take_no_notice
 
 #: The interval in seconds at which a thread checks whether the main thread has left a finalizer.
 LATER = 0.001
-#: Functions in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
+#: Python ignores exceptions in functions with these names; `_finalize` is the finalizer of
+#: `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: The other signals cannot be handled, or report an error of the current instruction.
+#: Other signals cannot be handled, or report an error of the current instruction.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -72,7 +73,6 @@ class InterruptsDeferred:
         noted: whether Ctrl-C was pressed before the context began.
     """
 
-    #: The innermost active context, whose handlers are installed.
     innermost: InterruptsDeferred | None = None
 
     def __init__(self, later: bool = False, noted: bool = False) -> None:
@@ -88,7 +88,7 @@ class InterruptsDeferred:
         try:
             for number in _handled():
                 self._handlers[number] = signal.getsignal(number)  # type: ignore[assignment] # it is callable
-                signal.signal(number, self._note)  # the handler of an earlier signal may raise here
+                signal.signal(number, self._note)  # this call may raise the exception of an earlier signal's handler
         except BaseException:
             self._end()
             raise
@@ -108,17 +108,12 @@ class InterruptsDeferred:
 
     @property
     def waits(self) -> bool:
-        """Returns whether a deferred signal is pending, so that the current wait must end early.
-
-        SIGCHLD does not count, because the kernel sends it whenever a child ends.
-        """
+        """Ignores SIGCHLD, because the kernel sends it whenever a child exits."""
         waiting = {*self._noted, *(signal.sigpending() & self._handlers.keys())}
         return bool(waiting - {signal.SIGCHLD})
 
     def deliver(self) -> None:
-        """Runs the handlers of the deferred signals in the order of arrival, even if one of them raises an
-        exception.
-        """
+        """All handlers run, in the order of arrival of their signals, even if one of them raises an exception."""
         if self._noted and self._handlers:
             number = self._noted.pop(0)
             try:
@@ -147,7 +142,6 @@ class InterruptsDeferred:
     def _restore(self) -> None:
         raised: BaseException | None = None
         for number, handler in self._handlers.items():
-            # A handler that user code has installed in the meantime stays installed.
             while signal.getsignal(number) == self._note:
                 try:
                     signal.signal(number, handler)
@@ -180,9 +174,8 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def block_all_but_own_sigterm() -> None:
-    """Blocks all signals except SIGTERM in this thread, and in processes that it forks until they unblock the signals.
-
-    Code in this process may raise SIGTERM to end the process, whereas a SIGTERM from another process has no effect.
+    """Code in this process may raise SIGTERM to end the process, whereas a SIGTERM from another process has no
+    effect.
     """
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, _take_no_notice)
@@ -192,8 +185,6 @@ def block_all_but_own_sigterm() -> None:
 
 @dataclass(frozen=True)
 class MainSignals:
-    """How the main process treats signals, as a child must know it."""
-
     handled: tuple[int, ...]
     blocked: tuple[int, ...]
 
@@ -202,8 +193,7 @@ class MainSignals:
         return cls(tuple(_handled()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
     def leave_to_main(self) -> None:
-        """Makes a child ignore signals that the main process handles, and signals that are sent to all processes. A
-        child must call this method before anything else.
+        """Makes a child ignore the main process's signals; a child must call this method before anything else.
 
         The signals get a handler that does nothing, because programs that the child starts would inherit ignored
         signals, and SIGTERM could not end these programs. A signal that arrived while it was blocked is discarded. If
@@ -216,10 +206,10 @@ class MainSignals:
             is_a_librarys = number in caught and number not in handled and number != signal.SIGTERM
             if number == signal.SIGINT:
                 signal.signal(number, signal.SIG_IGN)
-            elif number == signal.SIGCHLD:  # the default is needed because the child may start processes
+            elif number == signal.SIGCHLD:  # a child that starts processes needs the default
                 signal.signal(number, signal.SIG_DFL)
             elif signal.getsignal(number) != signal.SIG_IGN and not is_a_librarys:
-                # Python must know a handler, so that user code that replaces the handler can restore it.
+                # User code can replace and restore a handler only if it is a Python function.
                 signal.signal(number, _take_no_notice)
                 take_no_notice(number)
                 _deaf.append(number)
@@ -227,7 +217,7 @@ class MainSignals:
 
 
 def _caught() -> set[int]:
-    """Returns the signals that this process handles in Python or in C (such as `faulthandler.register`), if the system
+    """Returns the signals with a handler in Python or in C (such as `faulthandler.register`), if the system
     lists them.
     """
     with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
@@ -240,15 +230,15 @@ _deaf: list[int] = []
 
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
-    """The Python handler of a signal that the child ignores. Normally, the extension's native handler runs instead,
-    because it can determine the sender of the signal. Python calls this handler only after user code has replaced and
-    restored it, so the native handler is installed again.
+    """A native handler replaces this Python handler of an ignored signal, because it can determine the sender of the
+    signal. Python calls this function only after user code has replaced and restored the handler, so the native handler
+    is installed again.
     """
     take_no_notice(number)
 
 
 def _hear_again() -> None:
-    """Restores the default handlers in a process that user code has forked inside a child."""
+    """In a process that user code has forked inside a child, signals have their default actions."""
     while _deaf:
         number = _deaf.pop()
         if signal.getsignal(number) is _take_no_notice:
@@ -259,7 +249,6 @@ os.register_at_fork(after_in_child=_hear_again)
 
 
 def _send_later(numbers: list[int]) -> None:
-    """Sends the signals to the main thread from another thread, once the main thread has left the finalizer."""
     main = threading.main_thread().ident or 0
 
     def send() -> None:
@@ -267,7 +256,7 @@ def _send_later(numbers: list[int]) -> None:
         while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
         for number in numbers:
-            signal.pthread_kill(main, number)  # unlike a flag in Python, this signal interrupts a blocking system call
+            signal.pthread_kill(main, number)  # a signal to the thread interrupts its blocking system call
 
     threading.Thread(target=send, name="torchdata-interrupt", daemon=True).start()
 

@@ -21,27 +21,23 @@ from dataclasses import dataclass
 from torchdata._redacting import printable
 
 MOST = 3
-#: The device and inode numbers of the files that an earlier warning has named.
+#: The device and inode numbers of files that a warning has named.
 _told: set[tuple[int, int]] = set()
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """The file position of each file descriptor, and the number of reads of each child and of the main process."""
-
     positions: Mapping[int, int]
     reads: Mapping[int, int]
     own: int
 
 
 class SharedPositions:
-    """The files that the children of one group inherit. The object must be created right before the children are
-    forked.
+    """This object must be created right before the children are forked.
 
     Args:
-        pids: returns the process ids of the running children.
-        differ: whether the children do different work, such as a dispatching process. The first epoch is then not
-            checked, because children also read files while they start.
+        differ: whether the children do different work, so that the first epoch is not checked, because children also
+            read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:
@@ -61,7 +57,7 @@ class SharedPositions:
             self._mark = _Mark({number: _position(number, files[number]) for number in files}, reads, own)
 
     def look(self) -> str | None:
-        """Returns the warning about files that children have read through a shared position since `begin`, or None."""
+        """Returns the warning about files that children have read through a shared position since `begin`."""
         mark, self._mark = self._mark, None
         if mark is None:
             return None
@@ -70,7 +66,7 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        # `begin` itself has read once, after which the count was taken
+        # the call of `_reads_of` in `begin` counts as one read
         if not moved or _reads_of(os.getpid()) != mark.own + 1:
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]
@@ -85,7 +81,7 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            # for example, the file descriptor of the folder listing is already closed
+            # raised, for example, if the file descriptor of the folder listing is already closed
             with contextlib.suppress(OSError):
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
@@ -95,7 +91,6 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
 
 
 def _position(number: int, identity: tuple[int, int]) -> int:
-    """Returns -1 if the file descriptor now belongs to another file."""
     try:
         status = os.fstat(number)
         return os.lseek(number, 0, os.SEEK_CUR) if (status.st_dev, status.st_ino) == identity else -1

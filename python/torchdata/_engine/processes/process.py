@@ -1,9 +1,8 @@
 """A child process as its parent sees it: the process id, a file descriptor for the process, and its exit code.
 
-Role: the base class for the children of each start method. `Popen` of multiprocessing creates each process, so that it
-starts and exits like other processes of multiprocessing. The process is not in multiprocessing's list of children,
-because the exit handler of multiprocessing would send SIGTERM, which the engine's children ignore, to all processes in
-this list, and wait for them.
+Role: `Popen` of multiprocessing creates each process, so that it starts and exits like other processes of
+multiprocessing. The process is not in multiprocessing's list of children, because the exit handler of multiprocessing
+would send SIGTERM, which the engine's children ignore, to all processes in this list, and wait for them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.interrupts import interrupts_blocked
 from torchdata._native import OwnedDescriptor, continue_with_parent
 
-#: The interval in seconds of checks for exited processes, if the system does not report exits.
 LOOK = 0.02
 
 
@@ -32,8 +30,8 @@ class Closes(Protocol):
     def close(self) -> None: ...
 
 
-#: Resources that forked children of any loader must close, by their `id()`. These are not weak references, because an
-#: exception of a signal handler would be lost in the callback of a weak reference.
+#: Resources that forked children of any loader must close, by `id()`. A weak reference would be unsuitable, because an
+#: exception of a signal handler would be lost in its callback.
 _mains: dict[int, Closes] = {}
 
 
@@ -53,8 +51,6 @@ def close_inherited() -> None:
 
 
 class Pidfd:
-    """A process, identified by a pidfd if the system supports it, otherwise by its process id."""
-
     def __init__(self, pid: int) -> None:
         self._pid = pid
         #: A file descriptor that becomes readable when the process exits; -1 if there is none.
@@ -81,14 +77,15 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        descriptor, self.descriptor = self.descriptor, -1  # cleared first, because another thread may fork now
+        # this attribute is cleared first, because another thread may fork now
+        descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def reap(pid: int) -> int | None:
-    """Returns a child's exit code, which is negative for a signal, or None while the child runs. Raises
-    ChildProcessError if the process is not a child of this process, or if other code has reaped it.
+    """Returns a negative exit code for a signal, and None while the child runs. Raises ChildProcessError if the process
+    is not a child of this process, or if other code has reaped it.
     """
     found, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if found else None
@@ -111,7 +108,6 @@ class ChildProcess(ABC):
         process_name: the name of the child's `multiprocessing.current_process`.
     """
 
-    #: Whether the child's memory is a copy of the main process's memory, as with start method "fork".
     is_copy_of_main = False
 
     def __init__(self, name: str, process_name: str) -> None:
@@ -126,13 +122,11 @@ class ChildProcess(ABC):
         self.pid: int | None = None
         #: Negative for a signal; None while the process runs, or if the exit code is unknown.
         self.exitcode: int | None = None
-        #: Whether the exit code is unknown because the forking process exited before the child.
         self.is_orphan = False
         #: For a worker on another machine, the description of its exit, which messages contain instead of the exit
         #: code.
         self.told: str | None = None
         self._watch: Pidfd | None = None
-        #: The owner of multiprocessing's pipes to the child, if the system lacks pidfds.
         self._pipes: Popen | None = None
         self._has_ended = False
 
@@ -153,7 +147,6 @@ class ChildProcess(ABC):
             raise why_not_started(self.name, error) from error
 
     def watch(self) -> None:
-        """Creates the pidfd of the process."""
         if self._watch is None and self.pid is not None and not self._has_ended:
             self._watch = Pidfd(self.pid)
             keep_from_children(self._watch)
@@ -174,7 +167,7 @@ class ChildProcess(ABC):
         except ChildProcessError:  # from now on, the process id may belong to another process
             self._has_ended = True
             return
-        if code is not None:  # None if another thread has received the code in the meantime
+        if code is not None:  # another thread may have received the exit code
             self.exitcode, self._has_ended = code, True
 
     def wait(self, seconds: float) -> bool:
@@ -188,18 +181,16 @@ class ChildProcess(ABC):
 
     @property
     def sign(self) -> int | OwnedDescriptor:
-        """Returns what a reader of items monitors to detect the exit: the process id, or a file descriptor that becomes
-        readable.
-        """
+        """Returns the process id, or a file descriptor that becomes readable when the process exits."""
         return self.pid or 0
 
     @property
     def is_up(self) -> bool:
-        """A worker on another machine may have been requested without running yet."""
+        """Returns False for a worker on another machine that was requested but does not run yet."""
         return True
 
     def has_page(self, page: dict[str, Any]) -> bool:
-        """Returns whether this process has written a page of counters, and not an earlier process that it replaces."""
+        """Returns False if an earlier process, which this process replaces, has written the counters."""
         return bool(page["pid"] == self.pid)
 
     @property
@@ -215,16 +206,12 @@ class ChildProcess(ABC):
         return kernel_state(self.pid or 0) == "running"
 
     def worked(self, page: dict[str, Any] | None) -> float | None:
-        """Returns how many seconds the process's threads have run or waited for a processor.
-
-        For a process on another machine, the time is read from the counters `page`.
-        """
+        """Returns the seconds that the process's threads have run or waited for a processor."""
         from torchdata._observe.stats.processor import working_time
 
         return working_time(self.pid or 0)
 
     def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
-        """Returns the kernel's description of the process's state, and its Python stacks or why there are none."""
         from torchdata._observe.outside.stacks import where_it_stands
 
         number, descriptor = (page["signal"], page["stack"]) if page is not None else (0, 0)
@@ -232,7 +219,7 @@ class ChildProcess(ABC):
 
     @property
     def called(self) -> str:
-        """Returns the name of the process and its machine, for messages about its exit."""
+        """Includes the machine, for messages about the exit."""
         return f"{self.name} (pid {self.pid})"
 
     def kill(self) -> None:
@@ -251,9 +238,7 @@ def close_pipes(popen: Popen) -> bool:
     """Closes the parent's ends of multiprocessing's pipes to a child, because children that start later would inherit
     them.
 
-    Pidfds report the exits of the child and of its parent (`watch_the_parent`).
-
-        If the system lacks pidfds, the pipes stay open, and the function returns False.
+    If the system lacks pidfds, the pipes stay open, and the function returns False.
     """
     own = Pidfd(os.getpid())
     has_descriptors = own.descriptor >= 0
@@ -264,10 +249,8 @@ def close_pipes(popen: Popen) -> bool:
 
 
 def watch_the_parent() -> None:
-    """In a child, makes `multiprocessing.parent_process` monitor the parent through a pidfd.
-
-    The pipe that it monitors by default was closed by the parent (`close_pipes`). The kernel continues a stopped child
-    when the parent exits, so that the child can exit, too.
+    """The parent has closed the pipe that `multiprocessing.parent_process` monitors by default (`close_pipes`), so a
+    pidfd replaces it. The kernel continues a stopped child when the parent exits, so that the child can exit, too.
     """
     continue_with_parent()
     parent = multiprocessing.parent_process()
@@ -284,17 +267,14 @@ def sentinels(children: Iterable[ChildProcess]) -> list[int]:
 
 
 def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Callable[[], bool] = lambda: False) -> bool:
-    """Waits until all children have exited, `enough` returns True, or `seconds` have passed.
-
-    Returns whether all children have exited.
-    """
+    """Returns whether all children have exited when `seconds` have passed or `enough` returns True."""
     deadline = time.monotonic() + seconds
     while True:
         running = [child for child in children if not child.ended]
         left = deadline - time.monotonic()
         if not running or left <= 0 or enough():
             return not running
-        with contextlib.suppress(ValueError, OSError):  # raised if a file descriptor was closed in the meantime
+        with contextlib.suppress(ValueError, OSError):  # raised if another thread has closed a file descriptor
             connection.wait(sentinels(running), min(left, LOOK))
 
 

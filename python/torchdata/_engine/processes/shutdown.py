@@ -1,7 +1,7 @@
 """Stops the children of a loader: asks them to stop, kills the children that do not stop, and reaps all children.
 
-Role: runs in the main process. `Shutdown` may be called any number of times and from any thread, and continues after an
-interruption. `OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the program exits.
+`Shutdown` may be called any number of times and from any thread, and continues after an interruption. Role:
+`OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the program exits.
 
 A child that does not stop on request is killed by SIGKILL. Children ignore SIGTERM, because clusters send it to all
 processes of a program (`interrupts.py`).
@@ -22,7 +22,6 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess, Closes, wait_for_all
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
-#: The number of seconds that a child may take to exit after it was asked to stop.
 ASKED = 3.0
 #: The number of seconds that a child may take to exit after SIGKILL, which only the kernel can delay.
 KILLED = 5.0
@@ -31,19 +30,17 @@ _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """Stops the children of a loader. In a forked child that inherited the object, the methods do nothing. `bells` must
-    exist as long as the children.
+    """In a forked child that inherited the object, the methods do nothing. `bells` must exist as long as the
+    children.
     """
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         self._owner_pid = os.getpid()
-        #: Makes concurrent calls of `run` wait until the first call has stopped the children.
         self._running = threading.RLock()
         self._children = children
         self._controls = controls
         self.has_begun = False
         self.is_over = False
-        #: The forking process, which is closed after all children have exited.
         self.forker: Closes | None = None
         self._bells = bells
         #: Ends the epoch before the children are asked to stop, so that no child waits for the main process.
@@ -51,7 +48,7 @@ class Shutdown:
         self.afterwards: Callable[[], None] | None = None
         #: The links over which children are asked to stop; empty while a child cannot be asked yet.
         self.commanders: list[Sender] = []
-        _to_end.add(self)  # last, because Ctrl-C may interrupt the steps before
+        _to_end.add(self)  # this is the last step, because Ctrl-C may interrupt it
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a child that is not started yet.
@@ -116,9 +113,7 @@ class Shutdown:
         wait_for_all(list(self._children), deadline - time.monotonic(), lambda: deferred.noted)
 
     def ask(self, deadline: float = math.inf) -> None:
-        """Sends the stop command until all children have received it or the deadline has passed, without waiting for
-        their exit.
-        """
+        """Does not wait for the children to exit."""
         for commander in list(self.commanders):
             with contextlib.suppress(Exception):
                 commander.send_message(_STOP, min(0.1, max(0.0, deadline - time.monotonic())), _STOP_ORDER)
@@ -140,7 +135,6 @@ _to_end: set[Shutdown] = set()
 
 @atexit.register
 def _end_all() -> None:
-    # All loaders are shut down, even if a signal handler raises an exception.
     with InterruptsDeferred():
         for shutdown in list(_to_end):
             shutdown.run()
@@ -155,25 +149,21 @@ def end_before_others() -> None:
 class OwnsChildren(Finalized):
     """A base class for objects that stop their children on `shutdown`, on deletion, and at interpreter exit."""
 
-    # Not a weak reference with a callback, because a KeyboardInterrupt in such a callback would be lost.
+    # A weak reference with a callback is unsuitable, because a KeyboardInterrupt in the callback would be lost.
     _shutdown: Shutdown
-    #: Whether the shutdown is complete, so that `Finalized` need not call the finalizer.
+    #: `Finalized` does not call the finalizer if this attribute is True.
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
-        """The children must not be started yet."""
         self._shutdown = Shutdown(children, controls, bells)
 
     def shutdown(self) -> None:
-        """Stops and reaps all children; may be called at any time, and any number of times.
-
-        If a call was interrupted, the next call continues it.
-        """
+        """May be called at any time; if a call was interrupted, the next call continues it."""
         self._shutdown.run()
         self._ended = self._shutdown.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """Implements `__del__`. If Ctrl-C was pressed (`interrupted`), it is delivered after the finalizer."""
+        """If `interrupted`, Ctrl-C was pressed, and is delivered after the finalizer."""
         shutdown = self.__dict__.get("_shutdown")
         if interrupted or (shutdown is not None and not shutdown.is_over):
             with InterruptsDeferred(later=True, noted=interrupted):

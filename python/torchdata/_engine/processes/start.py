@@ -1,7 +1,7 @@
-"""Starts the children of a loader, although signals may arrive at any moment. Role: runs in the main process.
+"""Starts the children of a loader, although signals may arrive at any moment.
 
-The start of a child is never interrupted, because signals that the main process handles are delivered only between two
-starts. If a handler raises an exception, the caller must stop the children that were started.
+Role: the start of a child is never interrupted, because signals that the main process handles are delivered only
+between two starts. If a handler raises an exception, the caller must stop the children that were started.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def new_child(
     modules: Sequence[str] = (),
     forker: ForkingProcess | None = None,
 ) -> ChildProcess:
-    """Returns a child that is not started yet.
+    """Creates a child without starting it.
 
     Args:
-        modules: names of modules that the child's function imports; a spawned forking process imports them once for all
-            children.
-        forker: the process that forks the child, or None to use the start method.
+        modules: names of modules that the child's function imports, and that a spawned forking process imports once for
+            all its children.
+        forker: the process that forks the child, or None to use the context's start method.
     """
     make = getattr(context, "make_child", None)
-    if make is not None:  # the context is not of multiprocessing, and its children may run on other machines
+    if make is not None:  # contexts of other kinds may start children on other machines
         child: ChildProcess = make(name, args)
         return child
     method, process_name = start_method_of(context), f"{PREFIX}{name}"
@@ -87,7 +87,7 @@ def start_all(
 
 
 def _imports_the_program() -> bool:
-    """While a child imports the program, multiprocessing refuses to start processes."""
+    """multiprocessing refuses to start processes in a child that is still importing the program."""
     try:
         spawn.get_preparation_data("")
     except RuntimeError:

@@ -1,7 +1,7 @@
 """Ends processes that user code forks inside a child process of the engine.
 
 Role: a forked process must not use the links and other resources of the engine, because they belong to the child.
-Without `leave`, it would continue the child's loop after the user's function has returned.
+Without `leave`, a forked process would continue the child's loop after the user's function has returned.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ def note_child() -> None:
 
 
 def leave(error: BaseException | None = None) -> None:
-    """Ends this process if user code has forked it inside a child.
-
-    The exit handlers of the child do not run in the forked process.
-    """
+    """Ends this process, without the exit handlers, if user code has forked it inside a child."""
     if _child is None or _child == os.getpid():
         return
     code = 0 if error is None else 1

@@ -33,13 +33,11 @@ _GROUPS = {"tell0": 1, "pull0": 1, "tell1": 1, "pull1": 1, "look": 1}
 
 
 class Cluster:
-    """The workers of one group on a Ray cluster.
-
-    The shared memory for the items that workers send is limited to `memory_budget` bytes, by default a quarter of the
-    machine's memory.
+    """All items at the workers may use `memory_budget` bytes of shared memory, by default a quarter of the machine's
+    memory.
     """
 
-    #: Once a frame has at least this many bytes, it is sent to the main process.
+    #: A message to the main process is not extended once it has this many bytes.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
@@ -49,8 +47,7 @@ class Cluster:
         self.door: threading.RLock = _door(ray, needed_by)
         if not ray.is_initialized():
             _join(ray)
-        #: Ray's description of the connection to the cluster, which contains an id. A program that leaves the cluster
-        #: and joins it again has another id, and has lost its actors.
+        #: A program that leaves the cluster and joins it again gets another id, and has lost its actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
         self._needed_by, self._num_workers = needed_by, num_workers
@@ -78,9 +75,7 @@ class Cluster:
         return worker
 
     def tell_late(self, seconds: float) -> None:
-        """One warning covers all workers that have not started. Raises ConnectionError if the program has left the
-        cluster.
-        """
+        """One warning covers all workers that have not started."""
         with self._telling:
             if time.monotonic() - self._told_at < TOGETHER:
                 return
@@ -131,12 +126,10 @@ class Cluster:
             yield
 
     def check(self) -> None:
-        """Raises ConnectionError if the program has left the cluster."""
         with self.stay():
             pass
 
     def host(self, setup: ChildSetup) -> _Actor:
-        """Returns without waiting for the start of the host."""
         assert isinstance(setup.program, Program)
         with self.stay():
             handle = self._kind.remote(RemoteSetup.of(setup, self._budget), self._stored(setup.program))
@@ -152,7 +145,7 @@ class Cluster:
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def why(self, error: BaseException) -> str:
-        if self.is_left:  # explains any other error
+        if self.is_left:  # leaving the cluster explains any other error
             return _LEFT
         cause = getattr(error, "cause", None)
         if cause is not None:  # the host has raised this error

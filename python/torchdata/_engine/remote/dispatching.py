@@ -1,7 +1,7 @@
 """Spawns the dispatching process, on the main process's machine, for workers on other machines.
 
-Role: runs in the main process. The pickled program contains all definitions of the user's main module, because neither
-the dispatching process nor the workers import this module. Therefore, the user's program needs no `__main__` guard.
+The pickled program contains all definitions of the user's main module, because neither the dispatching process nor the
+workers import this module. Therefore, the user's program needs no `__main__` guard.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchdata._engine.workers.program import Program
 class DispatchingChild(SpawnedChild):
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
-        # The shared memory of the program must stay, because a replacement loads the program from it.
+        # The shared memory must exist as long as this object, because a replacement loads the program from it.
         self._program = SharedPickle(pickled(setup.program))
         arguments = (replace(setup, program=self._program),)
         super().__init__(get_context("spawn"), name, f"{PREFIX}{name}", run_child, arguments)
@@ -44,7 +44,6 @@ def pickled(program: Program) -> bytes:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Prevents spawned processes from importing the user's main module."""
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
     main.__spec__ = None

@@ -1,8 +1,7 @@
 """The host of a worker: a Ray actor on another machine, which runs next to the worker's process.
 
-Role: the host spawns the worker as a separate process, and exits together with it. User code runs only in the worker's
-process, so it has its own main thread and interpreter lock, and can crash only the worker. The host forwards the
-contents of the worker's links without decoding them.
+Role: the host spawns the worker as a separate process, because user code needs its own main thread and interpreter
+lock, and must crash only the worker. The host forwards the contents of the worker's links without decoding them.
 
 Each pair of links (one per direction) is called a lane, and has two threads of the actor. One thread receives messages
 from the main process (`tell`), and the other returns messages of the worker (`pull`). The main process always has some
@@ -46,11 +45,10 @@ DEAF = 600.0
 #: Seconds between two checks while the host waits for the worker's exit (`LOOK`), and for free space in a link or for
 #: the start of a child (`GLANCE`).
 LOOK, GLANCE = 5.0, 0.002
-#: The minimum number of seconds between two reports of the worker's counters.
 SEEN = 0.5
 #: Parts of a message with at least this many bytes are sent outside the pickle.
 APART = 32 << 10
-#: Once this many bytes wait to be passed to the worker, the main process must stop sending.
+#: Once this many bytes wait for the worker, the main process must stop sending.
 FULL = 8 << 20
 #: The worker's and the dispatching process's indices on this machine, which select their bells and their counters.
 WORKER, DISPATCHER = 1, 2
@@ -61,10 +59,8 @@ class RemoteSetup:
     """The setup of a host.
 
     Args:
-        program_class: the module and the name of the program's class.
-        cadence: the result of `snapshots.cadence`.
+        cadence: see `snapshots.cadence`.
         budget: bytes of shared memory for the items that the worker sends.
-        full_stats: whether the time of each pipe is measured.
         counts: the counters of the processes that ran this worker before.
         dispatcher_page: the index of the dispatching process's counters in the main process; None if nothing is
             dispatched.
@@ -100,13 +96,8 @@ class RemoteSetup:
 
 @dataclass(frozen=True)
 class About:
-    """The description of a worker that has started or has failed to start.
-
-    Args:
-        host: the process id of the host.
-        node: the name and address of the machine.
-        exitcode: None while the worker runs.
-        versions: the versions of Python and of libraries.
+    """Describes a worker that has started; `node` is the name and the address of the machine, and `host` is the process
+    id of the host.
     """
 
     pid: int
@@ -119,11 +110,7 @@ class About:
 
 @dataclass(frozen=True)
 class Seen:
-    """The state of a worker, as reported by its host.
-
-    Args:
-        times: the nanoseconds that the worker has run, has waited for a processor, and has existed.
-    """
+    """The three `times` are nanoseconds: running, waiting for a processor, and since the start of the worker."""
 
     counts: bytes
     times: tuple[int, int, int]
@@ -135,7 +122,7 @@ class Told:
     """A message from the main process to a host.
 
     Args:
-        number: how many calls of `tell` came before on the lane.
+        number: how many calls of `tell` came before on this lane.
         words: the control words of the lane, which are integers in shared memory; None if they have not changed.
         holds: whether the host must stop returning items, because the main process has no space for them.
     """
@@ -151,11 +138,9 @@ class Pulled:
     """The result of a call of `pull`.
 
     Args:
-        number: how many calls of `pull` came before on the lane.
-        words: as in `Told`.
-        frame: the worker's messages, followed by their large buffers.
+        number: how many calls of `pull` came before on this lane.
         has_ended: whether the worker has exited, and all its messages were returned.
-        seen: None if the worker's state was returned less than `SEEN` seconds ago.
+        seen: the state of the worker; None if an earlier call returned it less than `SEEN` seconds ago.
         is_full: whether the main process must stop sending, because earlier messages do not fit into the link yet.
     """
 
@@ -174,9 +159,7 @@ def apart(frame: list[Any]) -> list[Any]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of software that must be equal on both machines. Libraries that are not loaded are
-    omitted.
-    """
+    """Returns the versions of software that must be equal on both machines."""
     found = {"Python": platform.python_version(), "torchdata-rs": torchdata.__version__}
     for name in ("numpy", "torch"):
         module = sys.modules.get(name)
@@ -186,11 +169,7 @@ def versions() -> dict[str, str]:
 
 
 class _WorkerLane:
-    """Transmits messages between a pair of the worker's links and the main process (`_Lane` in `worker.py`).
-
-    Args:
-        bells: the shared integers that wake processes of this machine; `own` is the index of this process's integer.
-    """
+    """Transmits messages between the worker's links and the main process (`_Lane` in `worker.py`)."""
 
     def __init__(self, inbound: Link, outbound: Link, bells: BellBoard, own: int) -> None:
         self.carrier = Carrier(inbound, outbound, bells, own, WORKER)
@@ -198,8 +177,7 @@ class _WorkerLane:
         self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
-        #: The bytes of received messages, and the bytes that were passed to the worker. Each counter is written by a
-        #: single thread.
+        #: The bytes of received messages, and the bytes that were passed to the worker.
         self._came, self._passed = 0, 0
         #: Whether the main process has no space for more items.
         self.holds = False
@@ -241,8 +219,8 @@ class _WorkerLane:
         """Returns the worker's messages, once there is at least one.
 
         Args:
-            most: once the messages have at least this many bytes, they are returned.
-            look: returns the worker's state, or None if no report is due. Its argument is True for the last report.
+            most: no message is added once the messages have this many bytes.
+            look: returns the worker's state, or None if no report is due; its argument is True for the last report.
         """
         with self._pulling:
             if not self._has_ended:
@@ -274,8 +252,7 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: For each lane, the link from the worker and the link to the worker. On the lane of dispatched items, the
-        #: worker sends only control words.
+        #: On the lane of dispatched items, the worker sends only control words.
         self._links = [(data, control)]
         dispatched = None
         if setup.dispatcher_page is not None:
@@ -320,7 +297,6 @@ class Host:
         threading.Thread(target=self._watch, name="torchdata-host", daemon=True).start()
 
     def begin(self) -> About:
-        """Waits until the worker has opened its control link, or has exited."""
         child, (_, control) = self._child, self._links[0]
         while not control.has_consumer() and not child.ended:
             time.sleep(GLANCE)
@@ -329,7 +305,7 @@ class Host:
                 self._lanes.append(_WorkerLane(inbound, outbound, self._bells, own))
             if self._has_ended:
                 self._end_lanes()
-        importlib.import_module("numpy")  # so that its version is compared
+        importlib.import_module("numpy")  # the import makes `versions` include NumPy
         exitcode = child.exitcode if child.ended else None
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
@@ -343,7 +319,6 @@ class Host:
         return self._lanes[lane].pull(most, self._look if lane == 0 else _look_away, lambda: self._child.exitcode)
 
     def _look(self, is_last: bool) -> Seen | None:
-        """Returns None if the worker's state was returned less than `SEEN` seconds ago."""
         now = time.monotonic()
         if now - self._seen_at < SEEN and not is_last:
             return None
@@ -359,14 +334,12 @@ class Host:
         return self._child.where_it_stands(page, wakes)
 
     def end(self) -> None:
-        """A stopped worker would not notice the exit of this process, so it is killed."""
+        """A stopped worker must be killed, because it would not notice the exit of this process."""
         self._child.kill()
 
     def _watch(self) -> None:
-        """Records the worker's exit, and ends this process if the main process sends nothing for too long.
-
-        If the parent of this process has exited, Ray's daemon has ended, and Ray kills the worker and this process. The
-        exit code of a worker that Ray has killed is not reported, because only Ray knows the reason.
+        """If the parent of this process has exited, Ray's daemon has ended, and Ray kills the worker. The exit code is
+        then not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:

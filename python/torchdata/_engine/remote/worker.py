@@ -1,8 +1,7 @@
 """Represents a worker on another machine in the main process, with the interface of `ChildProcess`.
 
-Role: runs in the main process, which uses its ends of the worker's links as for any child. A thread of this module uses
-the worker's ends of the links: it sends what it reads from them to the worker's host, and writes the host's answers
-into them. Another thread transmits the items of the dispatching process, which runs on this machine.
+Role: a thread uses the worker's ends of the links: it sends what it reads from them to the worker's host, and writes
+the host's answers into them.
 
 A replacement gets its own thread and links, so that late messages of the replaced worker cannot reach it.
 """
@@ -31,7 +30,7 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum size in bytes of one message to a host.
 TOLD = 1 << 20
-#: This bit in the first control word of a link tells the worker to stop. The bits below contain the number of the
+#: This bit in the first control word of a link tells the worker to stop. The bits below it contain the number of the
 #: current epoch.
 _END = 1 << 32
 #: Seconds between two checks during a wait, and seconds for which `close` waits for the thread.
@@ -42,7 +41,7 @@ ANSWERED, ENDED = 10.0, 1.0
 #: Seconds after which the main process warns that a worker has not started; doubled after each warning.
 LATE = 10.0
 
-#: Replace process ids, because process ids of different machines may be equal.
+#: Unique numbers instead of process ids, because process ids of different machines may be equal.
 _numbers = itertools.count(1)
 
 
@@ -71,7 +70,7 @@ class Actor(Protocol):
 class Hosts(Protocol):
     """Creates hosts, in place of a multiprocessing context."""
 
-    #: Once a frame has at least this many bytes, it is sent to the main process.
+    #: A message to the main process is not extended once it has this many bytes.
     chunk_bytes: int
 
     def host(self, setup: ChildSetup) -> Actor:
@@ -92,10 +91,7 @@ class VersionsDiffer(RuntimeError):
 
 
 class RemoteWorker(ChildProcess):
-    """A worker on another machine.
-
-    setup: the setup that a child on this machine would have.
-    """
+    """`setup` is the setup that a child on this machine would have."""
 
     def __init__(self, hosts: Hosts, name: str, setup: ChildSetup) -> None:
         super().__init__(name, name)
@@ -105,10 +101,8 @@ class RemoteWorker(ChildProcess):
         self._thread: threading.Thread | None = None
         self._actor: Actor | None = None
         self._carriers: list[Carrier] = []
-        #: None until the worker has started.
         self.about: About | None = None
         self._seen: Seen | None = None
-        #: The error of the thread that transmits dispatched items.
         self._fault: Exception | None = None
         ends = os.pipe()
         #: The ends of a pipe: when the worker exits, a byte is written to it, which wakes code that waits for the exit.
@@ -157,11 +151,10 @@ class RemoteWorker(ChildProcess):
 
     @property
     def is_running(self) -> bool:
-        """The host reports processor time, but not the current state."""
+        """Returns False, because the host does not report the current state."""
         return False
 
     def worked(self, page: dict[str, Any] | None) -> float | None:
-        """Returns the seconds that the host has reported."""
         if page is None or not self.has_page(page):
             return None
         return float(page["ran"] + page["stood"]) / 1e9
@@ -270,7 +263,7 @@ class RemoteWorker(ChildProcess):
         return self._setup.stats.shared
 
     def _await(self, begun: Future[About]) -> About | None:
-        """Returns None if the worker was killed before it had started."""
+        """Returns None if the worker was killed before its start was complete."""
         wake = self._wake
         # The callback must not refer to this object, because Ray may keep it forever.
         begun.add_done_callback(lambda _: wake.set())
@@ -290,9 +283,7 @@ class _Lane:
 
     Args:
         number: 0 for commands and items, 1 for dispatched items.
-        carrier: reads from one link of the pair, and writes to the other.
-        most: once a frame has at least this many bytes, it is sent.
-        goes_on: whether to continue the transmission.
+        most: a message is not extended once it has this many bytes.
     """
 
     def __init__(
@@ -310,7 +301,7 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Yields each result of the host after its messages were processed."""
+        """Yields each result of the host after processing its messages."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
@@ -332,7 +323,7 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # The host may execute the calls in another order, so early results are stored.
+            # The host may execute the calls in another order, so early results must wait.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()
@@ -354,8 +345,7 @@ class _Lane:
 class _Arrived:
     """Received frames that do not fit into the main process's link yet.
 
-    Args:
-        much: the number of waiting bytes at which the host must stop sending.
+    Once `much` bytes are waiting, the host must stop sending.
     """
 
     def __init__(self, carrier: Carrier, much: int) -> None:
@@ -390,9 +380,7 @@ class _Arrived:
 
 
 def _ringing(lane: _Lane) -> Callable[[object], None]:
-    """The callback holds no strong reference to the lane, because Ray keeps the callbacks of a call that never
-    returns.
-    """
+    """The callback holds no strong reference, because Ray keeps the callbacks of a call that never returns."""
     found = weakref.ref(lane)
 
     def ring(_: object) -> None:
@@ -404,7 +392,6 @@ def _ringing(lane: _Lane) -> Callable[[object], None]:
 
 
 def _differences(theirs: dict[str, str]) -> str:
-    """Describes the versions that must be equal on both machines but differ; an empty text if no version differs."""
     ours = versions()
     pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     differ = [

@@ -1,8 +1,7 @@
 """Runs in every child process: starts it up, opens its links, and receives commands.
 
-Role: a child first leaves signals to the main process, closes inherited resources, and ensures that it exits with the
-main process (`CommonSetup`). Then it opens its links, loads the program, and passes commands to the program's runner
-until it must stop.
+Role: a child leaves signals to the main process, closes inherited resources, and ensures that it exits with the main
+process, before it opens its links and loads the program.
 
 Garbage collection ignores the objects that exist after the start of a child. Importing torch creates a quarter of a
 million permanent objects, whose search takes a tenth of the import time. In a forked child, the search would also write
@@ -43,7 +42,7 @@ from torchdata._native import (
 from torchdata._observe.stats.counting import Counting
 from torchdata._reporting import begin_at
 
-#: The index of the bell of the main process.
+#: The bell of the main process has this index.
 MAIN = 0
 #: The size in bytes of the largest block to which glibc's allocator adapts (`M_MMAP_THRESHOLD` in mallopt(3)), without
 #: the block's header.
@@ -56,9 +55,8 @@ IDLE = 1.0
 class CommonSetup:
     bells: Handle[BellBoard]
     main_pid: int
-    #: Whether the main process is the parent of this process, unlike with "forkserver".
+    #: Whether the main process is the parent of this process, as with every start method except "forkserver".
     is_child_of_main: bool
-    #: The main process's thresholds of garbage collection.
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
     #: The line of the user's program that started the children. None if the child's own stack contains the line, or if
@@ -77,10 +75,7 @@ class CommonSetup:
         links: Sequence[Link],
         stats: StatsBoard | None = None,
     ) -> bool:
-        """Makes this process a child of the engine.
-
-        Returns False if the main process has already exited.
-        """
+        """Returns False if the main process has already exited."""
         self.signals.leave_to_main()
         note_child()
         if self.begun_at is not None:
@@ -103,11 +98,11 @@ class CommonSetup:
 
 @dataclass
 class Lines:
-    #: From the main process, for commands.
+    #: Transmits commands from the main process.
     control: Handle[Link]
-    #: For items, to the main process or to each worker.
+    #: Transmit items to the main process or to each worker.
     outputs: list[Handle[Link]]
-    #: In a worker, from the dispatching process.
+    #: In a worker, transmits items of the dispatching process.
     dispatched: Handle[Link] | None
 
     def all(self) -> list[Handle[Link]]:
@@ -116,17 +111,14 @@ class Lines:
 
 @dataclass
 class ChildSetup:
-    #: The child's name in messages.
     name: str
-    #: The index of the child's bell. Workers have indices from 1, and the dispatching process has the last index.
+    #: The bell's index is from 1 for workers, and the last index for the dispatching process.
     index: int
-    #: The index of the child's counters.
     page: int
     worker_id: int
-    #: The number of the worker in statistics, which count the workers of all groups of a loader.
+    #: The number of the worker in statistics, which number the workers of all groups of a loader.
     number: int
     num_workers: int
-    #: The shards of this child, and the number of shards of all workers.
     shards: range
     num_shards: int
     dispatches: bool
@@ -136,9 +128,7 @@ class ChildSetup:
     common: CommonSetup
     stats: Handle[StatsBoard]
     lines: Lines
-    #: The indices of the bells of the processes that receive the items.
     output_peers: list[int]
-    #: The indices of the dispatching process's bell and counters.
     dispatcher_index: int
     dispatcher_page: int
     #: The number of items that the dispatching process may be ahead of each worker.
@@ -180,10 +170,8 @@ def run_child(setup: ChildSetup) -> None:
 
 
 class ChildLoop:
-    """The child's links, and the loop that receives commands.
-
-    Args:
-        is_interrupted: whether the loop that sends items returns between two items if a command is waiting.
+    """Receives commands in a child. If `is_interrupted` is True, the loop that sends items returns between two items
+    when a command is waiting.
     """
 
     def __init__(self, setup: ChildSetup, is_interrupted: bool) -> None:
@@ -194,7 +182,6 @@ class ChildLoop:
         interrupting = control if is_interrupted else None
         shards = len(setup.shards)
         self.sender = Sender(outputs, board, setup.index, setup.output_peers, interrupting, shards)
-        #: In a worker, receives the dispatched items.
         self.dispatched: Collector | None = None
         if setup.lines.dispatched is not None:
             self.dispatched = Collector(
@@ -212,7 +199,7 @@ class ChildLoop:
     def run(self, runner: Runner) -> None:
         setup = self.setup
         try:
-            _limit_threads()  # must precede every import of user code
+            _limit_threads()  # this call must precede every import of user code
             program = setup.program
             if isinstance(program, SharedPickle):
                 shared, program = program, program.load(loads, is_permanent=True)
@@ -225,7 +212,7 @@ class ChildLoop:
         while runner.obey(self.next_command()):
             pass
         self.counting.close()
-        gc.unfreeze()  # so that user objects in reference cycles are finalized at a normal exit
+        gc.unfreeze()  # makes a normal exit finalize user objects in reference cycles
 
     def next_command(self) -> tuple[Any, ...]:
         while (command := self.command_within()) is None:
@@ -233,14 +220,11 @@ class ChildLoop:
         return command
 
     def command_within(self, seconds: float | None = None) -> tuple[Any, ...] | None:
-        """Waits for a command; returns None if none arrives in time.
+        """Waits for a command, and returns None if none arrives within `seconds`.
 
-        Args:
-            seconds: None to free unused shared memory and then wait without a limit, or for `IDLE` seconds if more
-                memory may become unused.
-
-        Raises:
-            SystemExit: the shared memory of a link is damaged; the exit code reports this to the main process.
+        If `seconds` is None, the method first frees unused shared memory, and then waits without a limit, or for `IDLE`
+        seconds if more memory may become unused. If the shared memory of a link is damaged, the exit code of the
+        process reports this to the main process.
         """
         try:
             return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
@@ -249,7 +233,7 @@ class ChildLoop:
 
 
 def raise_failure(_peer: int, description: Any) -> NoReturn:
-    """Raises the exception that a process has sent instead of an item."""
+    """Called if a process has sent an exception instead of an item."""
     reraise(description)
 
 
@@ -283,10 +267,7 @@ def _keep_memory_of_tensors() -> None:
 
 
 def _settle(thresholds: tuple[int, int, int]) -> None:
-    """Sets the main process's garbage collection thresholds, and excludes all existing objects from garbage collection.
-
-    Thresholds that user code has set in the child stay in effect.
-    """
+    """Thresholds that user code has set in the child stay in effect."""
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)
     gc.freeze()

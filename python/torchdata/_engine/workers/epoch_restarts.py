@@ -1,8 +1,7 @@
 """Replaces exited children of a `DataLoader2`, and resumes the replacements from the newest snapshots.
 
-Role: runs in the main process. A replacement restores a snapshot, and recomputes the items that were received after it.
-Children are no longer replaced after the main process has applied a function to their graphs, because a replacement
-would lack its effect.
+A replacement restores a snapshot, and recomputes the items that were received after it. Children are no longer replaced
+after the main process has applied a function to their graphs, because a replacement would lack its effect.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from torchdata._engine.workers.members import begins
 from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
 
 ALL = 1 << 62
-#: The number of seconds that a child has to finish the previous epoch.
 REPEATED = 600.0
 
 
@@ -28,8 +26,8 @@ class RestartableEpoch:
     """The data with which a replacement resumes an epoch.
 
     Args:
-        commands: returns the seeds and the reset function for the shard with this number, where the dispatching process
-            counts as the shard after the last one.
+        commands: returns the seeds and the reset function for a shard, given its number; the dispatching process counts
+            as the shard after the last one.
         resume: computes where each shard and the dispatching process resume, given the received items.
         before: the previous epoch and the children's positions in it; None if no pipe keeps state from one epoch to the
             next. If `before` is given, each worker has sent a snapshot at the beginning of this epoch.
@@ -43,7 +41,6 @@ class RestartableEpoch:
 
 class EpochRestarts(Restarts):
     run: RestartableEpoch | None = None
-    #: Whether the main process has applied a function to the graphs.
     has_called = False
     #: Children that must finish an epoch without sending items, because all its items were received.
     _repeating: frozenset[int] = frozenset()
@@ -79,7 +76,7 @@ class EpochRestarts(Restarts):
         if repeats:
             assert run.before is not None
             self._repeat(indices, *run.before)
-        for index in reversed(indices):  # dispatching process first, because the workers wait for it
+        for index in reversed(indices):  # the dispatching process comes first, because the workers wait for it
             own = members.starts_of(index, starts)
             if self._replacing.repeats(index, self._ended(ended)):
                 self._send_repeat(index, run, own)
@@ -91,7 +88,6 @@ class EpochRestarts(Restarts):
             self._send(index, "epoch", run.number, *members.seeds_of(index, run.commands), announced, own)
 
     def _repeat(self, indices: Sequence[int], run: RestartableEpoch, starts: Sequence[Resumption | None]) -> None:
-        """Makes the children finish the previous epoch, because pipes keep state from it."""
         for index in reversed(indices):
             own = self._members.starts_of(index, starts)
             self._send_repeat(index, run, own)
@@ -121,7 +117,9 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Also raises `Gone` if the child may wait forever for an exited child, such as the dispatching process."""
+        """The function also raises `Gone` if the child may wait forever for an exited child, such as the dispatching
+        process.
+        """
         look, processes = self.look_at(index), self._members.processes
 
         def look_at_all() -> None:

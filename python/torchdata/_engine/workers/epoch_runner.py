@@ -2,8 +2,6 @@
 
 Role: carries out the main process's commands (start an epoch, call a function on the graph, stop), which it receives
 between two items. The Rust engine (`protocol::Obedience`) decides how a command affects the running epoch.
-
-A command is a tuple: its kind, its number on the link, the number of the epoch or function, and further arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from torchdata._reporting import add_note, attributes_of, name_of
 
 #: The maximum number of seconds between the announcement of a command in shared memory and its arrival.
 ORDERED = 10.0
-#: The value of `Resumption.starts` for one link at the beginning of an epoch.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
 _NO_COMMAND = (
     "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
@@ -50,16 +47,15 @@ class EpochRunner:
         self.programs: Sequence[EpochProgram] = ()
         #: Determines which shard sends the next item; empty until all programs are prepared.
         self.turns = ShardTurns((), self._exchange, 0)
-        #: Decides how a command affects the running epoch.
         self.obedience = Obedience(self.setup.dispatches)
         #: A received command that ends the running epoch, and is not executed yet.
         self.pending: tuple[Any, ...] | None = None
-        #: The running epoch, the position where its first shard began, and whether the graph has opened a stream of
-        #: dispatched items since then.
+        #: The running epoch, the position where its first shard began, and whether the graph has requested dispatched
+        #: items since then.
         self.epoch, self.start, self.opened = 0, Resumption(), False
         #: Whether the main process waits for the snapshot that is being taken.
         self._announces = False
-        #: The exception from preparing the graph, which is sent in each epoch.
+        #: The exception that was raised while the graph was prepared, and that is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: EpochProgram) -> None:
@@ -122,7 +118,6 @@ class EpochRunner:
         self.programs[entered].enter()
 
     def _goes_on(self) -> bool:
-        """Carries out the waiting command, and returns whether the epoch continues."""
         return self._obey(self._next_command()) != "leave"
 
     def _next_command(self) -> tuple[Any, ...]:
@@ -130,7 +125,6 @@ class EpochRunner:
         return self.child.next_command() if command is None else command
 
     def _open_dispatched(self) -> Iterator[Any]:
-        """Returns a stream of the items that are dispatched to this worker."""
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
@@ -142,9 +136,7 @@ class EpochRunner:
         return iter(self.dispatched)
 
     def _share(self) -> tuple[int, tuple[int, int]]:
-        """Returns the number of the current iteration over the dispatched items, and the items that were read in it,
-        including those before a resume.
-        """
+        """Includes the dispatched items that were read before a resume."""
         assert self.dispatched is not None
         reached, read = self.dispatched.share()
         return (reached, read) if reached > self.start.passed else (reached, self.start.share)
@@ -183,21 +175,19 @@ class EpochRunner:
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
-        """Sends items until the graph ends, or until a command ends the epoch."""
         while self._send_pass(begin) and self._is_wanted_again():
             begin = self._begin_pass
 
     def _begin_epoch(
         self, seeds: Sequence[bytes], iter_reset_fn: Any, announced: int, starts: Sequence[Resumption]
     ) -> Any:
-        """Returns an iterator, or a tuple of iterators for several shards."""
         for place, (program, seed) in enumerate(zip(self.programs, seeds, strict=True)):
             self.turns.enter(place)
             program.epoch = self.epoch - 1
             program.begin_epoch(seed, iter_reset_fn)
             self.counting.bind(program.datapipe, place)
         iterators = []
-        for place, start in enumerate(starts):  # after all shards were seeded, because one shard may read for all
+        for place, start in enumerate(starts):  # all shards were seeded before, because one shard may read for all
             self.turns.enter(place)
             iterators.append(self._begin_shard(place, announced, start))
         return iterators[0] if len(iterators) == 1 else tuple(iterators)
@@ -223,9 +213,7 @@ class EpochRunner:
         return program.go_on_from(None)
 
     def _send_pass(self, begin: Callable[[], Any]) -> bool:
-        """Sends all items of one iteration over the graph, or its exception. Returns False if a command ends
-        the epoch.
-        """
+        """Returns False if a command ends the epoch."""
         failure = self.failure
         try:
             if failure is None:
@@ -235,7 +223,7 @@ class EpochRunner:
                         return True
                     if not self._goes_on():
                         return False
-                    failure = self.failure  # set by a function that failed when it was called on the graph
+                    failure = self.failure  # a function that was called on the graph may have failed
         except Interrupted:
             if self._meets_superseding():
                 return False
@@ -251,7 +239,6 @@ class EpochRunner:
         return True
 
     def _is_wanted_again(self) -> bool:
-        """Returns whether all workers request another iteration before a command ends the epoch."""
         if not self.setup.dispatches:
             return False
         self.counting.end()
@@ -262,8 +249,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands up to the command whose announcement has interrupted the graph. Returns False if this
-        command does not arrive in time.
+        """Executes commands until the command that has interrupted the graph; returns False if it does not arrive in
+        time.
         """
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":

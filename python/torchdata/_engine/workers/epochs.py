@@ -1,7 +1,7 @@
 """Controls the children of a `DataLoader2` from the main process, epoch by epoch.
 
-Role: runs in the main process. Sends commands (run an epoch, apply a function to the graph) to the children, and waits
-until they were executed. `epoch_restarts.py` replaces children that exit.
+Role: sends commands to the children, and waits until they are executed; `epoch_restarts.py` replaces children that
+exit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from torchdata._engine.workers.restart import Gone, Received
 from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE
 
-#: Seconds that a child has to execute a command for which the main process waits.
 OBEDIENCE = 600.0
 #: Seconds between two checks for blocked children while the main process waits.
 GLANCE = 0.002
@@ -49,12 +48,10 @@ class StopPosition:
 
 
 class Children(Group):
-    """The workers, and the dispatching process if items are dispatched.
+    """The processes that run the graphs of a `DataLoader2`.
 
     Args:
-        dispatch: the program of the dispatching process, if any.
         window: the number of items that each worker may be ahead of the main process.
-        dispatch_window: the number of items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for all children; None for a quarter of the machine's memory.
         in_order: whether the main process takes one item from each shard in turn.
         snapshot_budget: bytes of the snapshots that the main process stores; larger snapshots are sent only after
@@ -184,7 +181,6 @@ class Children(Group):
         return sorted({shard % self.num_workers for shard in missing}) or [0]
 
     def _end_of_run(self) -> tuple[RestartableEpoch, list[snapshots.Resumption | None]] | None:
-        """Returns the epoch that has ended, and the children's last positions in it."""
         run = None if self._restarts is None else self._restarts.run
         found = self.collector.positions()
         if run is None or found is None:
@@ -222,7 +218,7 @@ class Children(Group):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
                     # The child may wait for the dispatching process, which may wait for a worker that is not allowed to
-                    # send more items. Therefore, all workers may send more items.
+                    # send more items. This call allows all workers to send more items.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -233,14 +229,15 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills a child that has not executed its command for too long, and returns the new start of the wait."""
+        """Kills a child that has not executed its command for too long, and then returns the current time as the start
+        of a new wait.
+        """
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
             return time.monotonic()
         return began
 
     def where_it_stands(self, page: dict[str, Any]) -> tuple[str, str]:
-        """Returns the kernel's description of the child with these counters, and its Python stacks."""
         child: int = page["page"] - 1
         return self._processes[child].where_it_stands(page)
 
@@ -296,7 +293,7 @@ class Children(Group):
         return look
 
     def _check_alive(self) -> bool:
-        """Replaces exited children, or raises their error; returns whether a child was replaced."""
+        """Returns whether a child was replaced."""
         return self.check_alive(self.collector)
 
     def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:

@@ -36,27 +36,24 @@ from torchdata._reporting import place_outside, warn_outside
 
 R = TypeVar("R", bound=Restarts)
 
-#: Smaller buffers, in bytes, stay in the pickle of a program.
+#: Buffers with fewer bytes stay in the pickle of a program.
 _LEAST_BUFFER = 1024
 
 
 def default_budget() -> int:
-    """A quarter of the machine's memory, in bytes, for all links of one group."""
+    """Returns a quarter of the machine's memory, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
 class Group(OwnsChildren):
-    """The workers, and the dispatching process if items are dispatched.
+    """The processes that run a program. `start` starts them.
 
     Args:
         num_shards: the number of shards of all workers; None for one shard per worker.
-        dispatch: the program of the dispatching process, if any.
         dispatch_window: the number of items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for items; None for a quarter of the machine's memory.
         commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
-        full_stats: whether the time of each pipe is measured.
-        pages: the children's place on the counters of a loader that reads the group in threads; None to create
-            counters.
+        pages: the counters of the children, for a loader that reads the group in threads; None to create counters.
         snapshot_budget: bytes of the snapshots that the main process stores; None for no limit.
     """
 
@@ -81,7 +78,6 @@ class Group(OwnsChildren):
         self.num_workers = num_workers
         num_shards = num_workers if num_shards is None else num_shards
         self.dispatches = dispatch is not None
-        #: Bytes of shared memory for the items that the children send.
         self.budget = default_budget() if memory_budget is None else memory_budget
         warn_of_lacks()
         count = num_workers + (dispatch is not None)
@@ -115,7 +111,7 @@ class Group(OwnsChildren):
                 program=programs[index],
                 program_class=(kind.__module__, kind.__qualname__),
                 common=common,
-                stats=Handle(self.stats, new_board),  # a child that finds the counters damaged creates its own
+                stats=Handle(self.stats, new_board),  # a child that finds the counters damaged creates its own counters
                 lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,
@@ -130,7 +126,7 @@ class Group(OwnsChildren):
         self._own(list(members.processes), controls, self.bells)
         #: None except with start method "fork".
         self._positions: SharedPositions | None = None
-        if self._has_board:  # ends the main process's counters, even if no epoch is ever started
+        if self._has_board:  # the counters must end even if no epoch is ever started
             self._shutdown.afterwards = partial(_count_no_more, self.counting)
 
     @property
@@ -138,11 +134,7 @@ class Group(OwnsChildren):
         return self._start_method == "fork"
 
     def replace_exited(self, kind: type[R], survived: Survived, in_order: bool = True) -> R | None:
-        """Must be called before `start`.
-
-        Args:
-            in_order: whether the main process waits for one specific worker.
-        """
+        """Must be called before `start`."""
         if not survived:
             return None
         hangs = None
@@ -152,8 +144,8 @@ class Group(OwnsChildren):
         return restarts
 
     def start(self) -> list[Link]:
-        """Starts all children, and returns the link over which each worker sends its items. If the start fails, the
-        caller must shut the group down.
+        """Returns the link over which each worker sends its items. If the start fails, the caller must shut the group
+        down.
         """
         members, restarts = self.members, self.restarts
         indices = range(len(members.processes))
@@ -169,7 +161,7 @@ class Group(OwnsChildren):
                 for handle in lines.outputs:
                     handle.shared.close_descriptor()
 
-        if self._start_method == "fork":  # children inherit the mappings and the open files
+        if self._start_method == "fork":  # forked children inherit the mappings and the open files
             members.close_descriptors(indices)
             self._positions = SharedPositions(members.pids, self.dispatches)
         start_all(members.processes, self._start_method, see_to)
@@ -192,7 +184,6 @@ class Group(OwnsChildren):
             self._positions.begin()
 
     def end_epoch(self) -> None:
-        """Warns if the children have read a file through a shared position in the epoch."""
         words = None if self._positions is None else self._positions.look()
         if words is not None:
             warn_in_thread(RuntimeWarning(words))
@@ -200,7 +191,7 @@ class Group(OwnsChildren):
     def shutdown(self) -> None:
         try:
             self.end_epoch()
-        finally:  # a signal handler may raise an exception
+        finally:  # a signal handler may raise an exception in the `try` block
             super().shutdown()
 
     def collect(
@@ -212,13 +203,8 @@ class Group(OwnsChildren):
         in_order: bool = True,
         timeout: float | None = None,
     ) -> Collector:
-        """Creates the collector for the items of consecutive workers.
-
-        Args:
-            first: the number of the first worker.
-            num_shards: None for one shard per worker.
-            in_order: whether one item is taken from each shard in turn.
-            timeout: seconds to wait for an item; None for no limit.
+        """Creates the collector for the items of consecutive workers, of which `first` is the number of the first
+        worker. If `in_order` is True, the collector takes one item from each shard in turn.
         """
         peers = [1 + first + index for index in range(len(outputs))]
         collector = Collector(
@@ -231,12 +217,12 @@ class Group(OwnsChildren):
             timeout=timeout,
             shards=num_shards,
         )
-        if self._has_board:  # otherwise, threads wait, which are not the program itself
+        if self._has_board:  # otherwise, the threads that read the group wait, whereas the main thread may not
             self.counting.receive(collector, peers, first)
         return collector
 
     def watch(self, collector: Collector) -> None:
-        """Makes a collector replace children that exit or hang while it waits for an item, or raise their error."""
+        """While the collector waits for an item, children that exit or hang are replaced, or raise their error."""
         signs = [(index, process.sign) for index, process in enumerate(self.members.processes)]
         if self.restarts is not None:
             # A strong reference would be circular, because the shutdown may refer to the collector.
@@ -258,7 +244,7 @@ class Group(OwnsChildren):
 
     @property
     def pids(self) -> list[int]:
-        """Empty once the shutdown has begun; otherwise, the dispatching process is last."""
+        """Returns no ids once the shutdown has begun; otherwise, the dispatching process is last."""
         return [] if self._shutdown.has_begun else self.members.pids()
 
     def check_alive(self, collector: Collector) -> bool:
@@ -276,12 +262,10 @@ class Group(OwnsChildren):
         return self.restarts.look_at(worker)
 
     def release(self) -> None:
-        """Called by `__del__`, also at interpreter exit."""
         self._finalize(False)
 
 
 def _count_no_more(counting: Counting) -> None:
-    """For a group with its own counters."""
     counting.end()
     counting.close()
     counting.board.close_descriptor()
@@ -301,22 +285,22 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
         if is_of_handler(error):
             raise
         if "inheritance" in str(error):
-            return program  # such a program can be pickled only while a process is being started
+            return program  # this program can be pickled only while a process is being started
         raise TypeError(program.why_unpicklable(start_method, error)) from error
 
 
 def _main_cannot_be_imported() -> bool:
-    """For example, in an interactive session, with `python -c`, or with a program from standard input."""
+    """Returns True in an interactive session, with `python -c`, and for a program from standard input."""
     main = sys.modules.get("__main__")
     has_none = getattr(main, "__spec__", None) is None and not getattr(main, "__file__", None)
     return has_none or main_without_file() is not None
 
 
 def _why_by_value(obj: Any, refined: Callable[[Any], Any]) -> str | None:
-    """Returns the reason why a child cannot import all functions and classes of the object; None if it can."""
+    """Returns the reason why a child cannot import all functions and classes of the object, or None."""
     try:
         pickled = dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER)[0]
-    except Exception as error:  # for example a lambda
+    except Exception as error:  # raised, for example, for a lambda
         return str(error)
     return "this program is not in a file" if b"__main__" in pickled else None
 
@@ -324,20 +308,16 @@ def _why_by_value(obj: Any, refined: Callable[[Any], Any]) -> str | None:
 def pickled_program(
     obj: Any, refined: Callable[[Any], Any] = lambda base: base, copies_shared: bool = True
 ) -> tuple[bytes, list[bytes | memoryview]]:
-    """Pickles an object for a child. The function uses pickle if possible, otherwise cloudpickle (lambdas, local
-    classes).
+    """Pickles an object for a child by pickle, or by cloudpickle if necessary (lambdas, local classes).
 
     Args:
-        obj: the object to pickle.
         refined: returns the pickler class to use, given the class that it must derive from.
         copies_shared: whether tensors in shared memory are copied. If False, a tensor is copied (with a warning) only
             if a child cannot import the object's functions and classes.
 
-    Returns:
-        The pickle, and the large buffers that belong to it. Tensors that overlap share one buffer.
+        Returns the pickle and its large buffers, where tensors that overlap share one buffer.
 
-    Raises:
-        SharedMemoryHeld: the object contains tensors in shared memory, which must not be copied.
+        Raises SharedMemoryHeld for tensors in shared memory that must not be copied.
     """
     if not _main_cannot_be_imported():
         try:

@@ -1,8 +1,5 @@
 """Finds child processes that hang, reports their stacks, and kills them.
 
-Role: runs in the main process, in the thread that waits for the child. The exit of a killed process is handled like any
-other exit (`restart.py`).
-
 A process hangs if the main process has waited for it for `timeout` seconds and its counters have not changed. A counter
 changes whenever a pipe of the process yields an item, or the process sends a message. Processor time is no progress,
 because an endless loop also uses it, but the user can set a longer limit (`patience`) for a process that uses a
@@ -39,7 +36,6 @@ class Survived:
 
     @classmethod
     def chosen(cls, loader: Any) -> Survived:
-        """Reads the attributes of a loader, a reading service or a node."""
         hangs = loader.timeout if loader.on_timeout == "restart" else None
         return cls(loader.on_worker_exit == "restart", hangs, loader.patience)
 
@@ -55,14 +51,13 @@ class Hung:
     how: str
     stack: str
     limit: str
-    #: Whether a warning or an error has already reported the hang.
     is_told: bool = False
 
 
 @dataclass
 class _Seen:
-    """The counters of a worker, and of the processes for which it waits, at the last check. The counters last changed
-    at `since`, and the check was at `waited`, both in seconds since the wait began.
+    """The counters of a worker and of the processes for which it waits; they last changed at `since` and were last read
+    at `waited`, in seconds of the wait.
     """
 
     counts: Any
@@ -78,7 +73,7 @@ class _WorkMark:
         at: the time when the measurement began.
         looked: the time when this object was last used.
         worked: the processor time until `at`, in seconds.
-        works: whether the process worked during the last complete measurement.
+        works: whether the process used a processor during the last complete measurement.
     """
 
     pid: int
@@ -132,18 +127,15 @@ class Hangs:
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
         self._marks: dict[int, _WorkMark] = {}
         self._seen: dict[int, _Seen] = {}
-        #: The killed processes, by process id.
         self._hung: dict[int, Hung] = {}
         #: Several threads of nodes may wait at the same time, and a report takes a while.
         self._reporting = threading.Lock()
 
     def of(self, process: ChildProcess) -> Hung | None:
-        """Returns the report on a process that was killed because it hung."""
         return self._hung.get(process.pid or 0)
 
     def look(self, peer: int | None, waited: float, limit: float) -> bool:
-        """Kills processes that hang, and returns whether a process was killed; called repeatedly while the main process
-        waits for an item.
+        """Must be called repeatedly while the main process waits for an item; returns whether a process was killed.
 
         Args:
             peer: the shard for which the main process waits; None for shard 0.
@@ -167,8 +159,8 @@ class Hangs:
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
-        """Kills a child if the main process has waited too long for an answer other than an item, and returns whether
-        it has. The caller must call this method repeatedly while it waits.
+        """Must be called repeatedly during a wait for an answer other than an item; returns whether the wait was too
+        long.
         """
         if waited < self.seconds:
             self._works(child, None)
@@ -194,7 +186,7 @@ class Hangs:
         return at_work or [peer]
 
     def _chain(self, child: int, pages: dict[int, Any]) -> list[int]:
-        """Returns children each of which waits for the next one."""
+        """Each child in the result waits for the next one."""
         chain: list[int] = []
         while child in range(len(self._members.processes)) and child not in chain:
             chain.append(child)
@@ -208,8 +200,8 @@ class Hangs:
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """Returns a stopped child if there is one, the first child if the children wait for each other in a circle, or
-        else the last child.
+        """Returns a stopped child if there is one, the first child if the children wait in a circle, or else the last
+        child.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:
@@ -222,7 +214,6 @@ class Hangs:
         return self._members.processes[child].is_stopped
 
     def _is_over(self, child: int, page: Any, still: float, limit: float) -> bool:
-        """Returns whether a child hangs after `still` seconds without progress."""
         if not self._members.processes[child].is_up:
             return False
         begins = page is None or not self._is_at(page, child) or not _runs(page)
@@ -233,15 +224,15 @@ class Hangs:
         return still >= (max(most, STARTING) if begins else most)  # the child may import a program or load a state
 
     def _works(self, child: int, page: Any) -> bool:
-        """Returns whether a child uses a processor, measured over periods of half the timeout. During the first period,
-        a child counts as working.
+        """Returns whether a child uses a processor, measured over periods of half the timeout; True during the first
+        period.
         """
         if self.most == self.seconds:
             return False
         process = self._members.processes[child]
         now, pid, mark = time.monotonic(), process.pid or 0, self._marks.get(child)
         if mark is not None and (mark.pid != pid or now - mark.looked > self.seconds):
-            mark = None  # belongs to another process or another wait
+            mark = None  # this measurement belongs to another process or another wait
         if mark is not None and now - mark.at < self.seconds / 2:
             mark.looked = now
             return mark.works
@@ -276,15 +267,14 @@ class Hangs:
             how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was killed for it (`{limit}`)"
             self._hung[pid] = Hung(how, stack, limit, is_told=stopped)
             process.kill()
-        if stopped:  # the process ran while its stack was taken, and its exit may not be noticed while it is stopped
+        if stopped:  # the exit of a stopped process may not be noticed
             warnings.warn(f"{process.called} {how}\n{stack}", RuntimeWarning, stacklevel=3)
         return True
 
 
 def _unheard(page: Any, limit: float) -> float:
-    """Returns the seconds since counters last arrived from a process on another machine.
-
-    Returns 0 if the process or its host hangs, because no counters have arrived for too long.
+    """Returns the seconds since counters last arrived from another machine; 0 if they are overdue, so that the process
+    or its host hangs.
     """
     if page is None or not page["heard"]:
         return 0.0
@@ -300,5 +290,4 @@ def _counts(page: Any) -> Any:
 
 
 def _runs(page: Any) -> bool:
-    """Returns whether a process runs an epoch instead of waiting for a command."""
     return bool(page["span"]["since"] and not page["idle"]["since"])

@@ -1,8 +1,6 @@
 """The children of a loader and their links, which change when a child is replaced.
 
-Role: runs in the main process. The owner of the children sends commands through `Members`, and `Restarts` replaces
-exited children in it. Sending requires a lock, because a thread that reads items may replace a child while another
-thread sends it a command.
+Sending requires a lock, because a thread that reads items may replace a child while another thread sends it a command.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ CONTROL_RING = 64 << 10
 
 
 class Members:
-    """The children of a loader, where the dispatching process is last in each list.
+    """In each list, the dispatching process is last.
 
     Args:
         num_shards: worker `i % num_workers` runs shard i.
@@ -50,7 +48,6 @@ class Members:
         self.setups: list[ChildSetup] = []
         self.processes: list[ChildProcess] = []
         self.commanders: list[Sender] = []
-        #: For each child, the number of commands that were sent.
         self.sent = [0] * len(self.names)
         # A forked child never acquires this lock, because it sends no commands.
         self.sending = threading.RLock()
@@ -89,17 +86,13 @@ class Members:
         return [starts[shard] for shard in self.shards_of(index)] if index < self.num_workers else [starts[-1]]
 
     def seeds_of(self, index: int, commands: Callable[[int], tuple[Any, Any]]) -> tuple[list[Any], Any]:
-        """Returns the seeds of a child's shards, and the function that resets its graph."""
         shards = self.shards_of(index) if index < self.num_workers else range(self.num_shards, self.num_shards + 1)
         each = [commands(shard) for shard in shards]
         return [seeds for seeds, _ in each], each[0][1]
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
-        """Returns which snapshots a child must send at the beginning of an epoch.
-
-        Args:
-            starts: for replacements, the positions where all shards and the dispatching process resume. A process that
-                resumes from a snapshot sends no other snapshot.
+        """Returns which snapshots a child must send at the beginning of an epoch. A replacement that resumes from a
+        snapshot, according to `starts`, sends no other snapshot.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN
@@ -133,10 +126,7 @@ class Members:
         seconds: float | None = None,
         tick: Callable[[], object] | None = None,
     ) -> None:
-        """`number` is the number of the epoch or of the function.
-
-        Waits up to `seconds` for free space in the link, and calls `tick` repeatedly during the wait.
-        """
+        """Waits up to `seconds` for free space in the link, and calls `tick` repeatedly during the wait."""
         with self.sending:
             self.sent[index] += 1
             command = kind, self.sent[index], number, *content
@@ -144,5 +134,4 @@ class Members:
 
 
 def begins(start: Resumption | None) -> bool:
-    """Returns whether a child must start at the beginning of the epoch."""
     return start is None or start.content is None

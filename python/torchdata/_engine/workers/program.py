@@ -1,7 +1,7 @@
-"""The interfaces of the programs that children run, and of the runners that carry out commands for a program.
+"""The interface between the engine, which handles processes, links and commands, and the programs that children run.
 
-Role: the engine handles only processes, links and commands. It runs the graphs of `DataLoader2`, the datasets of
-`StatefulDataLoader` and the functions of nodes.
+Role: there are programs for the graphs of `DataLoader2`, the datasets of `StatefulDataLoader` and the functions of
+nodes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """Carries out the main process's commands in one child."""
-
-    #: Whether the loop that sends items returns between two items if a command is waiting. If not, the runner checks
-    #: for commands itself.
+    #: Whether the loop that sends items returns between two items if a command is waiting.
     is_interrupted: ClassVar[bool]
-    #: An encoded exception that is sent instead of items, because the program could not be prepared.
+    #: The runner sends this encoded exception instead of items, if the program could not be prepared.
     failure: tuple[Any, ...] | None
 
     def __init__(self, child: Any) -> None:
@@ -42,7 +39,7 @@ class Runner(Protocol):
 class Program(ABC):
     runner: ClassVar[type[Runner]]
     worker_name: ClassVar[str] = "worker process {}"
-    #: The activity of a worker, for the error that reports its exit.
+    #: What a worker was doing, for the error that reports its exit.
     stage: ClassVar[str] = "reading items"
     #: Words for messages: one result of a worker, the scope in which results are counted, and what the user should
     #: correct if a result always ends the process.
@@ -59,7 +56,7 @@ class Program(ABC):
         """
 
     def holds_shared_memory(self) -> bool:
-        """Returns whether the program contains objects that must not be copied, so that it is pickled for each
+        """Returns True if the program contains objects that must not be copied, so that it is pickled for each
         process.
         """
         return False
@@ -68,11 +65,8 @@ class Program(ABC):
     def exit_error(
         cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
     ) -> WorkerExitedError:
-        """The error of the dispatching process if `worker` is None.
-
-        Args:
-            text: None for the standard description and advice.
-            item: the number of the item at which the process exited, if restarts were allowed.
+        """Without `text`, the error has the standard description and advice.
+        `item` is the number of the item at which the process exited, if restarts were allowed.
         """
         stage = cls.stage if worker is not None else "dispatching items"
         return WorkerExitedError(text or exit_message(process), worker, process.exitcode, stage, item)
@@ -87,7 +81,7 @@ class ChildInfo:
     #: Returns the position in the dispatched items: the number of the iteration, and the count and the checksum of the
     #: items that were read in it.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
-    #: In bytes; larger snapshots are sent only if the main process has requested them.
+    #: The size in bytes above which snapshots are sent only if the main process has requested large snapshots.
     largest_snapshot: int | None = None
 
 
@@ -104,7 +98,7 @@ class Listener(Protocol):
 
 
 class EpochProgram(Program):
-    """A program that is iterated once in each epoch, and whose exceptions are sent to the main process."""
+    """Exceptions of the methods are sent to the main process instead of items."""
 
     datapipe: Any
     #: The number of the epoch, from 0, which the runner sets before `begin_epoch`.
@@ -129,7 +123,7 @@ class EpochProgram(Program):
         """In this context, `go_on_from` reads no items, so that a snapshot can be taken before the first item."""
 
     def replicas(self, count: int) -> list[EpochProgram]:
-        """Returns `count` programs, one per shard, including this one, before they are prepared."""
+        """Called before `prepare`; returns `count` programs, one per shard, including this one."""
         if count > 1:
             raise NotImplementedError(f"{type(self).__name__} runs one shard in a process")
         return [self]
@@ -156,9 +150,7 @@ class EpochProgram(Program):
         """
 
     def note(self) -> object:
-        """Returns an object for the main process's `Listener`, or None. Called whenever a snapshot is taken, and at the
-        end of each iteration.
-        """
+        """Called whenever a snapshot is taken, and at the end of each iteration."""
         return None
 
     @abstractmethod

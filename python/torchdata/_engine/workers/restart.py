@@ -1,8 +1,6 @@
 """Replaces child processes that exit in the middle of an epoch.
 
-Role: runs in the main process, in the thread that reads items or sends commands. The Rust engine
-(`protocol::Replacing`) decides which children are replaced, and when to give up. A subclass for each kind of program,
-such as `EpochRestarts`, resumes the replacements.
+The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
 If an exception interrupts this module (Ctrl-C, or a warning that is an error), each child is either replaced completely
 or not at all. The next call continues the replacement.
@@ -32,9 +30,7 @@ from torchdata._engine.workers.hangs import Hangs
 from torchdata._engine.workers.members import Members
 from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 
-#: Seconds during which the start of a process is retried while the system lacks resources for it.
 ROOM = 3.0
-#: Seconds between two checks while the main process waits.
 GLANCE = 0.01
 
 #: The received items and the newest snapshot of each shard, and the dispatching process's snapshot that belongs to
@@ -47,12 +43,7 @@ class Gone(Exception):
 
 
 class Restarts:
-    """Replaces children that have exited or were killed.
-
-    Args:
-        hangs: kills children that hang; None if they are not killed.
-        deaths: whether children that exit for another reason are replaced.
-    """
+    """Children that hang are replaced if `hangs` is given, and other exited children if `deaths` is True."""
 
     def __init__(
         self,
@@ -67,20 +58,17 @@ class Restarts:
         self._context = context
         self._shutdown = shutdown
         self._forker: ForkingProcess | None = None
-        #: 0 before the first epoch.
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
         self._exitcodes: dict[int, int | None] = {}
         #: Exits that no warning has reported yet: a description, the loader's argument that allows the restart, and the
         #: stacks of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
-        #: Started replacements that were not reported to the engine yet.
+        #: Replacements that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
-        """With start method "fork", starts the process that forks replacements. Afterwards, the main process drops its
-        copies of the programs.
-        """
+        """With start method "fork", a forking process gets the programs, and the main process drops its copies."""
         if start_method_of(self._context) == "fork":
             members = self._members
             programs = [setup.program for setup in members.setups]
@@ -91,24 +79,20 @@ class Restarts:
                 members.setups[index] = replace(setup, program=Inherited(index), common=common)
 
     def begin(self, epoch: int) -> None:
-        """Replacements resume this epoch from now on."""
         self._epoch = epoch
         self._replacing.begin()
 
     def rests(self, index: int) -> bool:
-        """Returns whether a child has exited, and need not be replaced in this epoch."""
         return self._replacing.rests(index)
 
     def replace_dead(self, collector: Collector) -> bool:
-        """Replaces exited children that are still needed, and returns whether any child had exited. Raises
-        WorkerExitedError if a child cannot be replaced.
-        """
+        """Returns whether any child had exited. Raises WorkerExitedError if a child cannot be replaced."""
         processes = self._members.processes
         while True:
             dead = [i for i, process in enumerate(processes) if process.ended and not self.rests(i)]
             if not dead or collector.replace_dead(dead):
                 return bool(dead)
-            time.sleep(GLANCE)  # the reading thread, if any, notices the exit itself
+            time.sleep(GLANCE)  # a thread that is reading replaces the child itself
 
     def look_at(self, index: int) -> Callable[[], None]:
         """The returned function raises `Gone` if the child has exited, or if the loader is shut down."""
@@ -192,13 +176,8 @@ class Restarts:
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
     ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
-        """Starts replacements, which resume after the received items.
-
-        Args:
-            ended: for each shard, whether all its items of this epoch were received.
-
-        Returns:
-            For each child: its number, its link to the main process (if any), and the handle that signals its exit.
+        """Starts replacements, which resume after the received items. Returns for each child: its number, its link to
+        the main process (if any), and the handle that signals its exit.
         """
         if self._made is None:
             began = time.monotonic()
@@ -248,7 +227,7 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Kills the processes of the given children, so that the next epoch starts new ones, and raises an error."""
+        """The next epoch starts new processes."""
         members = self._members
         for index in indices:
             members.processes[index].kill()
@@ -272,7 +251,6 @@ class Restarts:
 
 
 def _start(child: ChildProcess, method: str) -> None:
-    """Retries for a while if the system lacks resources for a process."""
     deadline = time.monotonic() + ROOM
     while True:
         try:
