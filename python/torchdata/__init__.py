@@ -1,6 +1,6 @@
 """Composable data loading on a Rust engine: `torchdata.datapipes` and `torchdata.dataloader2`.
 
-Role: the top-level package. The import is cheap: NumPy, PyTorch and optional libraries are loaded only when needed.
+The import is cheap: NumPy, PyTorch and optional libraries are loaded only when needed.
 """
 
 from __future__ import annotations

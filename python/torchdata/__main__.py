@@ -1,7 +1,4 @@
-"""`python -m torchdata`: inspects running loaders from another process.
-
-Role: the command line of `_observe/outside`.
-"""
+"""`python -m torchdata`: inspects running loaders from another process."""
 
 from __future__ import annotations
 

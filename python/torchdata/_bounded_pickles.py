@@ -1,7 +1,7 @@
 """Limits the memory of pickles: once all pickles of a context are too large, only their size is measured.
 
-Role: all pickling functions of this package write to the file that `pickle_file` provides. A `bounded` context, which
-affects only its own thread, limits the total size of these files.
+Role: all pickling functions of this package write to the file that `pickle_file` provides; a `bounded` context limits
+the files of its own thread.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ class TooLargeError(Exception):
 
 
 class LimitedFile:
-    """A file for one pickle, which ends the pickling by an exception once it has too many bytes."""
+    """Pickling into this file raises TooLargeError once there are too many bytes."""
 
     def __init__(self, most: int) -> None:
         self.content = bytearray()
         self.left = most
 
     def write(self, data: Any) -> int:
-        """Raises TooLargeError if the bytes do not fit."""
         size = memoryview(data).nbytes
         self.left -= size
         if self.left < 0:
@@ -67,7 +66,7 @@ class _BoundedFile(io.BytesIO):
 def bounded(most: int | None) -> Iterator[None]:
     """Stores pickles only while they have at most `most` bytes together; None for no limit.
 
-    Otherwise, the pickles are incomplete, and the end of the context raises TooLargeError.
+    Larger pickles are incomplete, and the end of the context raises TooLargeError.
     """
     if most is None:
         yield
@@ -84,10 +83,7 @@ def bounded(most: int | None) -> Iterator[None]:
 
 @contextmanager
 def pickle_file() -> Iterator[io.BytesIO]:
-    """Provides a file for one pickle, which is empty if too many bytes were written.
-
-    After an exception in the context, the bytes of the file are not counted.
-    """
+    """The file is empty if too many bytes were written."""
     bound = _bound.get()
     if bound is None:
         yield io.BytesIO()

@@ -5,7 +5,7 @@ needed, because it imports cloudpickle.
 
 Unlike plain pickle, cloudpickle supports classes that a library derives at run time, but the `__reduce__` of the base
 class may omit attributes of the derived class. For example, `types.SimpleNamespace.__reduce__` omits the `__slots__` of
-derived classes. Such an object raises an error.
+derived classes, so pickling such an object raises an error.
 
 Functions keep the name of their file, so that a traceback in a worker shows the file and the source line. cloudpickle
 3.1.3 would replace the name by "<dynamic-code>". Annotations that cannot be evaluated, because only a type checker
@@ -31,8 +31,7 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: For each class, the sets of attributes that `_check` has found to survive pickling; None if objects of the class need
-#: no check.
+#: For each class, the sets of attributes that survive pickling; None if objects of the class need no check.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -81,8 +80,8 @@ def dumps(obj: Any) -> bytes:
 
 #: `lazy import` binds an object of this type to a name until the name is used (Python 3.15).
 _LAZY_IMPORT = getattr(types, "LazyImportType", None)
-#: In a dataclass, a `ForwardRef` replaces an annotation that cannot be evaluated (Python 3.14). It refers to the
-#: dataclass and to variables that pickle may not support.
+#: In a dataclass, a `ForwardRef` replaces an annotation that cannot be evaluated, and refers to variables that pickle
+#: may not support (Python 3.14).
 _FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
 
 
@@ -103,7 +102,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _import_lazy_modules(function: FunctionType) -> None:
-    """Lets cloudpickle find the submodules that the function needs."""
+    """cloudpickle then finds the submodules that the function needs."""
     if _LAZY_IMPORT is None:
         return
     names = function.__globals__
@@ -112,7 +111,7 @@ def _import_lazy_modules(function: FunctionType) -> None:
             try:
                 names[name] = names[name].resolve()
             except ImportError:
-                continue  # the name may belong to an attribute; for a module, pickling raises the error
+                continue  # the name may belong to an attribute; if it is a module, pickling raises the error
 
 
 def _can_evaluate_annotations(function: FunctionType) -> bool:
@@ -123,7 +122,7 @@ def _can_evaluate_annotations(function: FunctionType) -> bool:
 
 
 def _with_annotations_as_text(function: FunctionType) -> FunctionType:
-    """As under `from __future__ import annotations`."""
+    """Returns a copy of the function with annotations as under `from __future__ import annotations`."""
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -144,7 +143,7 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
 
 
 def _reduced_error(error: BaseException) -> Any:
-    """Lets an exception whose constructor is written in Python be unpickled without calling the constructor.
+    """Lets an exception be unpickled without calling its constructor, if the constructor is written in Python.
 
     By default, unpickling calls the constructor with `error.args`, which fails or changes the message if the
     constructor has other parameters.
@@ -179,16 +178,14 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
 
 
 def _way_of(cls: type) -> type:
-    """Returns `object` if all attributes are pickled."""
+    """Returns `object` if the pickle contains all attributes."""
     ways = ("__reduce_ex__", "__reduce__", "__getstate__")
     return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(ways))
 
 
 def _values_at_risk(obj: Any) -> list[str]:
-    """Returns the names of attributes that pickling may omit.
-
-    The class that defines the pickling may not know the `__slots__` of derived classes. If it is written in C, it may
-    also omit attributes in `__dict__`. If a class written in Python omits such attributes, this is assumed to be
+    """A class that defines the pickling may not know the `__slots__` of derived classes. A class written in C may also
+    omit attributes in `__dict__`. If a class written in Python omits attributes in `__dict__`, this is assumed to be
     intentional.
     """
     cls = type(obj)

@@ -1,9 +1,8 @@
 """Calls a function right after a module was imported, and protects imports from concurrent forks.
 
 Role: the package does not import NumPy or PyTorch itself, but seeds their random generators once other code has
-imported them. `_publishing.py` uses the same finder for modules of this package that are imported only when they are
-used. If an item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time, possibly while
-another thread forks.
+imported them. If an item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time, possibly
+while another thread forks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: Functions that are called with a module, by the module's full name.
 Calls = Mapping[str, Callable[[Any], object]]
 
 
@@ -27,8 +25,6 @@ Calls = Mapping[str, Callable[[Any], object]]
 
 
 class _WaitingFinder:
-    """Finds only the modules in `calls`, by asking the other finders of `sys.meta_path`."""
-
     def __init__(self) -> None:
         #: The functions to call, by the name of the caller and by the name of the module.
         self.calls: dict[str, dict[str, Callable[[Any], object]]] = {}
@@ -68,8 +64,6 @@ class _WaitingFinder:
 
 
 class _WaitingLoader:
-    """Replaces the loader of a module until the module is executed."""
-
     def __init__(self, loader: Any, finder: _WaitingFinder) -> None:
         self._loader = loader
         self._finder = finder
@@ -102,15 +96,16 @@ _finder = _WaitingFinder()
 
 
 def call_when_imported(who: str, calls: Calls) -> None:
-    """Calls each function once with its module, right after the module was imported. No key of `calls` may be a loaded
-    module. `calls` replaces the functions that the caller `who` has registered earlier.
+    """Calls each function once with its module, right after the module was imported. The keys of `calls` must be
+    modules that are not loaded yet. `calls` replaces the functions that the caller `who` has registered earlier.
     """
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 
 
-#: Held during a fork, and while `import_whole` imports a module. Without the lock, a child could inherit an incomplete
-#: module, and would hang when it imports it, because no thread of the child releases the import lock.
+#: A thread holds this lock during a fork, and while `import_whole` imports a module. Without the lock, a child could
+#: inherit an incomplete module, and would hang when it imports this module, because no thread of the child releases the
+#: import lock.
 _late = threading.RLock()
 os.register_at_fork(
     before=_late.acquire,
@@ -129,9 +124,7 @@ def import_whole(name: str) -> Any:
 
 
 def loaded(name: str) -> Any:
-    """Returns a module that was imported, otherwise None. If another thread is importing the module, waits for that
-    thread.
-    """
+    """If another thread is importing the module, waits for that thread."""
     if sys.modules.get(name) is None:
         return None
     try:

@@ -1,7 +1,4 @@
-"""The number of processors that a loader may use, according to the kernel and its control groups.
-
-Role: reads `/proc` and `/sys/fs/cgroup`.
-"""
+"""The number of processors that a loader may use, according to the kernel and its control groups."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def _groups() -> Iterator[str]:
     for line in _read("/proc/self/cgroup").splitlines():
         if line.startswith("0::"):
             yield from _upwards(_CGROUPS, line[3:])
-    yield _CGROUPS  # in a container, the container's own group
+    yield _CGROUPS  # in a container, this folder is the container's own group
 
 
 def _first_version_groups() -> Iterator[str]:
@@ -45,7 +42,6 @@ def _first_version_groups() -> Iterator[str]:
 
 
 def _upwards(root: str, below: str) -> Iterator[str]:
-    """Yields the folder, and then its parents within `root`."""
     below = below.rstrip("/")
     while below:
         yield root + below

@@ -1,8 +1,7 @@
 """Supports import paths of torchdata 0.9 that no longer exist, such as `torchdata.datapipes.iter.util.cacheholder`.
 
 Role: a finder at the end of `sys.meta_path`, which Python asks only if this package has no such module, creates an old
-module when it is imported. Each name of an old module is looked up in its present module. `OLD_MODULES` also contains
-private names that public programs import or patch.
+module when it is imported. `OLD_MODULES` also contains private names that public programs import or patch.
 """
 
 from __future__ import annotations
@@ -140,7 +139,6 @@ def names_of(old: str) -> dict[str, str]:
 
 
 def homes_of(old: str) -> dict[str, tuple[str, str]]:
-    """Returns the present module and name of each name in an old module."""
     homes = {}
     for entry in OLD_MODULES[old][1].split():
         name, _, now = entry.partition("=")
@@ -151,20 +149,18 @@ def homes_of(old: str) -> dict[str, tuple[str, str]]:
 
 
 def _patched_here(old: str) -> frozenset[str]:
-    """Returns the names that are also set in the present module when they are set in an old module."""
+    """Names that are set in an old module are also set in the present module if this function returns them."""
     return frozenset(entry.partition("=")[0] for entry in OLD_MODULES[old][1].split() if ":" in entry)
 
 
 class _OldModule(ModuleType):
-    """A module at an import path of torchdata 0.9.
-
-    `unittest.mock` and pytest end a patch by deleting the name, unless the module's dictionary contained the name
-    before. Therefore, deleting a name restores its previous value in the present module.
+    """Deleting a name restores its previous value in the present module, because `unittest.mock` and pytest end a patch
+    by deleting the name.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        vars(self)["_replaced"] = {}  # by name, one previous value for each time that the name was set
+        vars(self)["_replaced"] = {}  # for each name, the previous values, one for each time that the name was set
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _patched_here(self.__name__):
@@ -187,7 +183,7 @@ class _OldModule(ModuleType):
 
 
 class _NamedLikeItsFunction(_OldModule):
-    """Callable, because it replaces a function with the same name."""
+    """The module must be callable, because it replaces a function with the same name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)

@@ -8,16 +8,14 @@ from typing import Any
 
 from torchdata._importing import import_whole
 
-#: The name under which this package is installed.
 DISTRIBUTION = "torchdata-rs"
 
 
 def how_to_install(extra: str) -> str:
-    """Returns a command that works whether this package is from an index, a wheel or a clone.
-
-    The command names the libraries, so that pip need not find this package again.
+    """The command names the libraries, so that pip need not find this package, which may be from an index, a wheel or a
+    clone.
     """
-    from importlib import metadata  # takes a sixth of the package's import time
+    from importlib import metadata  # this import takes a sixth of the package's import time
 
     try:
         required = metadata.requires(DISTRIBUTION) or []
@@ -32,7 +30,6 @@ def how_to_install(extra: str) -> str:
 
 
 def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
-    """Raises ModuleNotFoundError if the library, or one of its requirements, is not installed."""
     try:
         return import_whole(module)
     except ModuleNotFoundError as error:
@@ -48,7 +45,7 @@ def require(module: str, *, extra: str, needed_by: str) -> None:
     """Raises the error of `optional_import`, but does not import the library.
 
     Constructors use this function, because a pipe is often built in one process and iterated in other processes, and
-    only these need the library.
+    only the other processes need the library.
     """
     if importlib.util.find_spec(module) is None:
         optional_import(module, extra=extra, needed_by=needed_by)

@@ -2,7 +2,7 @@
 
 A pickle of plain data runs no code of its author, because it refers only to functions of this package that create
 arrays, batches and files, and that are safe with any arguments. Before Python's unpickler runs, the extension checks
-each instruction. Lengths must be within the pickle, because a large number could make the unpickler allocate gigabytes.
+each instruction, and each length, because a large number could make the unpickler allocate gigabytes.
 
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `None`, `bool`,
 `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged. All
@@ -25,15 +25,13 @@ from typing import Any
 from torchdata._bounded_pickles import pickle_file
 from torchdata._native import check_plain_pickle
 
-#: A function that creates plain data, and its arguments.
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: For each class, returns how to recreate an instance, or None if the instance is not plain data.
+#: Functions that return how to recreate an instance, by class, or None for an instance that is not plain data.
 _known: dict[type, Callable[[Any], _Made | None]] = {}
-#: The functions to which a pickle may refer, by module and name.
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 
-#: Smaller arrays, in bytes, are copied, because a view of them takes longer.
+#: Arrays with fewer bytes are copied, because a view of a small array takes longer than a copy.
 _SMALL = 4096
 
 #: The kinds (`dtype.kind`) of dtypes whose elements are numbers, booleans or times, not Python objects.
@@ -41,16 +39,15 @@ _KINDS = frozenset("biufcmM")
 
 
 def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable[..., Any]) -> None:
-    """Makes instances of a class plain data, but not instances of its subclasses.
+    """Registers a class whose instances, but not those of its subclasses, are plain data.
 
-    Args:
-        parts: returns a function and its arguments that recreate an equal instance, or None.
-        makers: all functions to which the result of `parts` may refer. A malicious pickle may call them with any
-            arguments.
+    `parts` returns a function and its arguments that recreate an equal instance, or None.
+    The `makers` are all functions to which the result of `parts` may refer; a malicious pickle may call them with any
+    arguments.
     """
     _known[kind] = parts
     for maker in makers:
-        # Under the name of this module, pickles remain valid when source files are moved.
+        # With the name of this module, pickles remain valid when source files are moved.
         if isinstance(maker, FunctionType):
             assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
             maker.__module__ = __name__
@@ -62,13 +59,14 @@ class _NotPlainError(Exception):
 
 
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:  # called for all types without their own pickle instructions
+    # the pickler calls this method for all types without their own pickle instructions
+    def reducer_override(self, obj: Any) -> Any:
         parts = _known.get(type(obj)) or _of_library(type(obj))
         made = None if parts is None else parts(obj)
         if made is not None:
             return made
         if _makers.get((getattr(obj, "__module__", ""), getattr(obj, "__qualname__", ""))) is obj:
-            return NotImplemented  # pickles the object by its name
+            return NotImplemented  # the pickler then pickles the object by its name
         raise _NotPlainError
 
 
@@ -80,7 +78,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dumps_plain(value: Any) -> bytes | None:
-    """Returns the pickle of a value; None if the value is not plain data.
+    """Returns None if the value is not plain data.
 
     Plain data are `None`, `bool`, `int`, `float`, `str`, `bytes`, `bytearray`, arrays and tensors of numbers, batches,
     in-memory files, files by path, and tuples, lists, dicts, sets and frozensets of these.
@@ -94,7 +92,6 @@ def dumps_plain(value: Any) -> bytes | None:
 
 
 def loads_plain(pickled: Any) -> Any:
-    """Raises ValueError for bytes that are not a pickle of `dumps_plain`."""
     check_plain_pickle(pickled)
     try:
         return _Unpickler(io.BytesIO(pickled)).load()
@@ -139,7 +136,6 @@ def to_plain(state: Any, owner: str) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any], owner: str) -> Any:
-    """Raises ValueError if the state is damaged, or cannot be unpickled in this process."""
     copies: dict[int, Any] = {}
     try:
         state = {name: _taken(value, copies) for name, value in plain.items() if name not in _RESERVED}
@@ -163,7 +159,6 @@ class UntrustedPickleError(ValueError):
 
 
 def refuse_pickled(plain: Any, owner: str) -> None:
-    """Raises UntrustedPickleError if a part of a state requires unpickling, which may run code."""
     if isinstance(plain, dict) and PICKLED in plain:
         raise UntrustedPickleError(
             f"the state of {owner} contains values that need pickle, which allow_pickle=False does not load, "
@@ -205,7 +200,7 @@ def _copied(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Returns `_OTHER` except for atoms and nested tuples of atoms."""
+    """Returns `_OTHER`, except for atoms and nested tuples of atoms."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -222,7 +217,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
             with pickle_file() as file:
                 pickle.Pickler(file, protocol=5).dump(values)
             return file.getvalue()
-    from torchdata._by_value import dumps  # supports errors, lambdas and local classes
+    from torchdata._by_value import dumps  # this pickler supports errors, lambdas and local classes
 
     try:
         return dumps(values)
@@ -252,7 +247,7 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """`_known` cannot contain these classes, because NumPy or PyTorch may not be imported."""
+    """The dict `_known` cannot contain these classes, because NumPy or PyTorch may not be imported."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts

@@ -1,7 +1,7 @@
 """Sets the `__module__` of public classes and functions to the public package that exports them.
 
 Role: a pickle, such as a saved state, refers to a class by its module, so the reference must not break when source
-files are moved. Each public package calls `publish` at the end of its module.
+files are moved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
 
 
 def late_names(table: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
-    """Returns the names of each module with their functional forms, from words like `Mapper=map`."""
     return {
         module: {name: form or None for name, _, form in (word.partition("=") for word in words.split())}
         for module, words in table.items()
@@ -45,7 +44,7 @@ def publish_late(
     """Makes a package import modules when one of their names is used, and publishes these names.
 
     Args:
-        modules: the names for each module, which is relative to the package unless it begins with "torchdata.".
+        modules: the names for each module; a module inside the package is given without the package's name.
         then: called after each import with a dict of the module's classes and functions.
     """
     package: str = namespace["__name__"]
@@ -65,10 +64,7 @@ def publish_late(
 def import_late(namespace: dict[str, Any], modules: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """Makes a package import modules when one of their names, or a public module inside the package, is used.
 
-    Args:
-        modules: as for `publish_late`.
-
-        Returns the full name of the module of each name.
+    Returns the full name of each name's module; a module inside the package is given without the package's name.
     """
     package: str = namespace["__name__"]
     homes = {

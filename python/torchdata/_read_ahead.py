@@ -1,8 +1,7 @@
 """Threads that read ahead, and the queue between these threads and the consumer of their results.
 
-Role: pipes, nodes and StatefulDataLoader derive classes from `ReadAhead`, which contains the data that the threads of
-one iteration share. A `ReadAhead` must not refer to the pipe or to the consumer, so that its threads end when these are
-freed.
+Role: a `ReadAhead` must not refer to the pipe or to the consumer, so that its threads end when the pipe or the consumer
+is freed.
 """
 
 from __future__ import annotations
@@ -18,12 +17,7 @@ from torchdata._threads import end_at_exit, start
 
 
 class ReadAhead:
-    """The queue of one iteration, and its threads, which are daemons.
-
-    Args:
-        capacity: the maximum number of items that were read from the source and not returned yet.
-        **options: arguments of the queue, which is written in Rust.
-    """
+    """At most `capacity` items were read from the source and not returned yet; `options` are arguments of the queue."""
 
     def __init__(self, name: str, capacity: int, threads: str, *, several: bool = False, **options: Any) -> None:
         self.queue = ReadAheadQueue(name, capacity, **options)
@@ -32,12 +26,12 @@ class ReadAhead:
         end_at_exit(self)
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
-        """Starts a thread. Returns False if the system cannot start it, so that fewer threads are used. Raises
-        RuntimeError if no thread could be started.
+        """Returns False if the system cannot start the thread, and raises RuntimeError if the system can start no
+        thread at all.
         """
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)
-        self.threads.append(thread)  # stored first, because Ctrl-C may interrupt the start
+        self.threads.append(thread)  # the thread is stored first, because Ctrl-C may interrupt the start
         try:
             start(thread)
         except RuntimeError:

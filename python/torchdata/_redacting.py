@@ -1,7 +1,7 @@
 """Removes secrets from texts in messages, pictures and states, and control characters from texts of other processes.
 
-Role: decides by name (`api_key=…`), by position (the user in a URL) or by randomness whether a value is a secret. A
-long random text is a token, because other arguments in a pipeline are not random. In doubt, the value is hidden.
+Role: decides by name (`api_key=…`), by position (the user in a URL) or by randomness whether a value is a secret. In
+doubt, the value is hidden.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _KNOWN = re.compile(
 _RUN = re.compile(r"[A-Za-z0-9+/=_-]{20,}")
 _KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 
-#: Control characters that change the direction of text or end a line.
+#: Control characters can change the direction of text or end a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 #: Libraries whose error messages contain URLs; errors of the user's code are not redacted.
@@ -73,7 +73,6 @@ _LIBRARIES = frozenset(
 
 
 def is_private(name: str, value: Any = "") -> bool:
-    """Returns whether a value must be hidden because of its name."""
     words = [word.lower() for word in _WORD.findall(name)]
     is_number = isinstance(value, (bool, int, float)) or value is None
     return (
@@ -139,7 +138,7 @@ def digest(name: str, words: str) -> str:
 
 
 def redact_error(error: BaseException) -> None:
-    """Also redacts the errors that are displayed with the error."""
+    """Also redacts the errors that are displayed with `error`."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,7 +1,4 @@
-"""Shortens tracebacks and adds notes, so that users see their own frames and where an exception came from.
-
-Role: runs in the process and thread that raised the exception.
-"""
+"""Shortens tracebacks and adds notes, so that users see their own frames and where an exception came from."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from torchdata._redacting import is_private, redacted
 
 _Error = TypeVar("_Error", bound=BaseException)
 
-#: The attribute that describes the process from which an exception has arrived.
+#: This attribute of an exception describes the process from which the exception has arrived.
 RAISED_IN = "_torchdata_raised_in"
-#: The attribute that names the item that was being processed.
+#: This attribute of an exception names the item that was being processed.
 _KEY = "_torchdata_key"
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Modules whose frames do not help users.
+#: Frames of these modules do not help users.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
@@ -34,7 +31,7 @@ def _is_ours(frame: TracebackType) -> bool:
 
 #: In a process that was not forked: the file, the line and the module of the code that started the process.
 _begun_at: tuple[str, int, str] | None = None
-#: Python's `__warningregistry__` for this line.
+#: Python's `__warningregistry__` for the line that started the process.
 _shown: dict[Any, Any] = {}
 
 
@@ -57,7 +54,7 @@ def place_outside() -> tuple[str, int, str]:
 
 
 def begin_at(place: tuple[str, int, str]) -> None:
-    """Makes warnings in this process refer to the line that started it, because its stack does not contain the user's
+    """Warnings must refer to the line that started the process, because the process's stack does not contain the user's
     program.
     """
     global _begun_at
@@ -85,7 +82,7 @@ def attributes_of(error: BaseException) -> dict[str, Any]:
 
 
 def came_from(error: BaseException) -> str | None:
-    """Returns a description of a process; None for this process."""
+    """Returns None for an exception of this process."""
     return attributes_of(error).get(RAISED_IN)
 
 
@@ -122,7 +119,7 @@ _COLUMNS, _WIDTH = 8, 80
 
 
 def _scalars(row: dict[Any, Any]) -> str | None:
-    """Returns the scalar columns of a row as text, without columns with private names."""
+    """Omits columns with private names."""
     found = (
         f"{name}={value!r:.{_WIDTH}}"
         for name, value in row.items()
@@ -132,7 +129,7 @@ def _scalars(row: dict[Any, Any]) -> str | None:
 
 
 def key_of(item: Any) -> str | None:
-    """Returns the key or path of an item: the item itself, its first element or its `__key__`.
+    """The key of an item is the item itself, its first element or its `__key__`.
 
     A row without a `__key__` is named by its scalar columns.
     """
@@ -161,10 +158,8 @@ def _shown_with(error: BaseException) -> Iterator[BaseException]:
 
 
 def fold(error: BaseException) -> None:
-    """Removes this package's frames from the tracebacks of `error` and of the exceptions that are displayed with it.
-
-    The frame that raised the exception is kept, unless the exception comes from another process.
-    `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
+    """Keeps the frame that raised the exception, unless the exception comes from another process. With
+    `TORCHDATA_FULL_TRACEBACK=1` in the environment, all frames are kept.
     """
     if os.environ.get("TORCHDATA_FULL_TRACEBACK") == "1":
         return
@@ -191,18 +186,16 @@ def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
 
 
 def represented(datapipe: Any) -> str:
-    """Returns the `repr` of a pipe, or the name of its class if `repr` fails."""
     name = type(datapipe).__qualname__
     try:
         words = repr(datapipe)
     except Exception:
         return name
-    # not in the `try`, because the `except` would swallow an exception of a signal handler
+    # this line is not in the `try` block, because `except` would swallow an exception of a signal handler
     return name if words == name else redacted(words)
 
 
 def name_of(datapipe: Any) -> str:
-    """Returns the `repr` of a pipe, or its class and the user's function that it calls."""
     name = represented(datapipe)
     return with_function(datapipe) if name == type(datapipe).__qualname__ else name
 

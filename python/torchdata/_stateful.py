@@ -1,7 +1,5 @@
 """Defines the protocol of iterables that save their own positions, and reads successive epochs of such an iterable.
 
-Role: runs in the process that reads an iterable.
-
 An iterable may report its position at any time, but the position is only correct while an epoch is being read. If
 `__iter__` is a generator function, the iterable reports the position where the last epoch was left until an item is
 requested, even if a state was loaded. Therefore, until an item is requested, the stream reports the loaded position, or
@@ -32,7 +30,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torchdata._signatures import signature_of
 
-#: A state that was not requested or is unavailable, and the end of an iteration.
+#: `_UNKNOWN` is a state that was not requested or is unavailable, and `_END` is the end of an iteration.
 _UNKNOWN, _END = object(), object()
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
@@ -123,7 +121,7 @@ def is_same(one: Any, other: Any) -> bool:
     """Returns False if the states cannot be compared."""
     try:
         return bool(one == other)
-    except Exception:  # for example, arrays have no truth value
+    except Exception:  # raised, for example, for arrays, which have no truth value
         pass
     try:
         return pickle.dumps(copied(one)) == pickle.dumps(copied(other))
@@ -132,12 +130,9 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 class StreamState(NamedTuple):
-    """The position of an iterable.
-
-    Args:
-        inner: the state of the iterator, unless the iterable is its own iterator.
-        started: whether an item of the epoch was requested.
-        ended: whether the epoch is over; before its first item is requested, whether the previous epoch is.
+    """The state `inner` belongs to the iterator, unless the iterable is its own iterator.
+    The flag `started` tells whether an item of the epoch was requested, and until then, `ended` refers to the previous
+    epoch.
     """
 
     own: Any
@@ -147,7 +142,6 @@ class StreamState(NamedTuple):
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> StreamState:
-        """Raises TypeError or LookupError if the data is damaged."""
         state = cls(saved["own"], saved["inner"], saved["started"], saved["ended"])
         if type(state.started) is not bool or type(state.ended) is not bool:
             raise TypeError("started and ended are True or False")
@@ -155,18 +149,15 @@ class StreamState(NamedTuple):
 
 
 class StatefulStream:
-    """Reads an iterable that has a state, or that has iterators with a state.
-
-    Args:
-        prepare: called before each iteration, and before a state is loaded.
-        is_exact: whether the iterable also reports the correct position before the first item of an epoch.
+    """The function `prepare` is called before each iteration, and before a state is loaded.
+    The flag `is_exact` tells whether the iterable also reports the correct position before the first item of an epoch.
     """
 
     def __init__(self, iterable: Any, prepare: Callable[[], object] | None = None, *, is_exact: bool = False) -> None:
         self._iterable = iterable
         self._prepare = prepare
         self._is_exact = is_exact
-        #: The consumer does not use this iterator, but the one that `begin` or `go_to` returns.
+        #: The consumer uses the iterator that `begin` or `go_to` returns, instead of this iterator.
         self.iterator: Any = iter(())
         self.started = self.ended = False
         #: `_unread`: no item was requested since an epoch began or a state was loaded. `_loaded`: a state within an
@@ -195,7 +186,7 @@ class StatefulStream:
         return self.iterator is not self._iterable and is_stateful(self.iterator)
 
     def begin(self) -> Iterator[Any]:
-        if self._unread:  # no item followed the loaded position, but the next epoch depends on it
+        if self._unread:  # no item followed the loaded position, but the next epoch depends on this position
             with contextlib.suppress(Exception):
                 self._arrive()
                 if self._loaded and not self._is_exact:
@@ -211,7 +202,6 @@ class StatefulStream:
         return itertools.chain.from_iterable(self._pieces())
 
     def go_to(self, state: StreamState) -> Iterator[Any]:
-        """Restores a position, and returns an iterator over the remaining epoch."""
         base: Any = state.own, state.inner
         is_there = False
         now: Any = _UNKNOWN if self._is_exact else self._asked()
@@ -265,7 +255,7 @@ class StatefulStream:
         if inner is not None and self._has_inner:
             give(self.iterator, inner)
         elif has_own and self.iterator is self._iterable and not is_same(state_of(self._iterable), own):
-            give(self._iterable, own)  # `iter` has moved the iterable to the beginning
+            give(self._iterable, own)  # the call of `iter` has moved the iterable to the beginning
 
     def _arrive(self) -> None:
         """Moves the iterable to a loaded position between two epochs."""
@@ -309,10 +299,10 @@ class StatefulStream:
         return item if continues else self._step()
 
     def _step(self) -> Any:
-        """Requests the first item after the loaded position, which makes the iterable apply it."""
+        """Requests the first item after the loaded position, which makes the iterable apply this position."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
-            return item  # an iterator with a state has applied the position
+            return item  # an iterator with a state has already applied the position
         with contextlib.suppress(Exception):
             item = next(self.iterator, _END)
             self._after_load = _END if item is _END else self._asked()
@@ -341,7 +331,7 @@ class StatefulStream:
             except StopIteration:
                 self.ended = True
                 return
-            except BaseException as error:  # raised by the yielded iterator; the next call continues from there
+            except BaseException as error:  # the yielded iterator raises the error, and the next call continues
                 yield map(_raise, (error,))
                 continue
             item, first = [first], None
@@ -350,7 +340,6 @@ class StatefulStream:
         self.ended = True
 
     def _first(self) -> Any:
-        """Returns the first item since an epoch began or a state was loaded."""
         self.started, self._is_untouched = True, False
         self._arrive()
         if self.ended:  # the epoch was over when the state was saved

@@ -1,7 +1,7 @@
 """Starts the threads of this package, and ends them at interpreter exit.
 
-Role: a daemon thread that runs foreign code at interpreter exit could crash the process. Therefore, code that starts
-threads registers a `Work` object, and at exit, the main thread closes all of them and waits for their threads.
+Role: code that starts threads registers a `Work` object, which ends them at exit, because a daemon thread that runs
+foreign code at exit could crash the process.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ AT_HANGS = "`timeout=` makes that an error, and `on_timeout='restart'` replaces 
 #: The number of seconds that interpreter exit waits for all threads together.
 PATIENCE = 2.0
 
-#: Seconds between two checks while a thread waits for a flag.
 _LOOK = 0.1
 
 
 class Latch:
-    """A flag that is set once, for threads that wait for it, and that is safe against Ctrl-C at any point.
+    """A flag for waiting threads that can be set at any time, even while Ctrl-C interrupts the code.
 
-    `threading.Event` acquires its lock in Python code: if Ctrl-C raises an exception right afterwards, the lock is
-    never released, and the next thread that uses the `Event` hangs forever.
+    If Ctrl-C interrupts the Python code of `threading.Event` right after its lock was acquired, the next thread that
+    uses the `Event` hangs forever.
     """
 
     __slots__ = ("_gate", "_is_set")
 
     def __init__(self) -> None:
         self._is_set = False
-        #: `set` releases this lock, and each waiting thread acquires it. Waits of a `SimpleQueue` may miss their end on
-        #: a busy machine with CPython 3.11.
+        #: The method `set` releases this lock, and each waiting thread acquires it. A `SimpleQueue` is unsuitable,
+        #: because its waits may miss their end on a busy machine with CPython 3.11.
         self._gate = threading.Lock()
         self._gate.acquire()
 
@@ -70,8 +69,7 @@ class Latch:
             if left <= 0:
                 return False
             if self._gate.acquire(timeout=left):
-                # Releases the lock for the next waiting thread. If Ctrl-C prevents this, the waiting thread sees the
-                # flag at its next check.
+                # This call releases the lock for the next waiting thread.
                 self._open()
         return True
 
@@ -81,14 +79,12 @@ def start(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        if "start new thread" not in str(error):  # for example, because the interpreter exits
+        if "start new thread" not in str(error):  # the error has another reason, such as the exit of the interpreter
             raise
         raise RuntimeError(f"{error} ({thread.name}): {OUT_OF_TASKS}, or there is no memory for its stack") from error
 
 
 class Work(Protocol):
-    """Ends the threads of one task."""
-
     def close(self) -> Any:
         """Makes the threads end after their current item, without waiting; may be called repeatedly."""
 
@@ -96,15 +92,15 @@ class Work(Protocol):
         """Waits at most `seconds` until all threads except the calling thread have ended."""
 
 
-#: Objects with threads that must end at interpreter exit, by their `id()`. Not a WeakSet, which runs Python code when
-#: an object is freed, because a KeyboardInterrupt in this code would be lost.
+#: A WeakSet is unsuitable, because it runs Python code when an object is freed, and a KeyboardInterrupt in this code
+#: would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
-#: At this size of `_running`, the entries of freed objects are removed.
+#: When `_running` has this many entries, the entries of freed objects are removed.
 _full = 64
 
 
 def end_at_exit(work: Work) -> None:
-    """The threads of `work` must end at interpreter exit, if `work` still exists then."""
+    """The threads of `work` must end at interpreter exit, if `work` still exists."""
     global _full
     if len(_running) >= _full:
         for key in list(_running):
@@ -128,7 +124,6 @@ def _forget_inherited() -> None:
 
 
 def end_all(works: Sequence[Work], seconds: float) -> None:
-    """Makes all threads end after their current items, and waits at most `seconds` for all of them."""
     for work in works:
         work.close()
     until = time.monotonic() + seconds

@@ -1,7 +1,6 @@
 """Finds the user's code that creates the samples of a dataset: `Photos.__getitem__`, `train.py:12`.
 
-Role: used for statistics, notes of exceptions and logs. Looks inside wrappers of PyTorch and of this package, such as
-`Subset` and `SequenceWrapper`.
+Role: also finds the datasets inside wrappers of PyTorch and of this package, such as `Subset` and `SequenceWrapper`.
 """
 
 from __future__ import annotations
@@ -21,17 +20,13 @@ from torchdata._reporting import PACKAGE
 INDEXED, READ, ITERATED = ("__getitem__",), ("__getitems__", "__getitem__"), ("__next__", "__iter__", "__getitem__")
 #: Attributes in which classes of PyTorch and of this package store the datasets that they read.
 _INNER = ("dataset", "datasets", "datapipe", "datapipes", "source_dp", "source_datapipe", "sequence", "iterable")
-#: The maximum number of datasets to inspect.
 _DEEPEST = 16
 
 
 @dataclass(frozen=True)
 class UsersCode:
-    """A function of the user.
-
-    Attributes:
-        name: includes the class, as in `Photos.__getitem__`.
-        location: the file and the line where the function begins, as in `train.py:12`.
+    """The name includes the class, as in `Photos.__getitem__`, and the location is a file and a line, as in
+    `train.py:12`.
     """
 
     name: str
@@ -43,9 +38,7 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """Returns the user's functions, outermost function first. Of each class, only the first existing method in
-    `methods` is used.
-    """
+    """The outermost function is first. For each class, only the first existing method in `methods` is used."""
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
     while waiting and seen < _DEEPEST:
@@ -104,7 +97,6 @@ def _short(path: str) -> str:
 
 
 def raised_in(error: BaseException, codes: list[UsersCode]) -> UsersCode | None:
-    """Returns the innermost function in `codes` that an exception has passed through."""
     found: UsersCode | None = None
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None:

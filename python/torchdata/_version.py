@@ -10,8 +10,8 @@ import os
 import sys
 import warnings
 
-#: The API version that this package implements (torchdata 0.9), followed by the version of `torchdata-rs`; programs
-#: compare it with versions of torchdata.
+#: The implemented API version (torchdata 0.9), followed by the version of `torchdata-rs`; programs compare it with
+#: versions of torchdata.
 VERSION = "0.9.0+rs.0.1.0"
 
 
@@ -19,7 +19,8 @@ def warn_of_upstream() -> None:
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with os.scandir(site) as entries:  # importlib.metadata would take longer than the rest of the import
         found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
-    found = [name for name in found if "+rs." not in name]  # the distribution of tools/name_wheel.py has no files
+    # the distribution that tools/name_wheel.py creates has no files
+    found = [name for name in found if "+rs." not in name]
     if not found:
         return
     version = found[0].removeprefix("torchdata-").removesuffix(".dist-info")
@@ -31,7 +32,7 @@ def warn_of_upstream() -> None:
 
 
 def warn_if_replaced(package: str) -> None:
-    """Warns if upstream's files have replaced files of this package."""
+    """Upstream's files may have replaced files of this package."""
     found = getattr(sys.modules["torchdata"], "__version__", "without a version")
     if found == VERSION:
         return

@@ -17,7 +17,6 @@ _NODES = {"fontname": "monospace", "fontsize": "10", "height": "0.2", "shape": "
 
 
 def as_digraph(graph: DrawnGraph) -> graphviz.Digraph:
-    """Returns a graph with a cluster for each process, colors by time, and rates on the arrows."""
     library = optional_import("graphviz", extra="graph", needed_by="to_graph")
     drawing: graphviz.Digraph = library.Digraph(
         graph_attr={"size": "14,14", "fontname": "monospace", "fontsize": "10"},

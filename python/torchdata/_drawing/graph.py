@@ -9,8 +9,8 @@ __all__ = ["Arrow", "DrawnGraph", "DrawnGroup", "Node"]
 
 @dataclass
 class Node:
-    """A pipe in a picture. `heat` is the fraction of its process's time that the pipe itself takes, from 0 to 1. `kind`
-    is "source", "end", "waits", or empty.
+    """`heat` is the fraction of its process's time that the pipe itself takes, from 0 to 1. `kind` is "source", "end",
+    "waits", or empty.
     """
 
     title: str
@@ -22,7 +22,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Arrow:
-    """A flow of items, which go to another process if `crosses` is True."""
+    """If `crosses` is True, the items go to another process."""
 
     tail: int
     head: int
@@ -32,7 +32,7 @@ class Arrow:
 
 @dataclass
 class DrawnGroup:
-    """The pipes of one or several processes; groups with lower `column` numbers are drawn closer to the top."""
+    """The pipes of one or several processes; groups with lower `column` numbers are closer to the top."""
 
     title: str
     nodes: list[Node]

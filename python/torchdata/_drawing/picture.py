@@ -1,7 +1,6 @@
 """Computes the layout of a graph's picture, and draws it as SVG, without external programs.
 
-Role: draws processes and their pipes below each other, in the order of the data flow. The picture of a graph without
-branches fits on a phone.
+The picture of a graph without branches fits on a phone.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torchdata._drawing.graph import Arrow, DrawnGraph, DrawnGroup, Node
 
 __all__ = ["Picture", "color_of"]
 
-_CHAR, _LINE, _PAD = 6.7, 15, 8  # for an 11-pixel font
+_CHAR, _LINE, _PAD = 6.7, 15, 8  # these sizes are for an 11-pixel font
 _GAP_X, _GAP_Y, _GROUP_GAP, _MARGIN = 26, 40, 44, 10
 _LONGEST = 44  # the maximum number of characters per line
 _HOT, _HOTTEST = "#ef6548", 0.8
@@ -31,14 +30,13 @@ _STYLE = (
 
 
 def _tint_of(node: Node) -> tuple[str, float]:
-    """Returns the color and the opacity for a pipe's share of the time, or else for its kind."""
+    """The color shows the pipe's share of the time if it is known, or else the kind of the pipe."""
     if node.heat is None:
         return _TINTS[node.kind]
     return _HOT, _HOTTEST * min(1.0, max(0.0, node.heat))
 
 
 def color_of(node: Node) -> str:
-    """Returns the opaque color that the pipe has on a white background."""
     color, strength = _tint_of(node)
     parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
@@ -106,7 +104,7 @@ class Picture:
             self._top_of.update((node.key, top) for node in group.nodes)
             bottom = self._place(group, graph.arrows, top)
         self._right = self._centre()
-        self._beside = 0  # the number of curves that pass other processes
+        self._beside = 0
         self._curves = [self._curve(arrow) for arrow in graph.arrows]
         ends = [curve.label_at[0] + _cells(curve.label) * _CHAR for curve in self._curves if curve.label]
         right = max([self._right, *ends, *(_rightmost(curve) for curve in self._curves)])
@@ -147,7 +145,7 @@ class Picture:
         return bottom
 
     def _centre(self) -> float:
-        """Moves all nodes to the right until only the left margin is free, and returns the largest x-coordinate."""
+        """Returns the largest x-coordinate after all nodes have moved to the right of the left margin."""
         placed = [*self._boxes.values(), *self._frames]
         shift = _MARGIN - min((box.x for box in placed), default=0.0)
         for box in placed:
@@ -167,13 +165,12 @@ class Picture:
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=False)
 
     def _curve_beside(self, arrow: Arrow, tail: _Box, head: _Box) -> _Curve:
-        """Draws an arrow to the right of the processes between its ends."""
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # So far to the right that the curve passes beside these processes.
+        # The control points are so far to the right that the curve passes beside the processes between its ends.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
-        label_at = (tail.x, tail.y + tail.height + 10 + 16)  # below the arrow's process
+        label_at = (tail.x, tail.y + tail.height + 10 + 16)  # the label is below the arrow's process
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
 
     def svg(self) -> str:
@@ -227,7 +224,7 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Gives a text the width that the layout has assumed, with any font."""
+    """The text gets the width that the layout has assumed, with any font."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 

@@ -1,4 +1,1 @@
-"""Observes loaders: counters, displays, access from other processes, and metrics.
-
-`_engine` and `dataloader2` import this package, and increase its counters.
-"""
+"""Observes loaders: counters, displays, access from other processes, and metrics."""

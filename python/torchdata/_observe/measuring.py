@@ -1,7 +1,4 @@
-"""Converts a loader's statistics to measurements for exporters, independently of any metrics library.
-
-Role: the names follow Prometheus: base units, and `_total` for counters.
-"""
+"""Converts a loader's statistics to measurements for exporters, by the naming rules of Prometheus."""
 
 from __future__ import annotations
 
@@ -31,9 +28,7 @@ FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_O
 
 
 def rank_of(loader: Any) -> int:
-    """Returns the rank from the reading service, the distributed job or the environment; 0 if none of them has
-    a rank.
-    """
+    """Returns 0 if the reading service, the distributed job and the environment have no rank."""
     for service in _services_in(loader.reading_service):
         if hasattr(service, "count_ranks"):
             try:
@@ -57,14 +52,12 @@ def _services_in(service: Any) -> Iterator[Any]:
 
 
 class Measuring:
-    """Measures a loader repeatedly, also after its end.
+    """Measures a loader repeatedly; gauges cover the time since the last measurement that found new counts. Counters
+    never decrease, because readers of metrics interpret a decrease as a restart and count the whole value a second
+    time. The loader's own values may decrease, because times are estimates, and the times of a replaced worker start at
+    zero.
 
-    Gauges cover the time since the last measurement that found new counts. Counters never decrease, because readers of
-    metrics interpret a decrease as a restart and count the whole value a second time. The loader's own values may
-    decrease, because times are estimates, and the times of a replaced worker start at zero.
-
-    Args:
-        rank: the label `rank` of all measurements; None determines the rank.
+    rank: the label `rank` of all measurements; None for the rank of the loader.
     """
 
     def __init__(self, loader: Any, rank: int | None = None) -> None:
@@ -74,7 +67,6 @@ class Measuring:
         self._rank = rank
         self._last: LoaderStats | None = None
         self._pids: dict[str, int] = {}
-        #: By metric family and labels: the last value of the loader, and the last reported value.
         self._told: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
 
     @property
@@ -97,7 +89,7 @@ class Measuring:
         return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
 
     def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
-        """Returns a value that is at least the last reported value, even after a restart of the process."""
+        """A counter never decreases, even if the process is restarted."""
         key = one.family.name, one.labels
         number, told = self._told.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]

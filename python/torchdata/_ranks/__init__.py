@@ -10,11 +10,11 @@ from typing import Any
 
 
 def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
-    """Returns the ranks of a torch process group or device mesh, numbered as in the job; None for another type. Raises
-    ValueError if the mesh has several dimensions, or if this rank does not belong to the group.
+    """Returns ranks that are numbered as in the job; None if `process_group` is not a process group or a device mesh of
+    torch. Raises ValueError if the mesh has several dimensions, or if this rank does not belong to the group.
     """
     dist: Any = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available():  # without `torch.distributed`, no such group exists
+    if dist is None or not dist.is_available():  # without `torch.distributed`, no process group exists
         return None
     if hasattr(process_group, "get_group") and hasattr(process_group, "mesh_dim_names"):
         if process_group.ndim != 1:

@@ -48,7 +48,7 @@ class GivenUp(Exception):
 
 
 class RankGroup(Protocol):
-    """The ranks of a job. An object of the user may lack `broken`, `show_life`, `give_up` and `close`."""
+    """The attributes `broken`, `show_life`, `give_up` and `close` are optional for objects of the user."""
 
     rank: int
     world_size: int
@@ -74,7 +74,7 @@ class RankGroup(Protocol):
 
 
 class UncopyableGroup:
-    """The base class of groups of ranks, which cannot be copied, because other ranks have no connection to the copy."""
+    """Groups of ranks cannot be copied, because other ranks have no connection to the copy."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -91,13 +91,12 @@ class TorchRanks(Protocol):
 
 
 def describe_ranks(ranks: Iterable[int]) -> str:
-    """Returns `rank 3`, or `ranks 1, 2`."""
+    """Returns, for example, "rank 3" or "ranks 1, 2"."""
     numbers = list(ranks)
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def check_group(group: Any, whose: str, *, broadcasts: bool) -> None:
-    """Raises TypeError if `group` lacks a required method."""
     needed = ["rank", "world_size", *(["broadcast"] if broadcasts else []), "all_reduce_min"]
     lacking = [name for name in needed if not hasattr(group, name)]
     if lacking:

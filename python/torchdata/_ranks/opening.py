@@ -1,7 +1,6 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and the other ranks connect to rank 0.
 
-Role: runs once for each group, in the main process of every rank. The store is asked in a separate thread, because a
-request never returns if the store's process is stopped.
+Role: the store is asked in a separate thread, because a request never returns if the store's process is stopped.
 """
 
 from __future__ import annotations
@@ -21,26 +20,20 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError, describe_ranks
 from torchdata._threads import start
 
-#: What happened, the affected ranks, and the rank that gave up.
+#: The reason for giving up, the affected ranks, and the rank that gave up.
 Blame = tuple[str, list[int], int]
 
-#: The shortest and the longest pause between two requests for rank 0's addresses, in seconds; the pauses grow, so that
-#: many ranks do not flood the store.
+#: The shortest and the longest pause in seconds between two requests for rank 0's addresses.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
-#: Seconds to connect to an address and receive an answer.
+#: The number of seconds to connect to one address and receive an answer.
 _ATTEMPT = 3.0
 
 _LOOPBACK = ("127.0.0.1", "::1")
 
 
 class Opening:
-    """Opens one group of ranks.
-
-    Args:
-        members: the ranks of the group, numbered as in the job.
-        timeout: the seconds after which missing ranks are reported.
-    """
+    """The ranks in `members` are numbered as in the job."""
 
     def __init__(self, dist: Any, prefix: str, members: Sequence[int], timeout: float, whose: str) -> None:
         self._dist, self._prefix, self._timeout = dist, prefix, timeout
@@ -54,25 +47,22 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Connects the ranks, and returns the connection (or why rank 0 has given up) and the seconds left for all
-        ranks to connect.
+        """Returns the connected ranks (or why rank 0 has given up), and the seconds that remain until all ranks must be
+        connected.
 
-        Raises:
-            PrefetchTimeoutError: rank 0, and perhaps other ranks, did not begin to iterate in time.
-            RanksLostError: the store or rank 0 does not answer.
+        Raises PrefetchTimeoutError if rank 0 did not begin to iterate in time, and RanksLostError if the store or rank
+        0 does not answer.
         """
         meeting = self._host() if self._rank == 0 else self._join()
         return meeting, self._left
 
     def give_up(self, blame: Blame) -> None:
-        """Publishes in the store why rank 0 no longer waits for the other ranks."""
+        """Later ranks find the reason `blame` in the store."""
         with suppress(RanksLostError):
             self._ask_store(lambda store: store.set("blame", json.dumps(blame)))
 
     def agree(self, key: str, value: str) -> str:
-        """The first rank that calls this method determines the value of the key for all ranks. Raises RanksLostError if
-        the store does not answer.
-        """
+        """The first rank that calls this method determines the value of the key for all ranks."""
         return str(self._ask_store(lambda store: store.compare_set(key, "", value)).decode())
 
     def _host(self) -> Meeting:
@@ -141,7 +131,7 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """Waits up to `Meeting.WATCH` seconds after the time limit."""
+        """Waits up to `Meeting.WATCH` seconds beyond the time limit."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -150,7 +140,7 @@ class Opening:
 
                 store: Any = distributed_c10d._get_default_store()
                 if hasattr(store, "clone"):
-                    store = store.clone()  # does not wait for other users of the store
+                    store = store.clone()  # the clone does not wait for other users of the store
                 answers.append(ask(self._dist.PrefixStore(self._prefix, store)))
             except Exception as error:
                 answers.append(error)
@@ -168,14 +158,12 @@ class Opening:
 
 
 def _holder_of_store() -> str:
-    """Guesses which process contains the store, without asking it."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "torchrun's agent on the machine of rank 0"
     return "rank 0, unless the program makes its store elsewhere"
 
 
 def _host_of(dist: Any) -> str | None:
-    """Returns the name of the machine with the store, if the store is on a network."""
     from torch.distributed import distributed_c10d
 
     store = distributed_c10d._get_default_store()
@@ -186,14 +174,14 @@ def _host_of(dist: Any) -> str | None:
 
 
 def _machine() -> str:
-    """Returns a name that distinguishes machines, and containers with their own network."""
+    """The name distinguishes machines, and containers with their own network."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
     return socket.gethostname()
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """If one address suffices, the socket is bound only to it."""
+    """If one address suffices, the socket is bound only to this address."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -209,11 +197,11 @@ def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _listen_at(store_host: str | None) -> socket.socket | None:
-    """Returns a socket at an address that all ranks can reach; None if it is unknown."""
+    """Returns None if no address is known that all ranks can reach."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
-    # The name of this machine's loopback interface may name another machine elsewhere.
+    # A name of this machine's loopback interface may name another machine elsewhere.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
     towards = next(iter(_addresses_towards(store_host)), None) if store_host is not None else None
@@ -229,7 +217,7 @@ def _server_at(address: str) -> socket.socket | None:
 
 
 def _is_loopback(host: str | None) -> bool:
-    """If the store has such a host name, all ranks run on one machine."""
+    """If the host name of the store is a loopback name, all ranks run on one machine."""
     return host is not None and (host.lower() == "localhost" or host in _LOOPBACK or host.startswith("127."))
 
 
@@ -239,13 +227,13 @@ def _addresses_towards(host: str | None) -> list[str]:
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as asks:
-                asks.connect(address)  # sends nothing, because the socket is a UDP socket
+                asks.connect(address)  # connecting a UDP socket sends nothing
                 found.append(asks.getsockname()[0])
     return found
 
 
 def _address_of_interface(name: str) -> str:
-    """Returns an IPv4 address. Raises RuntimeError if the interface has no address or does not exist."""
+    """Raises RuntimeError if the interface has no IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
             # SIOCGIFADDR (see netdevice(7)) takes the interface's name in 16 bytes, and appends the address.
@@ -259,7 +247,7 @@ def _address_of_interface(name: str) -> str:
 
 
 def _own_addresses(store_host: str | None) -> list[str]:
-    """Returns addresses at which other machines may reach this machine, most likely address first."""
+    """The most likely address is first."""
     found = _addresses_towards(store_host)  # all ranks have reached the store's machine
     with suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
@@ -267,7 +255,7 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Returns addresses at which this rank may reach rank 0, most likely address first."""
+    """The most likely address is first."""
     addresses: list[str] = list(offer["addresses"])
     if offer["loopback"]:
         if offer["machine"] == _machine():

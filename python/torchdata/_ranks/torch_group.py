@@ -1,8 +1,7 @@
 """A group of ranks of a `torch.distributed` job, with its own connections.
 
-Role: a group is used in the main process of every rank, by one thread at a time. Each rank has one connection to rank 0
-(`Meeting`), which a native thread serves, so the messages do not mix with those of the training, and all ranks notice
-the failure of a rank. `torchdata_core::ranks` describes the protocol.
+Each rank has one connection to rank 0 (`Meeting`), which a native thread serves, so the messages do not mix with those
+of the training, and all ranks notice the failure of a rank. `torchdata_core::ranks` describes the protocol.
 
 Operations use neither torch's process groups nor the store, because these wait for exited ranks until the job's
 timeouts expire, even in destructors at interpreter exit.
@@ -27,7 +26,6 @@ _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itert
 #: A rank that passes this value to a minimum over all ranks leaves the result to the other ranks.
 _LARGEST = 2**63 - 1
 
-#: The failures that a `Meeting` reports, in words for messages.
 _FAULTS = {
     "absent": "did not begin to iterate",
     "late": "did not reach this step",
@@ -41,7 +39,7 @@ _EXCUSES = {
     "late": "it runs, but waits for data, is busy between two items, or has left the loop",
 }
 
-#: Groups whose connections a forked child inherits.
+#: A forked child inherits the connections of these groups.
 _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
@@ -62,7 +60,7 @@ def require_available(whose: str) -> Any:
 
 
 def require_initialized(whose: str) -> Any:
-    """Like `require_available`, but also raises RuntimeError if `init_process_group` was not called."""
+    """Raises RuntimeError if `init_process_group` was not called, or if `require_available` does."""
     dist = require_available(whose)
     if not dist.is_initialized():
         raise RuntimeError(
@@ -73,16 +71,8 @@ def require_initialized(whose: str) -> Any:
 
 
 class TorchGroup(UncopyableGroup):
-    """Ranks of the job, which connect through the job's store.
-
-    Args:
-        timeout: the time limit of an operation in seconds.
-        members: the ranks, numbered as in the job and including this rank; None for all ranks.
-
-    Raises:
-        RuntimeError: see `require_initialized`.
-        PrefetchTimeoutError: other ranks did not open the group in time.
-        RanksLostError: rank 0 or the store of the job does not answer.
+    """Ranks of a job, which connect through the job's store. The `members` are numbered as in the job and include this
+    rank; None stands for all ranks.
     """
 
     def __init__(self, timeout: float, whose: str, members: tuple[int, ...] | None = None) -> None:
@@ -121,11 +111,10 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Returns the value of the first group that calls this method, among all groups with as many ranks. On other
-        ranks than rank 0, returns `value` unchanged.
+        """Among all groups with the same number of ranks, the first group determines the result, which rank 0 returns.
 
-        With tensor parallelism, ranks of different data-parallel groups must read the same data. Equal seeds make these
-        groups shuffle the data in the same order.
+        With tensor parallelism, ranks of different data-parallel groups must read the same data, so these groups need
+        equal seeds.
         """
         number, self._agreements = self._agreements, self._agreements + 1
         if self._seeds is None or self.rank != 0:
@@ -141,7 +130,7 @@ class TorchGroup(UncopyableGroup):
             raise GivenUp("the group of ranks was closed")
         try:
             least, blame = self._meeting.least(value, self._timeout)
-        except BaseException:  # for example, Ctrl-C: other ranks must not wait for this rank
+        except BaseException:  # after Ctrl-C, for example, other ranks must not wait for this rank
             self._broken = True
             self._meeting.leave()
             raise
@@ -154,7 +143,6 @@ class TorchGroup(UncopyableGroup):
         raise self._failure(*blame)
 
     def _failure(self, what: str, ranks: list[int], by: int) -> Exception:
-        """Returns an exception that names the responsible ranks."""
         members, size = self._members, self._job_size
         me = f"{self._whose} on rank {members[self.rank]}"
         if by != self.rank:
@@ -200,10 +188,10 @@ class TorchGroup(UncopyableGroup):
             self._descriptors = []
 
     def _forget(self) -> None:
-        """In a forked child, replaces inherited file descriptors, which would keep the connections open."""
+        """In a forked child, inherited file descriptors would keep the connections open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            # Not closed, because an inherited object will close the file descriptor later.
+            # The file descriptor stays open, because an inherited object will close it later.
             os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)
 

@@ -61,7 +61,6 @@ def rebuilt(forms: list[Form]) -> BaseException | None:
 
 
 def _forms(error: BaseException, depth: int) -> Iterator[tuple[Form, bool]]:
-    """Yields the forms of the exception, best form first, and whether each form preserves the whole exception."""
     classes = [cls for cls in type(error).__mro__ if issubclass(cls, BaseException)]
     if isinstance(error, BaseExceptionGroup):
         if depth < _DEEPEST:
@@ -89,7 +88,6 @@ def _in_words(error: BaseException) -> str:
 
 
 def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
-    """Returns None if the pickle cannot be loaded, or exceeds `room` bytes."""
     file = LimitedFile(room)
     try:
         pickle.Pickler(file, protocol=5).dump(value)

@@ -1,8 +1,5 @@
 """Chooses the function that pickles objects of a type: a reducer that the user has registered, this package's reducer
 for tensors and arrays, or pickle's default.
-
-Role: the codec (codec.py) uses this module for each pickled item, and the extension asks it for the types with
-registered reducers.
 """
 
 from __future__ import annotations
@@ -55,9 +52,8 @@ class Reducers(dict[type, Reducer]):
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
-        #: The registered reducers, from a pickler class or from `copyreg`.
         self.base = base
-        #: The value of `Tables._seen` when this table was created; None if this table must not be reused.
+        #: None if this table must not be reused.
         self.made_for: object = None
         self.tensors = DepartingTensors()
 
@@ -111,9 +107,7 @@ class Tables:
 
 
 def program_table(pickling: Any) -> Reducers:
-    """Returns the reducer table for pickling a program, which refers to files of memory-mapped arrays instead of
-    copying them.
-    """
+    """Makes the pickle refer to the files of memory-mapped arrays instead of copying the arrays."""
     table = Reducers(getattr(pickling, "dispatch_table", copyreg.dispatch_table), _users_reducers())
     numpy = sys.modules.get("numpy")
     if numpy is not None and numpy.memmap not in table.base:

@@ -1,12 +1,11 @@
 """Finds loaders in other processes, and reads their counters without affecting them.
 
 Role: the main process of a loader holds a file descriptor of the anonymous memory with its counters, which `/proc`
-exposes to the same user and to root. The memory is mapped read-only. Only a request for a stack sends the process a
-signal (see `stacks`).
+exposes to the same user and to root.
 
-If root inspects processes of other users, the memory may contain anything. Therefore, the memory must be sealed against
-shrinking, its numbers are compared with its size, and control characters are removed from its texts. Loaders that fail
-these checks are reported and omitted.
+If root inspects processes of other users, this memory may contain anything, so it must be sealed against shrinking, its
+numbers are compared with its size, and control characters are removed from its texts. Loaders that fail these checks
+are reported and omitted.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ _NAME = "/memfd:torchdata-stats"
 
 _PROC = "/proc"
 
-#: The maximum number of bytes of a command line that are read.
 _LONGEST_COMMAND = 4096
 
 _told: set[str] = set()
@@ -43,10 +41,8 @@ class NoLoaderError(LookupError):
 
 @dataclass(frozen=True)
 class Attached:
-    """A loader in another process.
-
-    The `command` line contains no secrets.
-    `numbers` maps process ids in the loader's container to process ids in this container; None if they are equal.
+    """The mapping `numbers` maps process ids in the loader's container to process ids in this container; it is None if
+    the ids are equal.
     """
 
     pid: int
@@ -55,7 +51,6 @@ class Attached:
     numbers: Mapping[int, int] | None = None
 
     def reading(self) -> Reading:
-        """Omits processes with damaged counters."""
         return read_board(self.board, self.numbers)
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
@@ -65,7 +60,6 @@ class Attached:
         return kernel_state(self.pid) not in ("ended", "dead")
 
     def stacks(self) -> list[tuple[str, str]]:
-        """Returns a line with name, id and state, and the Python stack, for each process."""
         reading = self.reading()
         stats = summarise(reading)
         pages = {name_of_process(page): page for page in reading.pages.values()}
@@ -91,7 +85,7 @@ class Attached:
 
 
 def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yields the device and inode, and the path, of each memory with counters that a process has open."""
+    """Yields ((device, inode), path) for each memory with counters that a process has open."""
     folder = f"/proc/{pid}/fd"
     for descriptor in os.listdir(folder):
         path = f"{folder}/{descriptor}"
@@ -104,7 +98,7 @@ def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def _command(pid: int) -> str:
-    """Secrets are hidden."""
+    """Hides secrets in a command line."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             parts = file.read(_LONGEST_COMMAND).decode(errors="replace").strip("\0").split("\0")
@@ -120,7 +114,7 @@ def _command(pid: int) -> str:
 def _numbers(pid: int) -> dict[int, int] | None:
     """Maps the process ids in the container of a process to the process ids in this container.
 
-    Returns None if the process is in no container, or in the same one as this process.
+    Returns None if the process is in no container, or in the container of this process.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
@@ -139,7 +133,7 @@ def _numbers(pid: int) -> dict[int, int] | None:
 
 
 def find(pid: int | None = None) -> list[Attached]:
-    """Returns the loaders of a main process and its children, or of all processes of this user, oldest first."""
+    """Returns the oldest loader first."""
     if not os.path.isdir("/proc/self/fd"):
         raise NoLoaderError("loaders are found through /proc, which this system does not have")
     if pid is None:
@@ -160,7 +154,7 @@ def find(pid: int | None = None) -> list[Attached]:
                 raise PermissionError(
                     f"process {pid} belongs to another user: only this user or root may inspect the process"
                 ) from None
-        # raised if the process has exited, or belongs to another version of this package
+        # the process has exited, or belongs to another version of this package
         except (OSError, RuntimeError):
             continue
     return sorted(found.values(), key=lambda attached: attached.board.made()[1])
@@ -171,7 +165,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     try:
         board = StatsBoard.observe(path)
         damage = board.damage()
-    except (ValueError, RuntimeError) as error:  # raised if the counters are malicious, or from another release
+    except (ValueError, RuntimeError) as error:  # the counters are malicious, or from another release
         damage = str(error)
     if damage is not None:
         _warn(f"process {candidate} has counters that are left out: {printable(damage)}")
@@ -187,7 +181,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
 
 
 def _warn(message: str) -> None:
-    """Issues each warning once per process, because `top` reads all counters every second."""
+    """Issues each warning only once, because `top` reads all counters every second."""
     if message not in _told:
         _told.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=5)
@@ -201,7 +195,7 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 
 def attach(pid: int | None = None) -> list[Attached]:
-    """Like `find`, but also accepts the process id of a worker. Raises NoLoaderError if no loader was found."""
+    """Accepts the process id of a worker, unlike `find`."""
     found = find(pid)
     if not found and pid is not None:
         found = [one for one in find(_parent(pid)) if pid in _pids(one)]

@@ -4,14 +4,14 @@ Role: on a real-time signal, each process of a loader writes the stack of its ma
 The process's counters name the signal and the memory's file descriptor, and the observer reads the memory through
 `/proc`. `faulthandler` writes the stack in the signal handler, in C and without the GIL, so that a process that hangs
 in native code also answers. It writes only the main thread's stack, because the stacks of other threads could change,
-or be freed, meanwhile. On a second signal, a Python handler in a worker writes the stacks of the other threads, which
-are paused because the handler holds the GIL. This handler runs once the main thread runs Python code or checks for
-signals.
+or be freed, during the write. On a second signal, a Python handler in a worker writes the stacks of the other threads,
+which are paused because the handler holds the GIL. This handler runs once the main thread runs Python code or checks
+for signals.
 
 A signal would end a process without a handler, so the counters contain no signal until the handler is installed, and an
-observer checks for the handler first. When no handler is installed any more, the process ignores the signal. If another
-thread than the main thread created the first loader, the process keeps the handler until it exits, because only the
-main thread can ignore signals.
+observer checks for the handler first. When no handler is installed, the process ignores the signal. If another thread
+than the main thread created the first loader, the process keeps the handler until it exits, because only the main
+thread can ignore signals.
 """
 
 from __future__ import annotations
@@ -41,18 +41,17 @@ __all__ = [
     "where_it_stands",
 ]
 
-#: The maximum size in bytes of the memory with answers, which is cleared at the beginning of the next epoch.
+#: The size in bytes above which old answers are deleted at the beginning of an epoch.
 MOST = 1 << 20
-#: Seconds between two checks for a complete answer.
 LOOK = 0.005
 
 _HEAD = "Stack (most recent call first):"
-#: What follows the stacks of other threads in the memory, and the number of seconds to wait for these stacks.
+#: The mark after the stacks of other threads, and the number of seconds to wait for these stacks.
 _END, OTHERS = "\0", 0.5
-#: The counters store both signals in one number: the first in the lower 8 bits, and the second above them.
+#: The counters contain both signals in one number: the first signal in the lower 8 bits, and the second signal above.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
-#: Frames of the package whose path contains this text are removed from the stack of a worker.
+#: Frames in this folder are removed from the stack of a worker.
 _CHILD = os.path.join("_engine", "workers", "")
 
 _STATES = {
@@ -67,24 +66,22 @@ _STATES = {
 
 
 class _Answering:
-    """The state that this process needs to answer requests for stacks."""
-
     def __init__(self, inherited: _Answering | None = None) -> None:
         self.signal: int = 0 if inherited is None else inherited.signal
-        #: The signal that requests the stacks of a worker's other threads; 0 if it is not handled.
+        #: The signal that requests the stacks of a worker's other threads; 0 if the worker does not handle this signal.
         self.others: int = 0
         #: Whether the process ignores the signal while no handler is installed.
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The file descriptor and the inode of the memory. One tuple, so that a fork in another thread never copies
-        #: only one new number.
+        #: The file descriptor and the inode of the memory for answers. They are assigned together, so that a fork in
+        #: another thread never copies only one new number.
         self.opened: tuple[int, int] = (-1, 0)
-        #: The same for the parent process's memory, until this process has closed the file descriptor.
+        #: The file descriptor and the inode of the parent process's memory, until this process has closed the
+        #: descriptor.
         self.inherited: tuple[int, int] = (-1, 0)
         if inherited is not None:
             self.inherited = inherited.opened if inherited.opened[0] >= 0 else inherited.inherited
-        #: The counters, of all loaders, that contain the signals and the file descriptor.
         self.pages: set[tuple[int, int]] = set()
-        #: Reentrant, because garbage collection may end a loader at any point.
+        #: The lock is reentrant, because garbage collection may end a loader at any point.
         self.lock = threading.RLock()
 
 
@@ -92,8 +89,8 @@ _answering = _Answering()
 
 
 def _in_forked_child() -> None:
-    """Resets the state, because the open file belongs to the parent, and a thread that the child lacks may hold the
-    lock.
+    """A forked child needs a new state, because the open file belongs to the parent, and a thread that the child lacks
+    may hold the lock.
     """
     global _answering
     _answering = _Answering(_answering)
@@ -111,12 +108,12 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Makes this process answer requests for stacks, if the system supports this."""
+    """Does nothing on systems without such signals or memory."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        # Before the memory is opened, so that another loader that ends now does not close it.
+        # This line is before the call of `_open`, so that another loader that ends now does not close the memory.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
@@ -128,7 +125,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
 
 def _open(now: _Answering) -> bool:
     """Returns False if no signal is free."""
-    # a new signal is chosen if the program has installed its own handler for the old one
+    # a new signal is chosen if the program has installed its own handler for the old signal
     if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):
         now.signal, now.ignored = _free_signal(), False
     if not now.signal:
@@ -137,7 +134,7 @@ def _open(now: _Answering) -> bool:
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     if not now.ignored and threading.current_thread() is threading.main_thread():
         faulthandler.unregister(now.signal)  # another thread of the parent process had installed the handler
-        signal.signal(now.signal, signal.SIG_IGN)  # takes effect once the handler is removed
+        signal.signal(now.signal, signal.SIG_IGN)  # this setting takes effect once the handler is removed
         now.ignored = True
     faulthandler.register(now.signal, file=descriptor, all_threads=False, chain=False)
     now.opened = (descriptor, os.fstat(descriptor).st_ino)
@@ -153,7 +150,7 @@ def _answer_for_others(now: _Answering) -> None:
     if number:
         signal.signal(number, lambda *_: _tell_others())
         signal.siginterrupt(number, False)
-        atexit.register(_ignore_others, now)  # runs before the interpreter removes its handler
+        atexit.register(_ignore_others, now)  # this function runs before the interpreter removes the handler
         now.others = number
 
 
@@ -164,11 +161,11 @@ def _ignore_others(now: _Answering) -> None:
 
 
 def _tell_others() -> None:
-    """Runs in the main thread."""
+    """Writes the stacks of all threads except the main thread, which runs this function."""
     descriptor, _ = opened = _answering.opened
     if not _is_open(opened):
         return
-    # Reads `_active` without the lock of `threading`, because this thread may already hold the lock.
+    # This code reads `_active` without the lock of `threading`, because this thread may already hold the lock.
     own, known = threading.get_ident(), getattr(threading, "_active", {})
     told = [
         f"Thread {getattr(known.get(ident), 'name', ident)}, {_listed(frame)}\n"
@@ -205,15 +202,17 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # The handler runs in the main thread, and could be answering a late signal while another thread removes it.
+        # Only the main thread removes the handler, because the handler runs in the main thread and may be answering a
+        # late signal.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(now.signal) != signal.SIG_IGN:  # the program has installed its own handler
+        if signal.getsignal(now.signal) != signal.SIG_IGN:  # the program has installed its own handler, which is kept
             return
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        now.opened = (-1, 0)  # last, so that a child that is forked before closes the inherited file descriptor
+        # this step is last, so that a child that was forked before closes the inherited file descriptor
+        now.opened = (-1, 0)
 
 
 def tidy() -> None:
@@ -226,7 +225,7 @@ def tidy() -> None:
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
     """Returns the Python stacks of another process, main thread first; None if the process does not answer.
 
-    A worker's other threads follow if its main thread can run Python code.
+    The stacks of a worker's other threads follow if the main thread can run Python code.
 
     Args:
         number: the signals, as stored in the counters of the process.
@@ -239,7 +238,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
         return None
     try:
         if not _is_ours(answers):
-            return None  # the process has exited, and another process has its id
+            return None  # another process has the id of the exited process
         before = os.fstat(answers).st_size
         first, others = number & _FIRST, number >> _OTHERS_AT
         if not _handles(pid, first):
@@ -254,7 +253,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
             last, size = size, os.fstat(answers).st_size
             if size == last > before:
                 answer = os.pread(answers, min(size - before, MOST), before).decode(errors="replace")
-                if _HEAD in answer:  # otherwise, the text is the end of an answer to another observer
+                if _HEAD in answer:  # a text without this line is the end of an answer to another observer
                     return f"{_trimmed(answer)}\n{_others_of(pid, others, answers, size)}".rstrip()
         return None
     finally:
@@ -262,7 +261,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """`size` is the size of the answers before this request."""
+    """`size` is the size in bytes of the earlier answers."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -277,7 +276,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Returns whether the process survives the signal."""
+    """Returns False if the signal would end the process."""
     if not signal.SIGRTMIN < number < signal.SIGRTMAX:
         return False
     try:
@@ -289,9 +288,7 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Removes this package's frames from the stack of a worker. Further stacks in the text are answers to other
-    observers.
-    """
+    """Later stacks in the text are answers to other observers."""
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
     calls = calls[: calls.index(head)] if head in calls else calls

@@ -110,7 +110,7 @@ class Patience:
 
 
 def warn_in_thread(warning: Warning) -> None:
-    """If warnings are errors, reports the error, and the thread continues."""
+    """If warnings are errors, the error is reported, and the thread continues."""
     try:
         warnings.warn(warning, stacklevel=3)
     except Warning as error:
@@ -120,7 +120,7 @@ def warn_in_thread(warning: Warning) -> None:
 def _words(
     children: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
 ) -> str:
-    # Imported only when there is a problem.
+    # These modules are imported only when there is a problem.
     from torchdata._observe.outside.stacks import where_it_stands
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
@@ -146,10 +146,7 @@ def _words(
 
 
 def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
-    """Warns if the main process itself takes too long for an item, and whenever the duration has doubled.
-
-    Returns the argument of `warn_of_calls_no_more`.
-    """
+    """Repeats the warning whenever the duration of the call has doubled."""
     number = next(_numbers)
     _watched[number] = weakref.ref(recorder)
     delivery.watch(number, seconds)
@@ -162,7 +159,7 @@ def warn_of_calls_no_more(number: int, delivery: Delivery) -> None:
 
 
 def _on_call_stall(number: int, waited: float, thread: int) -> None:
-    """Called in the monitoring thread when `thread` has been in a call for `waited` seconds."""
+    """The monitoring thread calls this function when `thread` has been in a call for `waited` seconds."""
     reference = _watched.get(number)
     recorder = reference() if reference is not None else None
     frame = sys._current_frames().get(thread)
@@ -175,7 +172,7 @@ def _on_call_stall(number: int, waited: float, thread: int) -> None:
     while _is_ours(fault) and fault.f_back is not None:
         fault = fault.f_back
     module = fault.f_globals.get("__name__", "")
-    # The warning names the position of the main thread. Without a registry, Python shows it each time.
+    # The warning names the position of the main thread.
     warnings.warn_explicit(words, StallWarning, fault.f_code.co_filename, fault.f_lineno, module)
 
 
@@ -193,7 +190,7 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns None if the main process waits for another process, because the collector then warns."""
+    """Returns None if the main process waits for another process, because the collector warns in this case."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise

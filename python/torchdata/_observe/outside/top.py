@@ -1,7 +1,4 @@
-"""`python -m torchdata top`: a continuously updated view of loaders in other processes.
-
-In a terminal, the command draws with `rich` on the alternate screen; otherwise, it prints one table.
-"""
+"""`python -m torchdata top`: a continuously updated view of loaders in other processes."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from torchdata._optional import optional_import
 
 __all__ = ["live", "print_once"]
 
-#: The columns of the tables, most important first; columns that do not fit are omitted.
+#: The columns of the tables, most important first.
 _PROCESS_COLUMNS = "process,items/s,busy,for items,for room,pid,state,in flight,items,memory"
 _PIPE_COLUMNS = "pipe,out,share,own,process,held,in,p50,p99"
 
@@ -70,7 +67,6 @@ def print_once(pid: int | None, stacks: bool, write: Callable[[str], object] = p
 
 
 def live(pid: int | None, interval: float, stacks: bool) -> None:
-    """Returns when `q` is pressed or all loaders have ended."""
     rich = partial(optional_import, extra="top", needed_by="the live view")
     console = rich("rich.console").Console()
     live_view = rich("rich.live").Live
@@ -97,7 +93,7 @@ def live(pid: int | None, interval: float, stacks: bool) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Yields a function that waits some seconds for a pressed key, and returns it."""
+    """Yields a function that waits at most some seconds for a pressed key, and returns the key."""
     if not sys.stdin.isatty():
 
         def nothing(seconds: float) -> str:
@@ -125,7 +121,6 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 
 def _screen(views: list[_View], stacks: bool, console: Any) -> Any:
-    """Loaders that do not fit are omitted, with a note."""
     from rich.console import Group
     from rich.segment import SegmentLines
     from rich.text import Text
@@ -168,7 +163,7 @@ def _loader(view: _View, stacks: bool, width: int) -> list[Any]:
 
 
 def _table(rows: list[list[str]], columns: str, width: int) -> Any:
-    """Columns that do not fit are omitted."""
+    """Omits columns that do not fit."""
     from rich.table import Table
 
     kept: list[int] = []

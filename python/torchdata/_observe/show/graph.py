@@ -1,7 +1,4 @@
-"""Draws the processes of a loader, their pipes, and the items that flow between the pipes.
-
-Role: workers with the same pipes form one group, which shows sums or means.
-"""
+"""Draws the processes of a loader, their pipes, and the items that flow between the pipes."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["graph_of_stats"]
 
 _ROLES = {"main": 1, "worker": 2, "dispatching": 3}
-#: From top to bottom of the picture.
+#: The order from top to bottom of the picture.
 _COLUMNS = ("dispatching", "worker", "main")
-#: Up to this many workers are drawn separately if one has more than 1.5 times the items of another.
+#: Up to `_DRAWN_APART` workers are drawn separately if one of them has more than `_UNEVEN` times the items of another.
 _DRAWN_APART, _UNEVEN = 4, 1.5
 
 _End = tuple["Node", "list[ProcessStats]"]
@@ -35,7 +32,7 @@ def graph_of_stats(stats: LoaderStats) -> DrawnGraph:
 
 
 def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
-    """Workers with the same pipes and similar numbers of items form one group."""
+    """Workers with the same pipes and similar numbers of items form one group, which shows sums or means."""
     workers: dict[tuple[str, ...], list[ProcessStats]] = {}
     for worker in stats.workers:
         if worker.pipes:

@@ -1,7 +1,6 @@
 """`loader.progress()`: a progress bar for an epoch, with the item rate and the waiting time.
 
-Role: wraps the loader's iterator, counts nothing itself, and draws with tqdm. If the output is not a terminal or a
-notebook, items have no additional cost.
+If the output is not a terminal or a notebook, items have no additional cost.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ __all__ = ["ShownStats"]
 
 @dataclass(frozen=True)
 class ShownStats(LoaderStats):
-    """See `LoaderStats`, which defines the fields."""
+    """`LoaderStats` documents the fields."""
 
     def __str__(self) -> str:
         from torchdata._observe.show.table import as_table

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["amount", "as_table", "duration", "network_line", "percent", "pipe_rows", "process_rows", "size"]
 
 
-#: From this fraction of a unit on, a value is shown in this unit, because it is rounded to one whole unit.
+#: From this fraction of a unit on, a value is shown in this unit, because rounding makes it one whole unit.
 _ROUNDS_UP = 0.9995
 
 
@@ -47,7 +47,6 @@ def percent(share: float | None) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligns the first column, and right-aligns the other columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -10,7 +10,7 @@ __all__ = ["described"]
 
 
 def described(service: Any) -> str:
-    """None stands for a loader whose pipes all run in the main process."""
+    """Without a reading service, all pipes run in the main process."""
     if service is None:
         return "this process"
     parts = getattr(service, "reading_services", None)

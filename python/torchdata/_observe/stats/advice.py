@@ -15,19 +15,19 @@ __all__ = ["Advice", "advice_for"]
 
 @dataclass(frozen=True)
 class Advice:
-    """What users of one kind of loader should do, by situation."""
+    """The advice for users of one kind of loader."""
 
-    #: A loader without workers needs workers.
+    #: For a loader without workers that needs workers.
     workers: str
-    #: The time of each pipe was not measured.
+    #: For statistics without the time of each pipe.
     full: str
-    #: The shared memory is full.
+    #: For a loader whose shared memory is full.
     memory: str
-    #: The items are too small.
+    #: For a loader whose items are too small.
     larger: str
-    #: One worker has much more work than the others.
+    #: For a loader with one worker that has much more work than the others.
     shares: str
-    #: Starting the workers takes long.
+    #: For a loader whose workers start slowly.
     start: str
 
 

@@ -1,8 +1,7 @@
 """Counts and times the batches of a `StatefulDataLoader`: reading their samples, and collating them.
 
-Role: `bind_reading` adds reading and collating to the counters of the process that reads (a worker or the main
-process), and `BatchClock` times some of the batches. With `persistent_workers=False`, each epoch has new workers with
-new counters, so the statistics cover only the current or last epoch.
+With `persistent_workers=False`, each epoch has new workers with new counters, so the statistics cover only the current
+or last epoch.
 """
 
 from __future__ import annotations
@@ -39,11 +38,10 @@ _ROOM = PIPES - 3
 
 
 class BatchClock:
-    """Times some batches, fewer of them if batches are fast, so that the cost stays small.
+    """Fast batches are timed less often, so that the cost stays small.
 
-    Args:
-        read: the index of the row that counts the reading of samples; None if the dataset's pipes are timed separately.
-        collated: the index of the row that counts the collating of batches.
+    `read` and `collated` are the indices of the rows that count reading and collating; `read` is None if the dataset's
+    pipes are timed separately.
     """
 
     __slots__ = ("_board", "_collated", "_full", "_gap", "_longest", "_page", "_random", "_read")
@@ -51,15 +49,15 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: The number of batches for which the next timed batch counts, and the limit of its mean.
+        #: The number of batches for which the next timed batch counts, and the maximum mean of this number.
         self._gap = self._longest = 1
         self._random = random.Random()
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return type(None), ()  # a copy of the object with the clock has no clock
+        return type(None), ()  # copies of the object that has this clock have no clock
 
     def note(self, samples: int, reading: int, collating: int) -> int:
-        """Records the nanoseconds of a timed batch, and returns the number of batches until the next timed one."""
+        """Takes nanoseconds, and returns the number of batches until the next timed batch."""
         gap = self._gap
         if self._read is not None:
             self._board.add_work(self._page, self._read, samples * gap, reading, gap)
@@ -68,7 +66,7 @@ class BatchClock:
             return 1
         mean = min(_EACH // max(1, reading + collating), self._longest)
         self._longest = min(2 * self._longest, _MOST)
-        # Random, so that timed batches do not coincide with a periodic pattern of the dataset.
+        # The number is random, so that timed batches do not coincide with a periodic pattern of the dataset.
         self._gap = 1 if mean <= 1 else self._random.randrange(1, 2 * mean)
         return self._gap
 
@@ -76,12 +74,10 @@ class BatchClock:
 def bind_reading(
     counting: Counting, dataset: Any, is_iterable: bool, collate_fn: Any, hands_out: bool = False
 ) -> tuple[BatchClock, int]:
-    """Registers reading and collating in this process's counters.
+    """Registers reading and collating in this process's counters; returns the clock, and the index of the row that
+    counts the loader's batches.
 
-    Args:
-        hands_out: whether the user's program receives the batches in this process.
-
-        Returns the clock, and the index of the row that counts the loader's batches.
+    If `hands_out` is True, the user's program receives the batches in this process.
     """
     board = counting.board
     rows: list[_Row] = []
@@ -136,13 +132,13 @@ class BatchRecorder(Recorder):
 
     def __init__(self, level: StatsLevel | None, wait_warning: float | None) -> None:
         super().__init__(level, None, wait_warning)
-        #: The number of epochs so far, and before the current counters were created.
+        #: The number of epochs so far, and the number of epochs before the current counters were created.
         self._epochs = self._before = 0
         #: The counters when the workers of the last epoch were stopped.
         self._final: Reading | None = None
 
     def begin_here(self, iterator: Any, dataset: Any, is_iterable: bool, collate_fn: Any) -> BatchClock | None:
-        """Begins an epoch that is read in this process; returns None if it is not counted."""
+        """Returns None if the epoch is not counted."""
         counting = self._counting_here()
         if counting is None:
             return None
@@ -151,7 +147,7 @@ class BatchRecorder(Recorder):
         return clock
 
     def _counting_here(self, new_board: Callable[[], StatsBoard] | None = None) -> Counting | None:
-        """Returns the counters of an epoch that is read in this process; None if it is not counted."""
+        """Returns None if the epoch is not counted."""
         if self._counting is None or self._processes is not None or self._pid != os.getpid():
             try:
                 board = StatsBoard(1, 1, PIPES, self.full) if new_board is None else new_board()

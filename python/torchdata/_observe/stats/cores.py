@@ -14,7 +14,7 @@ __all__ = ["workers_that_fit"]
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns a lower and an upper bound; workers on other machines have no bound."""
+    """Returns a lower and an upper bound; workers on other machines have no upper bound."""
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
     # Before the first item of each epoch, a process may use processor time that is not spent on items.
@@ -32,15 +32,13 @@ def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
 
 
 def _filling(free: float, processors: float) -> float:
-    """Each worker uses `processors` cores."""
     return max(1, math.floor(free / processors + 0.5)) if processors > 0 else math.inf
 
 
 def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[float, float] | None:
-    """Returns bounds for the number of processors that one process uses while it works, independently of other
-    programs.
+    """Returns a lower and an upper bound, which do not depend on other programs.
 
-    `before` is the maximum number of seconds of processor time that each process has used before its first items.
+    `before` is the maximum processor time in seconds that each process has used before its first items.
     """
     processes = list(processes)
     busy = sum(one.busy_seconds for one in processes)

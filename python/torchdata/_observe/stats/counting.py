@@ -1,6 +1,5 @@
-"""Counts the items and times of one process, in the loader's shared memory of counters.
-
-Role: each process of a loader writes its own counters (a *page*), which the extension increases for each item.
+"""Counts the items and times of one process in a *page* of the loader's shared memory, which only this process
+writes.
 """
 
 from __future__ import annotations
@@ -19,23 +18,22 @@ __all__ = ["MAIN_PAGE", "PIPES", "Counting", "Pages"]
 
 #: The main process has the first page, the workers have the next pages, and the dispatching process has the last page.
 MAIN_PAGE = 0
-#: The maximum number of counted pipes per process, including the last pipe of a graph.
+#: The maximum number of counted pipes per process; the last pipe of a graph is always counted.
 PIPES = 60
 MAIN, WORKER, DISPATCHER = 1, 2, 3
 
 
 class Pages(NamedTuple):
-    """The counters of one group of processes, in a loader's memory that may serve several groups."""
+    """The counters of one group of processes; the memory with a loader's counters may serve several groups."""
 
     counting: Counting
-    #: The index of the first page of the group.
     first: int
-    #: Creates new memory for counters, with as many pages.
+    #: Creates memory for counters with the same number of pages.
     new_board: Callable[[], StatsBoard]
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
-    """Swaps two pipes, and updates the rows that refer to them."""
+    """Swaps two rows, and updates the rows that refer to them."""
     places = {one: other, other: one}
     rows = [(*row[:3], places.get(row[3], row[3]), *row[4:]) for row in rows]
     rows[one], rows[other] = rows[other], rows[one]
@@ -43,8 +41,6 @@ def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
 
 
 class Counting:
-    """The counters of one process."""
-
     def __init__(self, board: StatsBoard, page: int) -> None:
         self.board = board
         self.page = page
@@ -52,10 +48,7 @@ class Counting:
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
-        """Registers a worker or the dispatching process as the writer of its counters.
-
-        `dispatched` receives the items of the dispatching process in a worker.
-        """
+        """In a worker, `dispatched` receives the items of the dispatching process."""
         self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.number)
         sender.count_into(self.board, self.page, 0, setup.output_peers)
         commands.count_idle(self.board, self.page)
@@ -68,9 +61,7 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Counts the items that the main process receives. The workers with the counters `pages` use consecutive links
-        from `first` on.
-        """
+        """The workers with the counters `pages` send over consecutive links, from number `first` on."""
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:
@@ -85,7 +76,7 @@ class Counting:
         self.board.bind(self.page, rows, end)
 
     def begin(self, epoch: int | None = None) -> None:
-        """None if the epoch continues with another iteration over the graph."""
+        """`epoch` is None if the running epoch continues with another iteration over the graph."""
         self._epoch = self._epoch if epoch is None else epoch
         tidy()
         self.board.begin_span(self.page, self._epoch)

@@ -1,7 +1,4 @@
-"""Declares a field of statistics in one place: its meaning, its exported measurement, and how it is summed.
-
-Role: docstrings, sums and measurements are derived from these declarations, which the module `model` makes.
-"""
+"""Declares a field of statistics in one place: its meaning, its exported measurement, and how it is summed."""
 
 from __future__ import annotations
 
@@ -42,17 +39,11 @@ def gauge(name: str = "") -> Family:
 
 
 def told(meaning: str, family: Family | None = None, *, summed: str = "", **options: Any) -> Any:
-    """Declares a field of statistics.
-
-    Args:
-        family: the exported metric family; None if the field is not exported.
-        summed: "workers" or "processes" for a sum over all of them, "most" for the maximum.
-    """
+    """`summed` is "workers" or "processes" for a sum over all of them, or "most" for the maximum."""
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)
 
 
 def described(cls: C) -> C:
-    """Adds the meanings of the fields to the docstring of the class."""
     lines = [f"    {one.name}: {one.metadata[_HELP]}" for one in fields(cls) if _HELP in one.metadata]
     cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Attributes:", *lines])
     return cls

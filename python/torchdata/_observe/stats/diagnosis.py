@@ -1,7 +1,7 @@
 """Describes in one sentence what limits a loader, and what would help.
 
-Role: each rule recognizes one situation in a `LoaderStats`, and the first rule that applies determines the result. The
-thresholds exceed random fluctuations by far, so that a diagnosis is reliable.
+Role: each rule recognizes one situation, and the first rule that applies determines the result. The thresholds exceed
+random fluctuations by far, so that a diagnosis is reliable.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["RULES", "Verdict", "diagnose"]
 
 #: The minimum number of items for a diagnosis.
 FEWEST = 10
-#: The same, if the diagnosis depends on times of at most a millisecond.
+#: The minimum number of items for a diagnosis that depends on times of at most a millisecond.
 MANY = 1000
 #: A loader that takes less than this fraction of the time does not limit the program.
 LITTLE = 0.10
-#: A wait of this many seconds is a stall.
+#: A wait of at least this many seconds is a stall.
 STALL = 5.0
 #: Workers that use less than this fraction of the cores wait for other programs.
 OWN_CORES = 0.1
-#: Pipes that only pass items to the next pipe.
+#: These pipes only pass items to the next pipe.
 _LITTLE = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
@@ -43,7 +43,7 @@ WITHIN_REACH = 0.1
 #: Workers are suggested only for items that take at least this many seconds; receiving an item from a worker takes at
 #: least half a microsecond.
 WORTH_A_WORKER = 2e-6
-#: Sending is not the limit if it takes fewer seconds per item.
+#: If sending an item takes fewer seconds, sending is not the limit.
 WORTH_PACKING = 1e-3
 
 
@@ -144,7 +144,7 @@ def stalled(stats: LoaderStats) -> Verdict | None:
 
 
 def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats]:
-    """Each process in the chain waits for the next one, and the last one is responsible."""
+    """Each process in the chain waits for the next process, and the last process is responsible."""
     chain: list[ProcessStats] = []
     while name in processes and processes[name] not in chain and processes[name].role != "main":
         chain.append(processes[name])
@@ -153,7 +153,7 @@ def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats
 
 
 def slow_first_item(stats: LoaderStats) -> Verdict | None:
-    """Recognizes epochs that take longer to begin than to run."""
+    """Applies if epochs take longer to begin than to run."""
     main = stats.main
     first = stats.first_item_seconds
     if main is None or first is None or not stats.epochs:
@@ -194,7 +194,6 @@ def _spare(stats: LoaderStats) -> bool:
 
 
 def full_memory(stats: LoaderStats) -> Verdict | None:
-    """Recognizes items that are copied because shared memory is full."""
     fragments = stats.fragments * (64 << 10)
     if not stats.bytes or stats.copied_bytes + fragments < 0.2 * stats.bytes:
         return None
@@ -212,7 +211,7 @@ def full_memory(stats: LoaderStats) -> Verdict | None:
 
 
 def oversubscribed(stats: LoaderStats) -> Verdict | None:
-    """More threads want to run than there are cores."""
+    """Applies if more threads want to run than there are cores."""
     here = [p for p in stats.processes if p.role != "main" and p.node is None]
     children = [p for p in here if p.cpu_seconds is not None]
     ran = sum(child.cpu_seconds or 0.0 for child in children)
@@ -258,7 +257,7 @@ def _input_of(stats: LoaderStats) -> float:
 
 
 def network(stats: LoaderStats) -> Verdict | None:
-    """Workers on other machines wait for free space, while the main process waits for items."""
+    """Applies if workers on other machines wait for free space, while the main process waits for items."""
     far = [worker for worker in stats.workers if worker.node is not None]
     if not far or stats.waiting < 0.5 or stats.dispatching is not None:
         return None
@@ -276,12 +275,12 @@ def network(stats: LoaderStats) -> Verdict | None:
 
 
 def sending(stats: LoaderStats) -> Verdict | None:
-    """Sending small items takes longer than creating them."""
+    """Applies if sending small items takes longer than creating them."""
     workers = stats.workers
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # A worker counts as busy while it waits for a core, and on a busy machine this takes longer than the work on a tiny
+    # A worker counts as busy while it waits for a core, which on a busy machine takes longer than the work on a tiny
     # item, so these waits are subtracted. In a virtual machine, the difference is too large, because the system does
     # not count the time of other virtual machines. Therefore, the sum of the pipes' own times is used if it is smaller.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
@@ -302,7 +301,7 @@ def sending(stats: LoaderStats) -> Verdict | None:
 
 
 def packing(stats: LoaderStats) -> Verdict | None:
-    """Pickling and copying items takes longer than creating them."""
+    """Applies if pickling and copying items takes longer than creating them."""
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0), default=None)
     if worker is None or not worker.items or stats.waiting < 0.5:
         return None
@@ -320,7 +319,7 @@ def packing(stats: LoaderStats) -> Verdict | None:
 
 
 def idle_workers(stats: LoaderStats) -> Verdict | None:
-    """Some workers get no items, because there are fewer items, or blocks of items, than workers."""
+    """Applies if there are fewer items, or blocks of items, than workers."""
     idle = [worker for worker in stats.workers if not worker.items]
     if not idle or stats.running or not stats.items:
         return None
@@ -342,7 +341,7 @@ def _shares(pipe: PipeStats) -> bool:
 
 
 def work_before_sharding(stats: LoaderStats) -> Verdict | None:
-    """Each worker processes all items before it drops most of them."""
+    """Applies if each worker processes all items before it drops most of them."""
     if len(stats.workers) < 2:
         return None
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0))
@@ -360,7 +359,7 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
             return None
         if (worst.own_seconds or 0.0) < others:
             return None
-    else:  # certain only if nothing else is slow
+    else:  # without times, the diagnosis is certain only if nothing else is slow
         worst = next((pipe for pipe in before if _maps(pipe) and not pipe.put_off), None)
         if worst is None or not all(map(_takes_little, [*behind, *(pipe for pipe in before if not _maps(pipe))])):
             return None
@@ -395,7 +394,7 @@ def _maps(pipe: PipeStats) -> bool:
 
 
 def skewed_shard(stats: LoaderStats) -> Verdict | None:
-    """One worker has much more work than the others, which finish earlier."""
+    """Applies if one worker has much more work than the other workers, which finish earlier."""
     workers = stats.workers
     if len(workers) < 2:
         return None
@@ -414,7 +413,7 @@ def skewed_shard(stats: LoaderStats) -> Verdict | None:
 
 
 def slow_worker(stats: LoaderStats) -> Verdict | None:
-    """All workers wait for the slowest worker, because items are taken in strict order."""
+    """Applies if all workers wait for the slowest worker, because items are taken in strict order."""
     workers = [worker for worker in stats.workers if worker.items]
     if len(workers) < 2 or not stats.waiting_seconds:
         return None
@@ -423,8 +422,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process also waits for workers that get no processor, but these had to wait for free
-    # space before.
+    # On a busy machine, the main process also waits for workers that get no processor, but only the slow worker never
+    # waits for free space.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -475,7 +474,7 @@ def _loading_in_main(stats: LoaderStats) -> Verdict:
     elif stats.step_seconds:
         step = max(stats.step_seconds, 1e-9)
         workers, words = math.ceil(each / step), advice_for(stats).workers
-        if worst is not None and worst.waits:  # workers are already ahead of the step
+        if worst is not None and worst.waits:  # workers are already ahead of the training step
             workers, words = workers + 1, "{} times the workers"
         if workers <= MOST_WORKERS:
             text += _with_workers(stats, workers, words.format(workers))
@@ -547,9 +546,7 @@ def _article(name: str) -> str:
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
-    """Returns the computing pipe that takes most of the time. A pipe that waits is returned only if all computing pipes
-    take less than half of its time.
-    """
+    """Returns a pipe that waits only if all computing pipes take less than half of its time."""
     pipes = [pipe for process in processes for pipe in process.pipes if pipe.own_seconds]
     worst = max((pipe for pipe in pipes if not pipe.waits), key=_own, default=None)
     awaited = max((pipe for pipe in pipes if pipe.waits and pipe.items_in is not None), key=_own, default=None)
@@ -570,7 +567,7 @@ def _each(pipe: PipeStats) -> str:
     return f"{duration(pipe.seconds_per_item)} an item"
 
 
-#: In the order of application.
+#: The rules are in the order of their application.
 RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
     stalled, empty, too_early, slow_first_item, training, full_memory, oversubscribed, dispatching, network, sending,
     packing, work_before_sharding, idle_workers, skewed_shard, slow_worker, loading,

@@ -33,7 +33,8 @@ class Flag(enum.IntFlag):
     PUT_OFF = 32
 
 
-#: The flags of classes and their subclasses that yield each item that they read.
+#: Classes whose pipes yield each item that they read, or receive items from another process; subclasses have the same
+#: flags.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,
@@ -77,9 +78,9 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user's functions in the dataset that a pipe reads; none if the pipe does more than reading it.
+    """Returns no functions if the pipe does more than reading the dataset.
 
-    A map-style pipe that is not timed has no row of its own, so the pipe that reads it names its code.
+    A map-style pipe that is not timed has no row in the statistics, so the pipe that reads it names its code.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
@@ -96,7 +97,6 @@ def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
 
 
 def _is_timed(pipe: Any, graph: Graph) -> bool:
-    """See `getter_of`."""
     readers = [other for other in graph if any(source is pipe for source in graph.sources(other))]
     return any(
         isinstance(reader, IterDataPipe) or (hasattr(reader, "_getter") and _is_timed(reader, graph))
@@ -122,7 +122,7 @@ def _flags(pipe: Any) -> Flag:
 
 
 def location_of(pipe: Any) -> str | None:
-    """Returns `file:line` of the user's function that the pipe calls, or of the user's class.
+    """Returns `file:line` of the user's function or class.
 
     Returns None if all code belongs to this package.
     """

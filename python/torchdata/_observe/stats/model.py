@@ -1,7 +1,6 @@
 """The statistics of a loader as plain, immutable values.
 
-Role: the result of `DataLoader2.stats`, which the module `reading` computes from the counters of the processes. Times
-are in seconds, sizes in bytes, and fractions between 0 and 1. None means that a value was not measured.
+Times are in seconds, sizes in bytes, and fractions between 0 and 1. None means that a value was not measured.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torchdata._observe.stats.declaring import counter, described, fields_summed
 __all__ = ["NODES", "STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "added"]
 
 Page = dict[str, Any]
-#: The names of loaders with arguments of their own, on which advice depends.
+#: Advice depends on these names of loaders, because their arguments differ.
 STATEFUL, NODES = "StatefulDataLoader", "nodes.Loader"
 _HIDDEN = ("reading",)
 
@@ -127,19 +126,14 @@ class ProcessStats:
 
     @property
     def called(self) -> str:
-        """Includes the machine if it is not the main process's machine."""
+        """Includes the machine, unless it is the main process's machine."""
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The counters of a loader at one moment.
-
-    Attributes:
-        at: nanoseconds of the monotonic clock.
-        pages: the counters of each process, by index.
-        cpu: for each running process: the seconds that it has run, has waited for a processor, and has existed.
-        alive: the indices of running processes.
+    """`at` is the time in nanoseconds of the monotonic clock.
+    For each running process, `cpu` contains the seconds that it has run, has waited for a processor, and has existed.
     """
 
     at: int
@@ -213,7 +207,6 @@ class LoaderStats:
 
     @property
     def loader(self) -> str | None:
-        """`STATEFUL`, `NODES`, or None for a `DataLoader2`."""
         main = self.main
         names = [] if main is None else [pipe.name for pipe in main.pipes if pipe.name in (STATEFUL, NODES)]
         return names[-1] if names else None
@@ -246,7 +239,6 @@ class LoaderStats:
         return tuple(_merged(pipes) for pipes in groups.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """The result can be converted to JSON."""
         plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _HIDDEN}
         plain["waited_for"] = dict(self.waited_for)
         plain["processes"] = [asdict(process) for process in self.processes]

@@ -1,7 +1,4 @@
-"""Reads the processor time of a process from the system.
-
-Role: the system may forbid inspecting processes of other users.
-"""
+"""Reads the processor time of a process from the system."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ _NS = 1e-9
 
 
 def processor_times(pid: int) -> tuple[float, float, float] | None:
-    """Returns the seconds that the process's threads have run, have waited for a processor, and have existed."""
+    """Returns three times in seconds: running, waiting for a processor, and since the start of the process."""
     ran = waited = 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -29,10 +26,7 @@ def processor_times(pid: int) -> tuple[float, float, float] | None:
 
 
 def working_time(pid: int) -> float | None:
-    """Returns the seconds that the process's threads have run, plus their waits for a processor if known.
-
-    The result decreases when a thread ends.
-    """
+    """The result decreases when a thread ends."""
     times = processor_times(pid)
     if times is not None:
         return times[0] + times[1]
@@ -50,7 +44,6 @@ def _fields(pid: int) -> list[int]:
 
 
 def _as_ps_says(pid: int) -> float | None:
-    """For systems without `/proc`."""
     try:
         said = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, timeout=5).stdout
         days, _, clock = said.strip().rpartition("-")

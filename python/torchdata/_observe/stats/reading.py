@@ -1,7 +1,6 @@
 """Computes the statistics of a loader from the counters of its processes.
 
-Role: runs in the main process, or in a process that observes a loader. Counters are not all read at the same moment, so
-sums may deviate slightly.
+Counters are not all read at the same moment, so sums may deviate slightly.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _NS = 1e-9
 
 
 def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> Reading:
-    """`numbers` maps the loader's process ids to process ids in this container, or is None if they are equal."""
+    """`numbers` maps the loader's process ids to process ids in this container; it is None if the ids are equal."""
     pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))
     cpu = {index: _cpu(pages[index]) for index in alive}
@@ -38,7 +37,7 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
-    """Makes texts safe to show, and replaces the process id by the id in this container (0 if unknown)."""
+    """Makes texts safe to show, and converts the process id to this container (0 if unknown)."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
     page["place"] = printable(page["place"])
@@ -101,7 +100,7 @@ class _Since:
         return max(0, _elapsed(self.page[name], self.at) - before)
 
     def average(self, name: str) -> float | None:
-        """Returns seconds per completed wait, or None."""
+        """Returns the average number of seconds of completed waits."""
         now, before = self.page[name], self.before[name] if self.before else {"total": 0, "count": 0}
         times = now["count"] - before["count"]
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
@@ -130,7 +129,6 @@ class _Since:
 
 
 def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
-    """Returns the statistics from the reading `earlier` (None for the beginning) to the reading `now`."""
     names = {index: name_of_process(page) for index, page in now.pages.items()}
     sinces = {index: _Since(now, earlier, index) for index in sorted(now.pages)}
     processes = [_process(since, now, names) for since in sinces.values()]
@@ -190,7 +188,7 @@ def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None
 
 
 def _held(process: ProcessStats | None) -> tuple[int, int]:
-    """Returns how many items threads have read ahead, and how many they may read ahead."""
+    """Returns how many items threads have read ahead, and how many items they may read ahead."""
     held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 
@@ -267,8 +265,6 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
 
 
 def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str | None, float]:
-    """Returns a process's current state, the name of the process that it waits for, and the duration of this wait."""
-
     def since(wait: Mapping[str, int]) -> float:
         return max(0, now.at - wait["since"]) * _NS
 
@@ -290,7 +286,7 @@ def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str
 
 
 def _in_flight(page: Page, now: Reading) -> tuple[int, int]:
-    """Returns how many items a process has sent that were not received yet, and how many such items are allowed."""
+    """Returns the number of items that were sent but not received yet, and the maximum of this number."""
     items = limit = 0
     for flow in page["flows"]:
         if not flow["sends"] or flow["peer"] not in now.pages:
@@ -347,7 +343,6 @@ def _pipes(since: _Since, process: str) -> tuple[PipeStats, ...]:
 
 
 def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
-    """Returns the number of skipped items since an earlier reading, by kind of exception."""
     earlier = dict(before["skipped_kinds"]) if before else {}
     grown = {kind: count - earlier.get(kind, 0) for kind, count in pipe["skipped_kinds"]}
     others = pipe["skipped"] - (before["skipped"] if before else 0) - sum(grown.values())
@@ -355,8 +350,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 
 def pipe_at_work(page: Page) -> str | None:
-    """Returns the pipe that a process is running, or None. If times are measured, the counters name this pipe.
-    Otherwise, it is the pipe that has read an item and has not yielded a result.
+    """Returns None if the running pipe is unknown. The counters name the running pipe only if times are measured.
+    Otherwise, the running pipe is the pipe that has read an item and has not yielded a result.
     """
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):

@@ -1,7 +1,7 @@
 """Records the statistics of one loader: finds or creates the counters, registers the pipes, and reads the counters.
 
-Role: belongs to a loader in the main process. The counters are in the memory of the loader's processes, or in new
-memory if all pipes run in the main process. Errors in statistics never interrupt loading.
+Role: the counters are in the shared memory of the loader's processes, or in new memory if all pipes run in the main
+process. Errors in statistics never interrupt loading.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = ["Recorder", "StatsLevel"]
 
 StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
-#: Used if the loader's argument does not set the level of detail.
+#: This environment variable is used if the loader's argument does not set the level of detail.
 VARIABLE = "TORCHDATA_STATS"
-#: "0" disables the warning about long waits.
+#: This environment variable disables the warning about long waits if its value is "0".
 WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
 #: The default of `wait_warning`: the fraction of an epoch that a program may wait without a warning.
 WAIT = 0.3
-#: The minimum duration in seconds of an epoch with a warning.
+#: The minimum duration in seconds of an epoch that may cause a warning about long waits.
 LEAST = 10.0
 
 
@@ -53,12 +53,9 @@ class CountedService(Protocol):
 
 
 class Recorder:
-    """The statistics of one loader.
-
-    Args:
-        level: "counts", or "full" to also time each pipe; None for the variable `TORCHDATA_STATS`.
-        stall_warning: the seconds without an item until a warning; None for no warning.
-        wait_warning: the fraction of an epoch that the program may wait without a warning; None for no warning.
+    """The argument `level` is "counts", or "full" to also time each pipe; None stands for the variable
+    `TORCHDATA_STATS`.
+    The argument `stall_warning` is a number of seconds without an item, and `wait_warning` is a fraction of an epoch.
     """
 
     name = "DataLoader2"
@@ -81,13 +78,12 @@ class Recorder:
         self._began = 0.0
         self._since: Reading | None = None
         self._pid = 0
-        #: The loader's number in the monitor of calls of `next`, and its `Delivery`, if its calls are monitored.
+        #: The loader's number in the monitor of calls of `next`, and its `Delivery`.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: The time, the level and the counters when the loader was shut down.
+        #: The time, the level of detail and the counters when the loader was shut down.
         self._last: tuple[int, bool, list[Any]] | None = None
         self._is_damage_told = False
-        #: The processes that ran the graph in the last epoch.
         self._processes: Any = None
         self._notes: Callable[[], Sequence[str]] = tuple
 
@@ -125,7 +121,7 @@ class Recorder:
             self._warn_if_slow()
 
     def _note_beginning(self) -> None:
-        """The counters at the beginning of an epoch give the waiting time at its end."""
+        """These counters give the waiting time at the end of the epoch."""
         if not self._is_wait_told and self.board is not None:
             pages = self.board.read()
             self._began = time.monotonic()
@@ -144,19 +140,19 @@ class Recorder:
             self._is_wait_told = True
             try:
                 warn_outside(words, WaitWarning)
-            except Warning as error:  # the epoch has still ended normally
+            except Warning as error:  # the epoch has ended normally, even if warnings are errors
                 threading.excepthook(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
 
     def close(self) -> None:
-        """Keeps the counters of a loader that is shut down."""
+        """Keeps the counters for statistics that are requested later."""
         if self._watched is not None:
             warn_of_calls_no_more(*self._watched)
             self._watched = None
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # Stored unprocessed, because nothing can be imported at interpreter exit. Stored before `_counting` is
-            # cleared, because another thread may request statistics.
+            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. They are stored
+            # before `_counting` is cleared, because another thread may request statistics.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
@@ -167,8 +163,8 @@ class Recorder:
 
     @property
     def board(self) -> StatsBoard | None:
-        """None before the first epoch and after the end of the loader."""
-        counting = self._counting  # read once, because another thread may shut the loader down
+        """Returns None before the first epoch and after the end of the loader."""
+        counting = self._counting  # this attribute is read once, because another thread may shut the loader down
         return None if counting is None else counting.board
 
     def reading(self) -> Reading:
@@ -218,7 +214,7 @@ class Recorder:
         from torchdata._observe.stats.diagnosis import diagnose
 
         stats = self.stats(since)
-        if not stats.epoch:  # no item was requested yet
+        if not stats.epoch:  # an epoch begins with its first item, and no item was requested yet
             stats = replace(stats, epoch=ended, epochs=ended)
         return diagnose(stats)
 
@@ -229,7 +225,7 @@ class Recorder:
 
     @property
     def _made(self) -> int:
-        """In nanoseconds; 0 without counters."""
+        """Returns the time in nanoseconds when the counters were created."""
         board = self.board
         return 0 if board is None else board.made()[1]
 
