@@ -8,8 +8,7 @@ from typing import Any
 from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: Arguments of other loaders that correspond to an argument of a reading service, where `{!r}` stands for the given
-#: value.
+#: Arguments of other loaders that correspond to an argument of a reading service; `{!r}` stands for the given value.
 _OF_A_SERVICE = {
     theirs: f"reading_service=MultiProcessingReadingService(num_workers, {ours}={{!r}})"
     for theirs, ours in {
@@ -37,7 +36,7 @@ _INSTEAD_OVER_DATASET = {
 
 
 def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], whose: str = "DataLoader2") -> None:
-    """Raises TypeError with a replacement, or with the valid arguments, if there are unknown keywords."""
+    """The TypeError for an unknown keyword suggests a replacement, or lists the valid arguments."""
     known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
         if name in known:

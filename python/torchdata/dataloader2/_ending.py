@@ -1,7 +1,4 @@
-"""Shuts down a loader exactly once, although several threads may call `shutdown`.
-
-Role: runs in any thread of the main process, in a finalizer, or at interpreter exit.
-"""
+"""Shuts down a loader exactly once, although several threads may call `shutdown`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from torchdata.dataloader2._epochs import SHUT_DOWN, EpochRun, FinishedIterator
 
 
 class ClosableLoader(Protocol):
-    """The part of a loader that the shutdown needs, and that a subclass may extend."""
+    """A subclass of the loader may extend `shutdown`."""
 
     @property
     def _ending(self) -> Ending:
@@ -29,22 +26,20 @@ class ClosableLoader(Protocol):
         """Ends the epoch and the reading service, as `DataLoader2.shutdown` documents."""
 
 
-#: The open loaders of this process, which are shut down at interpreter exit, by the id of their `Ending`. A WeakSet is
-#: unsuitable, because it runs Python code when a loader is freed, and a KeyboardInterrupt in that code would be lost.
+#: The loaders that are shut down at interpreter exit, by the id of their `Ending`. A WeakSet is unsuitable, because it
+#: runs Python code when a loader is freed, and a KeyboardInterrupt in that code would be lost.
 _open_loaders: dict[int, weakref.ref[ClosableLoader]] = {}
 
 
 class Ending:
-    """The shutdown of a loader, which counts as open once this object exists.
+    """A loader counts as open once its `Ending` exists.
 
     Args:
         note_left: stores the position for states that are requested after the shutdown.
 
     Attributes:
-        changing: held to begin an epoch, load a state, or shut the loader down.
-        patience: the number of seconds to wait for threads.
+        changing: a lock that is held to begin an epoch, load a state, or shut the loader down.
         is_noted: whether the state may be requested after the shutdown.
-        has_begun: whether reading the loader is an error.
     """
 
     def __init__(self, loader: ClosableLoader, run: EpochRun, note_left: Callable[[bool], None]) -> None:
@@ -57,9 +52,7 @@ class Ending:
         _open_loaders[id(self)] = weakref.ref(loader)
 
     def take_over_in_child(self) -> None:
-        """Makes an inherited loader belong to this forked child. Raises RuntimeError if worker processes of the parent
-        run the loader.
-        """
+        """Raises RuntimeError if worker processes of the parent run the loader."""
         if self.owner_pid == os.getpid():
             return
         if self._pipeline.is_taken_over and self._pipeline.contract.has_workers():
@@ -71,7 +64,7 @@ class Ending:
         self.owner_pid = os.getpid()
 
     def run(self) -> None:
-        """Returns when the shutdown is complete, even if it was interrupted before, or another thread completes it."""
+        """Returns when the shutdown is complete, even if another thread completes it."""
         if self.is_over:
             return
         self.has_begun = True
@@ -86,7 +79,7 @@ class Ending:
 
     @contextmanager
     def _excluding_others(self) -> Iterator[None]:
-        """Excludes other threads from changing the loader, but waits at most `patience` seconds for them."""
+        """Waits at most `patience` seconds for other threads that change the loader."""
         is_alone = self.changing.acquire(timeout=self.patience)
         try:
             yield
@@ -112,7 +105,7 @@ class Ending:
         except Exception:
             self._set_over()
             raise
-        # not reached if Ctrl-C interrupts the steps above, so that the next call continues the shutdown
+        # if Ctrl-C interrupts the steps above, the next call continues the shutdown
         self._set_over()
 
     def _set_over(self) -> None:

@@ -1,8 +1,7 @@
 """The pipeline of a loader: the pipe graph, and the service that runs it.
 
-Role: belongs to the loader, and is independent of epochs and states. The graph and the service are copies of the user's
-objects, and can be recreated from unchanged copies. Only the thread that begins an epoch or loads a state may change
-them.
+Role: the graph and the service are copies of the user's objects, and can be recreated from unchanged copies. Only the
+thread that begins an epoch or loads a state may change them.
 """
 
 from __future__ import annotations
@@ -44,12 +43,10 @@ class Pipeline:
         self.given_service = service
         self._serialize = serialize
         self.service = self._adapted_service()
-        #: From a loaded state.
         self.service_state: bytes | None = None
         self.is_taken_over = False
-        #: Whether a pipe of the graph that the service has taken over skips items after an exception.
         self.skips = False
-        self._skeleton: Any = None  # a copy without data, from which the length is computed later
+        self._skeleton: Any = None  # a copy of the graph without data, from which the length is computed later
         self._length: int | str | None = None  # a text is the message of the error that the length is unknown
         self.datapipe: Any = None
         #: The graph after the adapters, and before the service changes it.
@@ -75,7 +72,6 @@ class Pipeline:
         self.identity = Identity(snapshot, self._serialize)
 
     def adapted(self, datapipe: Any) -> Any:
-        """Adapters may modify the given graph."""
         for adapter in self.adapters or ():
             changed = adapter(datapipe)
             if not is_pipe(changed):
@@ -88,21 +84,20 @@ class Pipeline:
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
-        """Raises TypeError if the loader was created with an object that is not a pipe. A service that has taken over
-        the graph may have replaced the pipe, so no check is made then.
+        """No error is raised after a service has taken over the graph, because the service may have replaced
+        the pipe.
         """
         if not self.is_taken_over:
             require_pipe(self.datapipe)
 
     def note_identity(self) -> None:
-        """Computes the identity of the graph, unless a service has cut the graph."""
         if not self.is_taken_over:
             self.identity.note(self.datapipe)
 
     def hand_over(self, resumed: Callable[[], Sequence[Shard] | None], in_shards: bool, full_stats: bool) -> None:
-        """Lets the service take over the graph, but keeps the original graph if this fails.
+        """If the service fails, the loader keeps the original graph.
 
-        `resumed` returns the shards of the epoch to resume, or None to begin a new epoch.
+        The function `resumed` returns the shards of the epoch to resume, or None to begin a new epoch.
         """
         if in_shards:
             self.service = running_shards(self.service)
@@ -133,7 +128,6 @@ class Pipeline:
         self.is_taken_over = True
 
     def take_back(self) -> None:
-        """Ends the processes that run the graph, and recreates the service."""
         if self.service is not None and self.is_taken_over:
             self.service.finalize()
             self.service = self._adapted_service()
@@ -148,7 +142,7 @@ class Pipeline:
         contract = self.contract
         try:
             length = contract.count_items(self.datapipe)
-        except TypeError as error:  # the pipe's own error, whose message old code matches
+        except TypeError as error:  # the pipe's own error is raised, because old code matches its message
             add_note(error, advice_on(error))
             raise
         if length is not None:
@@ -166,13 +160,13 @@ class Pipeline:
         return self._length
 
     def works(self) -> list[Work]:
-        """Returns an object that ends the threads of a pipe, for each pipe in the main process with threads."""
+        """Each returned object ends the threads of one pipe in the main process."""
         pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
         works = (hooks_of(pipe)._threads_at_work() for pipe in pipes)
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies other ranks that this rank ends its epoch. If `for_good` is True, the other ranks raise an error."""
+        """Notifies other ranks, which raise an error if `for_good` is True."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)

@@ -1,7 +1,6 @@
 """The positions of all ranks of a distributed job, and how one rank resumes from them.
 
-Role: a loader resumes from its own position if the number of ranks has not changed. Otherwise, the shards of all ranks
-are distributed among the current ranks.
+Role: if the number of ranks has changed, the shards of all ranks are distributed among the current ranks.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class SavedPositions:
         return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
-        """Returns whether a main process without workers must run shards, because workers or other ranks began the
-        epoch.
+        """Returns True if workers or other ranks began the epoch, so that a main process without workers must run
+        shards.
         """
         if not all(position.in_main for position in self.positions.values()):
             return True
@@ -46,14 +45,13 @@ class SavedPositions:
         return ranks != (self.ranks or ALONE)[1]
 
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
-        """Returns the shards that this rank must run; None if the epoch began in the main process and resumes there."""
+        """Returns None if the epoch began in the main process and resumes there."""
         contract = pipeline.contract
         if not (contract.has_workers() or self.has_shards(contract)):
             return None
         return self._of_rank(contract).all_shards
 
     def _has_rank_of(self, contract: ReadingServiceInterface) -> bool:
-        """Returns whether the number of ranks is unchanged, and the position of this loader's rank is known."""
         rank, world, _ = contract.rank_in_epoch() or ALONE
         return (self.ranks or ALONE)[1] == world and rank in self.positions
 
@@ -76,12 +74,10 @@ class SavedPositions:
         return among_ranks(positions, rank, world)
 
     def fitted(self, pipeline: Pipeline, output: WorkerOutput | None, hands_on: bool) -> Position:
-        """Returns the position of this rank, after the service has taken over the graph.
+        """If `hands_on` is True, the pipes in the main process yield one item for each item of the workers.
 
-        Args:
-            hands_on: whether the pipes in the main process yield one item for each item of the workers.
-
-            Raises ValueError, with the reason, if the loader cannot resume.
+        Must be called after the service has taken over the graph; raises ValueError, with the reason, if the loader
+        cannot resume.
         """
         pipes = None if output is None else output.pipes_in_workers
         position = self._of_rank(pipeline.contract, pipes)

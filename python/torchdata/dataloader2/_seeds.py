@@ -1,7 +1,4 @@
-"""The seeds of a loader's epochs: the user's seed, and the generators that are derived from it.
-
-Role: only the thread that begins an epoch, sets the seed or loads a state changes the seeds.
-"""
+"""The seeds of a loader's epochs: the user's seed, and the generators that are derived from it."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ class Seeds:
         return duplicate
 
     def give(self, seed: int) -> None:
-        """The seed determines all following epochs."""
         self.seed = seed
         self.is_due = self.is_since_load = True
         self.is_restored = False
@@ -48,7 +44,6 @@ class Seeds:
         self.initial = copy.copy(self.generator)
 
     def go_on(self) -> None:
-        """Restores the seeds to the beginning of the resumed epoch."""
         self.generator = copy.copy(self.initial)
         self.is_restored = False
 
@@ -62,7 +57,7 @@ class Seeds:
         self.initial = copy.copy(self.generator)
 
     def moment(self) -> tuple[Any, ...]:
-        """With this copy, `go_back` undoes later changes."""
+        """The method `go_back` uses this copy to undo later changes."""
         return self.is_due, self.is_restored, copy.copy(self.generator), self.initial
 
     def go_back(self, moment: tuple[Any, ...]) -> None:

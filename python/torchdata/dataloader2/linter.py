@@ -137,7 +137,7 @@ class _Linter:
         cut = find_lca_round_robin_sharding_dp(graph)
         self.cut = cut
         self.dispatched = {id(pipe) for pipe in graph.at(cut)} if cut is not None else set()
-        #: The ids of pipes that stay in the main process: pipes that must not be replicated, and all later pipes.
+        #: Pipes that must not be replicated, and all later pipes, stay in the main process.
         self.in_main: set[int] = set()
         for pipe in self.pipes:
             if id(pipe) not in self.dispatched and (
@@ -358,7 +358,6 @@ class _Linter:
         return None, 0
 
     def _shuffled_before(self, pipe: Any) -> bool:
-        """Returns whether every path from a source to the pipe contains a shuffler."""
         ways, opened = [pipe], {id(pipe)}
         while ways:
             sources = self.sources[id(ways.pop())]
@@ -370,7 +369,6 @@ class _Linter:
         return True
 
     def _ends_in_workers(self) -> list[Any]:
-        """Returns the last pipe of each branch that runs in the workers."""
         ends = {id(s): s for p in self.pipes if id(p) in self.in_main for s in self.sources[id(p)]}
         if id(self.end) not in self.in_main:
             ends = {id(self.end): self.end}
@@ -387,15 +385,15 @@ class _Linter:
         )
 
     def _place(self, pipe: Any) -> str:
-        """For example, `Mapper (2 of 3 pipes)`."""
+        """Returns, for example, `Mapper (2 of 3 pipes)`."""
         return f"{_name(pipe)} ({self.numbers[id(pipe)]} of {len(self.pipes)} pipes)"
 
 
-#: Pipes that join inputs one after another, or as tuples with one item of each input.
+#: Pipes that join inputs one after another, and pipes that yield tuples with one item of each input.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
-#: Pipes that take an item of each input in turn, that yield the members of each item, and that join items with the same
-#: key.
+#: Pipes that take an item of each input in turn, pipes that yield the members of each item, and pipes that join items
+#: with the same key.
 _IN_TURN = {"Multiplexer", "MultiplexerLongest"}
 _UNFOLDING = {"FlatMapper", "UnBatcher"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}
@@ -431,12 +429,10 @@ def _orders(pipe: Any) -> bool:
 
 
 def _divides(pipe: Any) -> bool:
-    """Returns whether the pipe yields only the worker's share of the items."""
     return is_sharding(pipe) and _group(pipe) in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
 def _splits_itself(pipe: Any) -> bool:
-    """Returns whether the pipe wraps an iterable that yields only the worker's share."""
     iterable = vars(pipe).get("iterable")
     return iterable is not None and not is_pipe(iterable) and splits_itself(iterable)
 
@@ -454,7 +450,6 @@ def _is_ours(pipe: Any) -> bool:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Returns whether an attribute of a pipe is a pipe or a dataset of another library."""
     names = {cls.__name__ for cls in type(value).__mro__}
     return not is_pipe(value) and not names.isdisjoint(("IterDataPipe", "MapDataPipe", "IterableDataset"))
 

@@ -1,7 +1,6 @@
 """Reading services: how a loader runs its pipe graph.
 
-Role: the public module; functions that users replace in it, such as `process_init_fn`, are looked up when they are
-called.
+Role: functions that users may replace in this module, such as `process_init_fn`, are looked up when they are called.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe. A graph
 describes the connections at the moment when `traverse_dps` was called.
-
-Role: the public names. The code runs in any process that has pipes. Graphs hold only references to pipes.
 """
 
 from torchdata.dataloader2.graph import cutting, utils

@@ -1,4 +1,4 @@
-"""Copies the pipes of a graph, over the same data.
+"""Copies the pipes of a graph without copying their data.
 
 Role: a loader copies the user's graph, because it modifies the pipes when it shards, seeds and iterates the graph.
 
@@ -8,7 +8,6 @@ contents, their shared memory or their open files.
 - A pipe of the graph is copied, and any object that refers to a pipe, such as a list of pipes or a method of a pipe.
 - A list, a dict or another container of the standard library is copied with the same members, because pipes keep the
   items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in total.
-- A random generator is copied.
 - Everything else is shared with the copy, such as a dataset, a function, an array or an open file. This includes
   attributes that the class of the pipe names in `data_attributes`, if they do not refer to a pipe.
 """
@@ -42,17 +41,14 @@ _ATOMS = frozenset({NoneType, bool, int, float, str, bytes, type, range, Functio
 
 
 def duplicate(obj: T) -> T:
-    """Returns a copy of a pipe and its sources, over the same data, or a deep copy of another object.
-
-    `__deepcopy__`, `__reduce_ex__` and `__getstate__` of a pipe's class apply.
-    """
+    """The methods `__deepcopy__`, `__reduce_ex__` and `__getstate__` of a pipe's class apply."""
     if not is_pipe(obj):
         return copy.deepcopy(obj)
     graph = Graph(obj)
     sharing = _Sharing(graph)
     for pipe in graph:
         sharing.pin_attributes(pipe)
-    for pipe in graph:  # sources come first, so that a long chain needs no deep recursion
+    for pipe in graph:  # a long chain of pipes needs no deep recursion, because sources come first
         end = _copied_pipe(pipe, sharing.memo)
     result: T = end
     return result
@@ -74,7 +70,6 @@ def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
 
 
 def attribute_copier(obj: Any) -> Callable[[Any], Any]:
-    """Returns a function that copies the value of a single attribute like `duplicate`."""
     if not is_pipe(obj):
         return copy.deepcopy
     graph = Graph(obj)
@@ -88,11 +83,7 @@ def attribute_copier(obj: Any) -> Callable[[Any], Any]:
 
 
 class _Sharing:
-    """Determines which objects the copy of a graph shares with the graph.
-
-    Attributes:
-        memo: for `copy.deepcopy`, maps the id of each object to the object's replacement in the copy.
-    """
+    """The `memo` for `copy.deepcopy` maps the id of each object to the object's replacement in the copy."""
 
     def __init__(self, graph: Graph) -> None:
         self.memo: dict[int, Any] = {}
@@ -143,7 +134,6 @@ class _Sharing:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Returns the objects to which an object refers."""
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -174,23 +164,21 @@ def _copied(generator: Any) -> Any:
         return twin
     try:
         return copy.deepcopy(generator)
-    except Exception as error:  # for example, the generator belongs to the operating system or to a device
+    except Exception as error:  # raised, for example, if the generator belongs to the operating system or to a device
         if is_of_handler(error):
             raise
         return generator
 
 
-#: The size in bytes from which replicas share data.
+#: Data with at least this many bytes are shared by all replicas.
 _SHARED_BYTES = 1 << 16
 #: Objects of these types cannot be copied, or are immutable.
 _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)
 
 
 def replica(obj: T) -> T:
-    """Returns an independent copy of a graph, for another shard in the same process.
-
-    The graph is copied by pickle, but large data and objects such as open files, locks and running generators are
-    shared. A graph that cannot be pickled is copied by `duplicate`.
+    """Copies the graph by pickle, but shares large data and objects such as open files, locks and running
+    generators.
     """
     shared: list[Any] = []
 

@@ -1,7 +1,4 @@
-"""Divides a pipe graph into the parts that run in the dispatching process, in the workers and in the main process.
-
-Role: runs in the main process before workers start.
-"""
+"""Divides a pipe graph into the parts that run in the dispatching process, in the workers and in the main process."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatc
 class DispatchedSource(IterDataPipe[Any]):
     """Represents, in a worker's graph, the pipes that run in the dispatching process.
 
-    The dispatching process stores the position of these pipes. The state of this pipe contains only the number and the
-    checksum of the items that this worker has read.
+    The state contains only the number and the checksum of the items that this worker has read, because the dispatching
+    process stores the position of its pipes.
 
     Attributes:
         open_stream: returns an iterator over the items for this worker.
@@ -44,7 +41,7 @@ class DispatchedSource(IterDataPipe[Any]):
         return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Each new stream of dispatched items starts where the last one stopped."""
+        """Each new stream of dispatched items starts where the last stream stopped."""
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
@@ -58,9 +55,9 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last pipe that runs in the dispatching process, if any.
 
-    This is the pipe closest to the sources through which the items of all `sharding_round_robin_dispatch` pipes pass.
-    If a branch shares a source with a dispatched branch, both are dispatched. Pipes that read from each other in a
-    cycle are dispatched together.
+    This pipe is the closest one to the sources through which the items of all `sharding_round_robin_dispatch` pipes
+    pass. If a branch shares a source with a dispatched branch, both are dispatched. Pipes that read from each other in
+    a cycle are dispatched together.
     """
     graph = whole(graph)
     dispatched: set[int] = set()
@@ -71,7 +68,6 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
     cuts: dict[int, Any] = {}
 
     def cut_of(pipe: Any) -> Any:
-        """Returns the pipe through which all dispatched items reach `pipe`, if any."""
         if id(pipe) in dispatched:
             return pipe
         if id(pipe) not in cuts:
@@ -94,10 +90,9 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends `on_error` to a part of the graph that runs in other processes, if the whole graph has a later
-    `on_error`.
+    """Appends `on_error` to a part of the graph, if the whole graph has a later `on_error`.
 
-    A process can skip only its own exceptions.
+    The part runs in other processes, which can skip only their own exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):
@@ -132,10 +127,7 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """Returns the ends of the largest branches that may be copied to worker processes.
 
-    A pipe with `is_replicable()` False, and each pipe that reads from it directly or indirectly, must exist only once.
     In a cycle of pipes, connections to sources that are closer to the end of the graph are ignored.
-
-    The result is empty if no pipe is replicable.
     """
     graph = whole(graph)
     if all(map(_is_replicable, graph)):
@@ -158,9 +150,7 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
 
 
 def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
-    """Returns the sources of each pipe, by its id. In a cycle, a source that is closer to the graph's end is
-    omitted.
-    """
+    """In a cycle, omits a source that is closer to the graph's end."""
     distance = {id(graph.end): 0}
     waiting = deque([graph.end])
     reads: dict[int, list[DataPipe]] = {}
@@ -182,7 +172,6 @@ def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
 
 
 def _upstream(pipe: DataPipe, reads: dict[int, list[DataPipe]]) -> list[DataPipe]:
-    """Includes the pipe itself."""
     found = {id(pipe): pipe}
     waiting = [pipe]
     while waiting:

@@ -1,8 +1,6 @@
 """Copies pipe graphs and reading services, and pickles them for the state of a loader.
 
-Role: runs in the main process when a loader is created, or when its state is saved or loaded.
-
-A pipeline is pickled only if a state must contain it.
+Role: a pipeline is pickled only if a state must contain it.
 """
 
 from __future__ import annotations
@@ -35,10 +33,7 @@ _WHY_PICKLED = (
 
 
 class GraphTemplate:
-    """Keeps a copy of a pipe, a reading service or None, from which further copies are made.
-
-    Raises TypeError, with the name of the pipe and the attribute, if the object cannot be copied.
-    """
+    """Raises TypeError, with the name of the pipe and the attribute, if the object cannot be copied."""
 
     def __init__(self, obj: Any) -> None:
         self._kept = clone(obj)
@@ -47,7 +42,7 @@ class GraphTemplate:
         return clone(self._kept)
 
     def serialize(self) -> bytes:
-        """Uses pickle if possible, otherwise cloudpickle, which supports lambdas and local classes."""
+        """Uses cloudpickle only if pickle fails, for example because of a lambda."""
         try:
             return pickle.dumps(self._kept, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # a user's __getstate__ may raise any error, and cloudpickle may still succeed
@@ -56,7 +51,7 @@ class GraphTemplate:
             return _cloudpickled(self._kept)
 
     def fits(self, most: int) -> bool:
-        """Returns whether the pickle has at most `most` bytes, without pickling more."""
+        """Stops pickling at this limit."""
         try:
             return _fits(pickle.Pickler, self._kept, most)
         except Exception as error:  # a user's __getstate__ may raise any error
@@ -78,7 +73,7 @@ def _fits(base: Any, obj: Any, most: int) -> bool:
     class MeasuringPickler(base):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if torch is not None and isinstance(obj, torch.Tensor) and obj.nbytes > file.left:
-                raise TooLargeError(obj.nbytes)  # stops the pickling before torch copies the tensor
+                raise TooLargeError(obj.nbytes)  # this error stops the pickling before torch copies the tensor
             return NotImplemented if base is pickle.Pickler else super().reducer_override(obj)
 
     try:
@@ -89,7 +84,7 @@ def _fits(base: Any, obj: Any, most: int) -> bool:
 
 
 def clone(obj: T) -> T:
-    """Copies a reading service, or a pipe with all its sources over the same data.
+    """Does not copy the data of a pipe.
 
     Raises TypeError, with the name of the pipe and the attribute, if `obj` cannot be copied.
     """
@@ -102,16 +97,13 @@ def clone(obj: T) -> T:
 
 
 def serialize_datapipe(datapipe: Any) -> bytes:
-    """Returns the pipe (or the pipe in a `GraphTemplate`) and all its sources as bytes.
-
-    Raises TypeError, with the name of the pipe and the attribute, if the pipe cannot be pickled.
-    """
+    """Raises TypeError, with the name of the pipe and the attribute, if the pipe cannot be pickled."""
     snapshot = datapipe if isinstance(datapipe, GraphTemplate) else GraphTemplate(extract_wrapper(datapipe))
     return snapshot.serialize()
 
 
 def deserialize_datapipe(serialized_state: bytes) -> Any:
-    """Unpickling runs code, so load only trusted bytes."""
+    """Unpickling runs code, so the bytes must be from a trusted source."""
     return pickle.loads(serialized_state)
 
 
@@ -128,7 +120,7 @@ class _DataPipeSerializationWrapper:
         self._datapipe = deserialize_datapipe(state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return type(self)(copy.deepcopy(self._datapipe, memo))  # copied without pickling
+        return type(self)(copy.deepcopy(self._datapipe, memo))  # the copy is made without pickling
 
     def __len__(self) -> int:
         return length_of(self, self._datapipe)
@@ -145,7 +137,6 @@ class _MapDataPipeSerializationWrapper(_DataPipeSerializationWrapper, MapDataPip
 
 
 def attach_wrapper(datapipe: Any) -> Any:
-    """Returns wrappers, and objects that are not pipes, unchanged."""
     if isinstance(datapipe, _DataPipeSerializationWrapper) or not is_pipe(datapipe):
         return datapipe
     if isinstance(datapipe, IterDataPipe):
@@ -154,7 +145,6 @@ def attach_wrapper(datapipe: Any) -> Any:
 
 
 def extract_wrapper(datapipe: Any) -> Any:
-    """Returns objects that are not wrappers unchanged."""
     return datapipe._datapipe if isinstance(datapipe, _DataPipeSerializationWrapper) else datapipe
 
 
@@ -168,7 +158,7 @@ def _cloudpickled(obj: Any) -> bytes:
 
 
 def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
-    """Returns a message that names the responsible attribute."""
+    """The message names the responsible attribute."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()

@@ -1,7 +1,7 @@
 """Applies settings to all pipes of a graph that support them: seeds, shuffling, sharding.
 
 Role: finds pipes by their methods (`set_seed`, `set_shuffle`, `apply_sharding`), so that pipes of users and of torch
-are included. Must be called between two iterations.
+are included.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
 
 
 class SeedSource(Protocol):
-    """For example, `torchdata.dataloader2.random.SeedGenerator`."""
+    """A `SeedGenerator` is such a generator."""
 
     def generate_shared_seed(self) -> int: ...
 
@@ -136,14 +136,10 @@ def apply_sharding(
     """Assigns a share of the items to every sharding pipe of the graph.
 
     Args:
-        datapipe: the last pipe of the graph, or the graph.
         num_of_instances: the number of copies of the graph that share the items.
         instance_id: the number of this copy, from 0.
         sharding_group: the level of sharding (a `SHARDING_PRIORITIES`): ranks, workers, or unspecified. A filter for
             one group ignores calls for all other groups.
-
-    Returns:
-        The same pipe.
 
     Raises:
         RuntimeError: items would be lost, because they would pass two filters of this group.
@@ -158,7 +154,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """`behind` is the first filter that items reach after this part, or None."""
+        """The filter `behind` is the first filter that items reach after this part of the graph."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue
@@ -200,7 +196,6 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
     """Switches all shufflers of the graph on or off.
 
     Args:
-        datapipe: the last pipe of the graph.
         shuffle: True switches all shufflers on, and appends a shuffler (with a warning) if there is none; False
             switches them off; None (the default) changes nothing.
 
@@ -242,11 +237,7 @@ def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
     """Gives every random pipe of the graph a seed drawn from `rng`, depth first from the last pipe.
 
     Args:
-        datapipe: the last pipe of the graph.
         rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator`, or a `SeedGenerator` (shared seeds).
-
-    Returns:
-        The same pipe.
 
     Raises:
         TypeError: `rng` has another type.

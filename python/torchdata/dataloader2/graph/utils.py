@@ -67,10 +67,7 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
 
 
 def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
-    """Accepts a pipe or a result of `traverse_dps`.
-
-    Raises TypeError for any other value.
-    """
+    """Raises TypeError for a value that is neither a pipe nor a graph."""
     if isinstance(end, Graph):
         return end
     if isinstance(end, dict):
@@ -81,11 +78,11 @@ def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
 
 
 def nested(graph: Graph) -> DataPipeGraph:
-    """See `traverse_dps`."""
+    """Returns a graph in the form of `traverse_dps`."""
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Also returns whether the result does not depend on the path to the pipe."""
+        """Also returns whether the sources are the same for all paths to the pipe."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -99,7 +96,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        if everywhere:  # shared by all readers, so that the size of a chain of forks and zips grows linearly
+        if everywhere:  # all readers share one dictionary, so that the size of a chain of forks and zips grows linearly
             finished[id(pipe)] = found
         return found, everywhere
 
@@ -237,7 +234,7 @@ def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
 
 
 def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
-    """Returns `end` and its sources by id, without the old pipe `without` and sources that only the old pipe reads."""
+    """Does not follow the pipe `without`, so that sources that only this pipe reads are missing."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
     while waiting:
@@ -301,7 +298,6 @@ def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
 
 
 def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
-    """Replaces every source of the pipe by the result of `choose`."""
     opened: set[int] = set()
     for name, value in list(vars(datapipe).items()):
         if all(choose(source) is source for source in pipes_in(value)):
@@ -331,7 +327,7 @@ def _rewired_container(obj: Any, exchange: Callable[[Any], Any]) -> Any:
         before: Any = list(obj.items())
         pairs = [(exchange(key), exchange(value)) for key, value in before]
         if any(k is not key or v is not value for (k, v), (key, value) in zip(pairs, before, strict=True)):
-            obj.clear()  # inserted again, so that the order of the keys is preserved
+            obj.clear()  # all pairs are inserted in order, so that the order of the keys is preserved
             obj.update(pairs)
         return obj
     before = list(obj)

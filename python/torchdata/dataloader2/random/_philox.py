@@ -1,6 +1,6 @@
 """The seed generator `PhiloxEngine` of torchdata 0.9, for old code.
 
-It uses a `SeedGenerator`, so its numbers differ from those of torchdata 0.9.
+The numbers differ from those of torchdata 0.9, because a `SeedGenerator` draws them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,18 @@ class PhiloxEngine:
         return self._generator
 
     def seed(self, seed: int) -> PhiloxEngine:
-        """Returns the engine itself."""
         self._generator = SeedGenerator(seed & _UINT64)
         return self
 
     def generate(self) -> int:
-        """Returns a number from 0 to 2**64 - 1."""
         return self._seeded().generate_seed()
 
     def clone(self) -> PhiloxEngine:
-        """Returns an engine that generates the same further numbers."""
+        """The copy generates the same further numbers."""
         return copy.deepcopy(self)
 
     def spawn(self, index: int) -> PhiloxEngine:
-        """Returns an engine for a worker, independent of this engine and of those of other workers."""
+        """The engines of different workers are independent of this engine and of each other."""
         if index < 0:
             raise AssertionError(f"Expected a non-negative value for spawn, but found {index}")
         spawned = copy.copy(self)

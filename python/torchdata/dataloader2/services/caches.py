@@ -1,12 +1,11 @@
 """Leaves the items of large caches out of snapshots, because a process that resumes can recompute them.
 
-Role: a process restores the items of a cache such as `in_memory_cache` by repeating the epoch that filled the cache. If
-the cached items exceed the worker's share of `snapshot_budget`, a snapshot contains only the seeds of this epoch.
+A process restores the items of a cache such as `in_memory_cache` by repeating the epoch that filled the cache. If the
+cached items exceed the worker's share of `snapshot_budget`, a snapshot contains only the seeds of this epoch.
 
-This restores the cached objects only if no code has modified them, which a checksum detects at the beginning of each
-epoch. Within an epoch, no code can modify them if the cache is the last pipe and yields only cached items. For other
-graphs, snapshots without the cached items are taken only at the beginning of an epoch. If cached objects were modified,
-all snapshots contain the cached items.
+Role: this restores the cached objects only if no code has modified them, which a checksum detects at the beginning of
+each epoch. Within an epoch, no code can modify cached objects if the cache is the last pipe and yields only cached
+items. If cached objects were modified, all snapshots contain the cached items.
 """
 
 from __future__ import annotations
@@ -31,17 +30,12 @@ from torchdata.datapipes._pipe.witnessing import SampleDigest
 
 
 class Caches:
-    """The caches in the graph of one worker.
-
-    Snapshots contain cached items of up to `most` bytes (None for no limit).
-    """
+    """Snapshots contain cached items of up to `most` bytes; None for no limit."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most
-        #: The graph, and each pipe with a cache, with the name of the attribute that contains the cached items.
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
-        #: Whether no epoch has begun yet, and whether all caches were empty when the epoch began.
         self._is_new, self._was_empty = True, False
         #: The epoch that fills or has filled the caches, and whether its first snapshot was not recorded yet.
         self._filled: Filled | None = None
@@ -49,17 +43,13 @@ class Caches:
         #: The cached items that snapshots omit, with their size and checksum at the beginning of the epoch.
         self._left_out: list[Any] = []
         self._measure: _Measure | None = None
-        #: Whether no code can modify the cached objects in this epoch.
         self._is_untouched = False
 
     def begin(self, datapipe: DataPipe, seeds: bytes | None) -> None:
-        """Decides at the beginning of an epoch whether snapshots omit the cached items.
-
-        `seeds` is None if the epoch cannot be repeated.
-        """
+        """`seeds` is None if the epoch cannot be repeated."""
         values = self.values(datapipe)
         if not all(value is None or type(value) is list for value in values):
-            seeds, values = None, []  # only lists are known to be replaced instead of modified
+            seeds, values = None, []  # other containers than lists may be modified instead of replaced
         was_empty, self._was_empty = self._was_empty, not any(values)
         is_new, self._is_new = self._is_new, False
         if self._was_empty:
@@ -95,7 +85,6 @@ class Caches:
         self._is_untouched = self._ends_in_cache(datapipe) and hooks_of(datapipe)._sources_in_use() == []
 
     def _ends_in_cache(self, datapipe: DataPipe) -> bool:
-        """Returns whether the cache is the last pipe, so that no other pipe reads the cached items."""
         ours = type(datapipe).__module__.startswith("torchdata.")
         return ours and len(self._caches) == 1 and self._caches[0][0] is datapipe
 
@@ -107,13 +96,11 @@ class Caches:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def may_snapshot(self, begins: bool) -> bool:
-        """Returns whether a snapshot can be restored exactly; `begins` is True before the first item of an epoch."""
+        """`begins` is True before the first item of an epoch."""
         return begins or self._is_untouched or not self._left_out
 
     def filled(self, begins: bool) -> Filled | None:
-        """Returns what a snapshot stores about the epoch that filled the caches; `begins` is True before the first item
-        of an epoch.
-        """
+        """`begins` is True before the first item of an epoch."""
         if self._filled is None or not self._lacks_start:
             return self._filled
         return self._filled._replace(start=b"") if begins else None
@@ -124,7 +111,7 @@ class Caches:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Removes the cached items from the graph while a snapshot is taken."""
+        """While a snapshot is taken, the graph contains no cached items."""
         self._set([[] for _ in self._left_out])
         try:
             yield
@@ -143,13 +130,12 @@ class Caches:
     # -- resuming --------------------------------------------------------------------------------------------------
 
     def resume(self, filled: Filled | None, snapshot: bytes) -> None:
-        """The graph resumes from `snapshot`, which names the epoch that filled the caches."""
         self.forget()
         if filled is not None and self._most is not None:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
 
     def put_back(self, filled: Filled, values: list[Any], is_strict: bool) -> None:
-        """Puts recomputed items into the caches, after the rest of the graph was loaded.
+        """Must be called after the rest of the graph was loaded.
 
         If `is_strict`, raises RuntimeError if the items differ from the original items, and not only in floating-point
         numbers and arrays.
@@ -165,7 +151,7 @@ class Caches:
 
 
 def _complain(is_noise: bool) -> None:
-    """Warns if only floating-point numbers and arrays differ, and otherwise raises RuntimeError."""
+    """Only warns if `is_noise`, because then only floating-point numbers and arrays differ."""
     if is_noise:
         warn_outside(
             "the items of a cache were recomputed for resuming, and have other numbers than the cached items. If these "
@@ -191,7 +177,7 @@ def _digest(values: Sequence[Any]) -> int:
 
 
 class _Measure(NamedTuple):
-    """The size of items in bytes, and a checksum of their pickles, which other processes may not reproduce."""
+    """The size in bytes, and a checksum of the pickles, which other processes may not reproduce."""
 
     size: int
     checksum: int
@@ -216,7 +202,6 @@ def _measured(values: Sequence[Any]) -> _Measure | None:
 
 
 def _has_finished(datapipe: DataPipe) -> bool:
-    """Returns whether the last iteration has yielded all items."""
     return not is_torchs(datapipe) and (token_of(datapipe).finished or record_of(datapipe).ended)
 
 

@@ -18,8 +18,6 @@ _logger = logging.getLogger("torchdata")
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """The number of workers, and a text that explains the choice."""
-
     number: int
     line: str
 
@@ -51,7 +49,7 @@ def _is_shared_by_ranks(pipe: object) -> bool:
 
 
 def say(line: str) -> None:
-    """Prints a line to stderr if logging is not set up."""
+    """Prints to stderr if logging is not set up."""
     if _logger.hasHandlers():
         _logger.info("%s", line)
     else:

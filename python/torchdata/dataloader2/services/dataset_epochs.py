@@ -1,7 +1,4 @@
-"""Sends the epoch numbers of datasets and samplers that have `set_epoch` to their copies in the workers.
-
-Role: at the start of each epoch, the reading service sends the workers a function that sets these numbers.
-"""
+"""Sends the epoch numbers of datasets and samplers that have `set_epoch` to their copies in the workers."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ _ResetFn = Callable[[DataPipe], DataPipe]
 
 
 class DatasetEpochs:
-    """The epoch numbers of the datasets and samplers in a graph of which other processes run copies."""
-
     def __init__(self, graph: Graph | None) -> None:
         self._holders = [] if graph is None else [*_holders(graph)]
         self._last = self._now()
@@ -28,10 +23,8 @@ class DatasetEpochs:
         return [epoch_of(holder) for holder in self._holders]
 
     def and_then(self, reset_fn: _ResetFn | None) -> _ResetFn | None:
-        """Returns a function that sets the epoch numbers in a copy of the graph, and then calls `reset_fn`.
-
-        If the user has never called `set_epoch`, returns `reset_fn`, because the objects in the workers may count
-        epochs themselves.
+        """Returns `reset_fn` unchanged if the user has never called `set_epoch`, because the objects in the workers may
+        count epochs themselves.
         """
         before, self._last = self._last, self._now()
         self._has_changed = self._has_changed or self._last != before
@@ -40,7 +33,7 @@ class DatasetEpochs:
 
 def _set_epochs(epochs: list[int | None], reset_fn: _ResetFn | None, datapipe: DataPipe) -> DataPipe:
     holders = [*_holders(Graph(datapipe))]
-    if len(holders) == len(epochs):  # they differ if a user's function has changed the graph
+    if len(holders) == len(epochs):  # the lengths differ if a user's function has changed the graph
         for holder, epoch in zip(holders, epochs, strict=True):
             if epoch is not None and epoch != epoch_of(holder):
                 holder.set_epoch(epoch)
@@ -48,7 +41,6 @@ def _set_epochs(epochs: list[int | None], reset_fn: _ResetFn | None, datapipe: D
 
 
 def _holders(graph: Graph) -> Iterator[Any]:
-    """Yields the datasets and samplers that have an epoch number."""
     seen: set[int] = set()
     for pipe in graph:
         for value in vars(pipe).values():

@@ -137,7 +137,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group = group if self._given_group is not None else self._open(datapipe.timeout)
         datapipe.set_process_group(self._sync_group)
         self._fullsync = self._datapipe = datapipe
-        resumed, self._resumed = self._resumed, None  # dropped, because the function refers to the loader
+        resumed, self._resumed = self._resumed, None  # the function refers to the loader, so this reference is dropped
         self._has_moved = any(shard.moved for shard in (resumed and resumed()) or ())
         return datapipe
 
@@ -196,7 +196,7 @@ class DistributedReadingService(ReadingServiceInterface):
             raise ValueError(
                 f"rank {self._rank} resumes from another state than rank 0: load the same one on all ranks"
             )
-        # Draws from a copy do not change the seeds of the next epoch.
+        # The copy protects the seeds of the next epoch.
         own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
         self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torchdata.dataloader2.state.position import Shard
 
 
-#: Changes the pipe graph at the start of an epoch.
+#: A function that changes the pipe graph at the start of an epoch.
 IterResetFn: TypeAlias = Callable[[DataPipe], DataPipe]
 
 
@@ -276,7 +276,9 @@ class _Answers(ReadingServiceInterface):
 
 
 def contract_of(service: Any) -> ReadingServiceInterface:
-    """Without a service, the loader reads the graph as it is. A service of another class gets an adapter."""
+    """Without a service, the loader reads the graph as it is. A service of another class gets an adapter with default
+    answers.
+    """
     if isinstance(service, ReadingServiceInterface):
         return service
     return _NoService() if service is None else _Answers(service)

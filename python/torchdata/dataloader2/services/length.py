@@ -1,7 +1,6 @@
 """Computes the number of items of an epoch, before or while workers and ranks run.
 
-Role: copies the pipes, but not their data, and shards each copy for one worker of one rank. The lengths of these copies
-give the length of an epoch, without starting processes or changing the loader's graph.
+Role: shards copies of the pipes, without their data, for each worker and rank, and adds up their lengths.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _SMALL = 64
 
 
 def skeleton(datapipe: Any) -> Any:
-    """Copies all pipes of a graph, with the same connections, over the same data. Raises TypeError for a pipe that
-    defines `__del__`, because deleting the copy would end objects that both pipes use.
+    """Raises TypeError for a pipe that defines `__del__`, because deleting the copy would end objects that both pipes
+    use.
     """
     pipes = Graph(datapipe).pipes
     copies: dict[int, Any] = {}
@@ -45,7 +44,6 @@ def skeleton(datapipe: Any) -> Any:
 
 
 def _joined(value: Any, copies: dict[int, Any]) -> Any:
-    """Replaces all pipes in an attribute's value by their copies."""
     if is_pipe(value):
         return copies.get(id(value), value)
     if not isinstance(value, (dict, list, tuple, set, frozenset, deque)):
@@ -59,7 +57,7 @@ def _joined(value: Any, copies: dict[int, Any]) -> Any:
 
 
 class _CountedSource(DispatchedSource):
-    """Replaces the pipes that run in other processes, which yield `count` items."""
+    """Replaces a part of the graph that runs in other processes."""
 
     count = 0
 
@@ -72,22 +70,20 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
     length is unknown.
     """
     try:
-        with certain_lengths():  # neither guesses nor lengths for which a pipe must read all items
+        with certain_lengths():  # this context forbids guesses, and lengths for which a pipe must read all items
             return _RankEpoch(datapipe, service).length()
     except Exception as error:
         raise TypeError(f"this DataLoader2 has no length: {advice_on(error)}") from error
 
 
 def advice_on(error: BaseException) -> str:
-    """Returns a message with the responsible pipe and a remedy."""
+    """The message names the responsible pipe and a remedy."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{error}; if you know the number of items of that pipe, put `.set_length(n)` after it"
 
 
 class _RankEpoch:
-    """Shards copies of the graph for each rank and worker."""
-
     def __init__(self, datapipe: Any, service: ReadingServiceInterface) -> None:
         self.workers, self.ranks = service.count_shares()
         graph = Graph(datapipe)
@@ -113,7 +109,7 @@ class _RankEpoch:
         self.graph = Graph(put_in_place(rest, self.branch.end, self.from_workers))
 
     def length(self) -> int:
-        """Returns the smallest number of items of all ranks."""
+        """All ranks yield as many items as the rank with the fewest items."""
         if self.ranks is None:
             return self._length_on_rank(None)
         return min(self._length_on_rank(rank) for rank in range(self.ranks))

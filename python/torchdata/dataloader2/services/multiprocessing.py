@@ -119,7 +119,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         [0, 1, 2, 3]
     """
 
-    #: Set by the loader before the workers start.
+    #: The loader sets this attribute before the workers start.
     _full_stats = False
 
     def __init__(
@@ -178,19 +178,18 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.snapshot_budget = snapshot_budget
         self._children: Children | LocalShards | None = None  # None until the service is initialized
         self._choice: WorkerChoice | None = None
-        #: Returns the shards of the epoch that the loader resumes, or None to begin a new epoch.
+        #: This function returns the shards of the epoch that the loader resumes, or None to begin a new epoch.
         self._resumed: Callable[[], Sequence[Shard] | None] = _none
         self._ask_rank: Callable[[], RankInEpoch | None] = _none
         self._rank: tuple[int, int, bool] = (0, 1, False)
         #: The number of shards of each epoch, over all ranks; None for one shard per worker.
         self.splits: int | None = None
         self._shards: Sequence[Shard] = ()
-        #: The graphs in the workers and in the dispatching process.
         self._graphs: tuple[DataPipe, DataPipe | None] | None = None
         self._worker_output: WorkerOutput | None = None
         self._end_datapipe: DataPipe | None = None
         self._dispatches = False
-        #: In the workers' graph, and in the dispatching process's graph.
+        #: The epoch numbers of datasets in the workers' graph, and in the dispatching process's graph.
         self._epochs = DatasetEpochs(None), DatasetEpochs(None)
 
     # -- the graph ---------------------------------------------------------------------------------
@@ -203,7 +202,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             refuse_ranks(Graph(datapipe))
             say(self._chosen().line)
         resumed, self._rank = self._resumed(), self._ask_rank() or (0, 1, False)
-        self._resumed, self._ask_rank = _none, _none  # both functions refer to the loader
+        # both functions refer to the loader, so these references are dropped
+        self._resumed, self._ask_rank = _none, _none
         if self.num_workers == 0 and resumed is None and self.splits is None:
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
             return self._end_datapipe
@@ -240,7 +240,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return end
 
     def _warn_of_copies(self, graph: Graph) -> None:
-        """Warns about items that several workers would yield, unless a function of the user may divide them."""
+        """No warning is given if a function of the user may divide the items."""
         from torchdata.dataloader2.linter import warn_of_silent_findings
 
         no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
@@ -368,11 +368,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> ResetFn | None:
         """Seeds the pipes in the main process, and starts the epoch in all processes."""
         end = self._initialised()
-        # draws from a copy do not change the seeds of the next epoch
+        # the copy protects the seeds of the next epoch
         set_graph_random_seed(end, copy.copy(seed_generator))
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # Sent as bytes, because pickling seed generators would call reducers that torch has registered.
+            # The generators are sent as bytes, because pickling them would call reducers that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
             # The last generator is for the dispatching process, which draws only seeds that all processes share.
@@ -386,7 +386,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _divide_anew(self, output: WorkerOutput) -> None:
         """Replaces the workers if the last epoch had the shards of a loaded state.
 
-        If pipes keep state from one epoch to the next, the shards stay, because the state belongs to them.
+        If pipes keep state from one epoch to the next, the shards do not change, because the state belongs to them.
         """
         own = self._own_shards()
         if not own or list(self._shards) == list(own) or output.resumes or output.lasts:
@@ -456,7 +456,7 @@ def _limit(limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: in
 
 
 def _countable(items: int) -> int:
-    """Limits a number of items to what the engine accepts."""
+    """The engine accepts at least one item, and at most `sys.maxsize` items."""
     return min(max(1, items), sys.maxsize)
 
 
@@ -465,11 +465,7 @@ def _none() -> None:
 
 
 def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
-    """Returns the seeds of a shard.
-
-    `generator` is the loader's generator on this rank; for a shard with `moved=True`, that of the whole job.
-    A shard that began in the main process uses the loader's own generator.
-    """
+    """The `generator` belongs to this rank, or to the whole job for a shard with `moved=True`."""
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:

@@ -1,7 +1,4 @@
-"""`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster.
-
-The graph in the workers, the order of the items and the states are the same as with workers on this machine.
-"""
+"""`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_int
 
 _NAME = "RayReadingService"
-#: The default number of items that a worker prepares in advance, which is high because a message to another machine
-#: takes milliseconds.
+#: The default number of items that a worker prepares in advance is high, because a message to another machine takes
+#: milliseconds.
 _AHEAD = 1_000
 #: Options of Ray actors that users must not set, and why.
 _OWN = {

@@ -1,11 +1,11 @@
 """Compares the orders in which workers read items.
 
-Role: receives the samples that each worker takes before its `sharding_filter` (`_pipe/witnessing.py`), and raises an
-exception if workers read the same items in different orders. Different items at one position do not prove this, because
-a source may augment its items at random. If an item has different positions in two workers, their orders differ, unless
-the workers agree at all positions that both have sampled.
+Role: receives the samples that each worker takes before its `sharding_filter`, and raises an exception if workers read
+the same items in different orders. Different items at one position do not prove different orders, because a source may
+augment its items at random. If an item has different positions in two workers, their orders differ, unless the workers
+agree at all positions that both have sampled.
 
-Two workers must not read the same items of a source that divides its items among the workers.
+Workers must not read the same items of a source that divides its items among the workers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ _PROOF = 20
 
 
 class _Order:
-    """The samples of one filter in one epoch, by worker."""
-
     def __init__(self) -> None:
-        #: The position of each checksum, and the checksum at each position.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: For each pair of neighboring workers, by the smaller number: the positions with different items, and the
-        #: items with different positions.
+        #: For each pair of neighboring workers, by the smaller number: how many positions have different items, and how
+        #: many items have different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
         #: The checksums of a worker's samples, before and after the length of the source is known.
@@ -37,9 +34,7 @@ class _Order:
         self._whole: dict[int, list[int]] = {}
 
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Compares a worker's samples with those of its neighbors. If the orders differ, returns an item's position,
-        another worker, and the item's position in that worker.
-        """
+        """If the orders differ, returns an item's position, another worker, and the item's position in that worker."""
         found: tuple[int, int, int] | None = None
         positions, at = self._positions.setdefault(worker, {}), self._at.setdefault(worker, {})
         for position, checksum in note.samples:
@@ -71,8 +66,6 @@ class _Order:
 
 
 class _Shares:
-    """The samples of one epoch from a source that divides its items among the workers."""
-
     def __init__(self) -> None:
         self._samples: dict[int, set[int]] = {}
         #: Whether `_samples` contains the checksum of every item that the worker has read.
@@ -93,8 +86,6 @@ class _Shares:
 
 
 class Orders:
-    """Receives samples from the workers of a service."""
-
     def __init__(self) -> None:
         self._orders: dict[int, _Order] = {}
         self._shares: dict[int, _Shares] = {}

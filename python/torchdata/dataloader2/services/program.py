@@ -1,8 +1,4 @@
-"""Prepares the pipe graph of a process when the process starts, and at the start of every epoch.
-
-Role: reading services call `process_init_fn` and `process_reset_fn` in the process that runs the graph, and the engine
-runs `GraphProgram` in worker processes and in the dispatching process.
-"""
+"""Prepares the pipe graph of a process when the process starts, and at the start of every epoch."""
 
 from __future__ import annotations
 
@@ -58,7 +54,7 @@ from torchdata.datapipes.state import (
 if TYPE_CHECKING:
     from torchdata.datapipes.datapipe import IterDataPipe
 
-#: The attribute of `sys` that limits the number of entries in a printed stack.
+#: This attribute of `sys` limits the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
 #: The module in which users may replace `process_init_fn` and `process_reset_fn`.
 _FACE = "torchdata.dataloader2.reading_service"
@@ -188,16 +184,14 @@ def process_reset_fn(
 
 
 def function_in_use(name: str) -> Callable[..., Any]:
-    """Returns `process_init_fn` or `process_reset_fn`, or the user's replacement."""
+    """Returns the user's replacement of the function, if there is one."""
     face = loaded(_FACE)  # a process that has not imported the public module cannot have replaced its functions
     function: Callable[..., Any] = globals()[name] if face is None else getattr(face, name)
     return function
 
 
 def replaced_functions() -> dict[str, Callable[..., Any]]:
-    """Returns the user's replacements of `process_init_fn` and `process_reset_fn`. They must be sent to spawned
-    processes, which import only the original functions.
-    """
+    """The replacements must be sent to spawned processes, which import only the original functions."""
     ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
 
@@ -214,7 +208,6 @@ class _Share(NamedTuple):
 
     Args:
         number: the number of the iteration over these items, from 1; 0 if no items are dispatched.
-        read: the count and checksum of the items that were read in this iteration.
         is_read_out: whether all items were read.
     """
 
@@ -224,8 +217,6 @@ class _Share(NamedTuple):
 
 
 class GraphProgram(EpochProgram):
-    """Runs a pipe graph in a worker or in the dispatching process."""
-
     runner: ClassVar[type[EpochRunner]] = EpochRunner
     globals: ShardGlobals
 
@@ -243,24 +234,20 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
-        #: The pipes that run once for all shards of this process, and the index of this shard in the process.
         self._common, self._place = CommonParts(is_alone=True), 0
-        #: Stops this shard's threads while another shard runs, because they also draw random numbers.
+        #: Stops this shard's threads while another shard runs, because these threads also draw random numbers.
         self._held = ExitStack()
-        #: The pipes with threads that read ahead; None until the graph was searched.
+        #: None until the graph was searched.
         self._reading_ahead: list[Any] | None = None
         #: Replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None
         #: The reason why no snapshot can be made in this epoch.
         self._unsaved: Exception | None = None
         self._saved = False
-        #: Whether the graph resumed after the end of its dispatched items.
         self._is_behind_share = False
-        #: The graph of the last search, and its filters that record samples.
         self._watched: tuple[DataPipe, list[tuple[Any, str]]] | None = None
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
-        """Names the attribute that prevents pickling, and the remedy."""
         from torchdata._by_value import dumps
 
         return (
@@ -278,7 +265,8 @@ class GraphProgram(EpochProgram):
 
     def enter(self) -> None:
         """Switches the worker number and the random generators of the process to this shard."""
-        if not self.globals.enter() and "torch.utils.data" in sys.modules:  # imported while another shard ran
+        # torch may have been imported while another shard ran
+        if not self.globals.enter() and "torch.utils.data" in sys.modules:
             self._tell_torch()
         if self._reading_ahead:
             self._held.close()
@@ -295,11 +283,9 @@ class GraphProgram(EpochProgram):
         self.globals.leave(is_all=not self._reading_ahead and locks is None)
 
     def _search_anew(self) -> None:
-        """The next `leave` searches the graph for pipes with threads."""
         self._reading_ahead, self.globals.is_all = None, False
 
     def prepare(self, child: ChildInfo) -> None:
-        """Connects the graph to the dispatching process, and shards it."""
         self._child, self._shard, self.globals = child, self.shards[child.worker_id], ShardGlobals()
         self._caches = Caches(child.largest_snapshot)
         self._info = WorkerInfo(self._shard.workers, self._shard.worker)
@@ -313,7 +299,7 @@ class GraphProgram(EpochProgram):
             source.share = child.share
         self._tell_torch()
         own_random.is_replica = True
-        # Passes all arguments that a user's replacement of `process_init_fn` may expect.
+        # A user's replacement of `process_init_fn` may expect all these arguments.
         self.datapipe = self._in_use("process_init_fn")(
             self.datapipe,
             worker_info=self._info,
@@ -348,8 +334,8 @@ class GraphProgram(EpochProgram):
             self._begin_common_part(seeds)
 
     def _begin_common_part(self, seeds: bytes) -> None:
-        """Runs the pipes before the sharding filters once for all shards of the process. This requires a fixed number
-        of shards, and no function of the user that may change the pipes of a shard.
+        """The pipes can run once for all shards only if the number of shards is fixed, and no function of the user may
+        change the pipes of a shard.
         """
         if self._shard.splits and not self.replaced and self.init_fn is None and self.reset_fn is None:
             seed = partial(self._seed_common_part, seeds)
@@ -370,9 +356,7 @@ class GraphProgram(EpochProgram):
             tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
 
     def _watch_order(self) -> None:
-        """Makes the sharding filters sample the items of this epoch, which the main process compares between
-        workers.
-        """
+        """The main process compares the samples of all workers."""
         self._watch_with(None)
         if self._child.num_workers > 1:
             if self._watched is None or self._watched[0] is not self.datapipe:
@@ -388,16 +372,14 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """In this context, threads do not read. Otherwise, a thread could wait forever for a dispatched item, because
-        other workers delay this item until this worker has sent its snapshot.
+        """In this context, threads do not read. A thread could wait forever for a dispatched item, because other
+        workers delay this item until this worker has sent its snapshot.
         """
         return beginning_unread()
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
-        """Returns the state of the graph and of the global generators after the last item.
-
-        Returns None if the graph cannot be saved, a pipe is rereading the epoch, or code may have changed cached items
-        that the snapshot would omit.
+        """Returns None if the graph cannot be saved, a pipe is rereading the epoch, or code may have changed cached
+        items that the snapshot would omit.
 
         Raises TooLargeError if the state has more than `most` bytes.
         """
@@ -408,7 +390,7 @@ class GraphProgram(EpochProgram):
             most = self._child.largest_snapshot  # larger snapshots are not needed, because caches can be refilled
         try:
             graph = Graph(self.datapipe)
-            # Threads also draw random numbers.
+            # Threads must stop during the snapshot, because they also draw random numbers.
             with standing_still(graph.pipes), caches.left_out(), bounded(most):
                 entries, generators = save_entries(graph), self.globals.generators()
             share = self._share_in(graph, entries)
@@ -424,11 +406,11 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # An earlier snapshot is more useful than the reason.
+            # If an earlier snapshot was sent, it is more useful than the reason.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns the position in the dispatched items at which the graph had this state."""
+        """The graph had the state `entries` at the returned position."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
@@ -462,7 +444,7 @@ class GraphProgram(EpochProgram):
         return self._go_on(saved, cached, strict)
 
     def _refilled(self, filled: Filled) -> list[Any]:
-        """Repeats the epoch that filled the caches, begins the running epoch again, and returns the cached items."""
+        """Returns the cached items that the snapshot has omitted."""
         running = self._begun_with
         self.begin_epoch(filled.seeds, None)
         start = filled.start
@@ -480,20 +462,20 @@ class GraphProgram(EpochProgram):
     def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out:
-            self._read_share_out()  # before the loading, because a new epoch may interrupt this wait
+            self._read_share_out()  # must precede the loading, because a new epoch may interrupt this wait
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # the main process also read ahead
+            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # the main process had also read ahead
             self._search_anew()
         load_entries(self.datapipe, entries)
         if saved.filled is not None and cached is not None:
             self._caches.put_back(saved.filled, cached, strict)
         if saved.generators is not None:
-            load_generators(saved.generators)  # before the iterator, which starts threads
+            load_generators(saved.generators)  # must precede the iterator, which starts threads
         return self._iterate()
 
     def _read_share_out(self) -> None:
-        """Waits for the end of the dispatched items, which no pipe requests. The dispatching process must finish the
-        epoch, because its pipes may keep state. Raises RuntimeError if another dispatched item arrives.
+        """The dispatching process must finish the epoch, because its pipes may keep state, but no pipe requests the end
+        of the dispatched items. Raises RuntimeError if another dispatched item arrives.
         """
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
@@ -517,10 +499,7 @@ class GraphProgram(EpochProgram):
 
 
 def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    """Seeds `random`, torch and NumPy, at once or when they are imported.
-
-    Always draws three seeds, so that the seeds of the pipes do not depend on the loaded libraries.
-    """
+    """Always draws three seeds, so that the seeds of the pipes do not depend on the loaded libraries."""
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
     python_seed, torch_seed, numpy_seed = draw(), draw(), draw()
     random.seed(python_seed)
@@ -535,7 +514,7 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator accepts 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    # Outside of shards, the main process must not seed a library, because its generator belongs to the user.
+    # Outside of shards, the main process must not seed a library, because the library's generator belongs to the user.
     if parent_process() is not None or own_random.is_replica:
         seed_when_imported(awaited)
 
@@ -543,9 +522,9 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
 def _seed_torch(torch: Any, seed: int) -> None:
     """Does the same as `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
-    For each kind of device that was not used yet, torch formats the stack for the message of a later error. This checks
-    each source file on disk, and takes ten to fifty times as long as the seeding. A worker seeds at the start of every
-    epoch, while the main process waits for the first item.
+    For each kind of device that was not used yet, torch formats this stack for the message of a later error. Formatting
+    checks each source file on disk, and takes ten to fifty times as long as the seeding. A worker seeds at the start of
+    every epoch, while the main process waits for the first item.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

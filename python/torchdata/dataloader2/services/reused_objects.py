@@ -1,8 +1,7 @@
 """Finds items that change, or become unusable, when the source reads later items.
 
 Role: some sources reuse one buffer or object for all items, so their items must not wait for other shards (see
-`common_parts`). The addresses of an item's objects and arrays are compared with those of the waiting items, without
-importing NumPy or torch.
+`common_parts`).
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from typing import Any
 
 __all__ = ["ReusedObjects"]
 
-#: Types whose values never change.
+#: Values of these types never change.
 _FIXED = frozenset({NoneType, bool, int, float, complex, str, bytes, range, FunctionType, BuiltinFunctionType})
-#: The levels of nested containers, and the members of a container, that are examined.
+#: The maximum number of levels of nested containers, and of members of a container, that are examined.
 _LEVELS, _MEMBERS = 4, 64
 #: The number of recent items whose objects are always remembered.
 _RECENT = 1 << 10
 
-#: Appends the changeable objects of an item to a list of ids, and (id of the owner, address) of its memory to a second
-#: list. Returns whether the item contains a stream or an iterator.
+#: Appends the changeable objects of an item to a list of ids, and its memory to a list of (id of the owner, address).
+#: Returns whether the item contains a stream or an iterator.
 _Search = Callable[[Any, int, list[int], list[tuple[int, int]]], bool]
 
 
@@ -40,9 +39,7 @@ class ReusedObjects:
         self._waits, self._oldest = waits, oldest
         #: Whether an item contains a stream, or shares memory with an item that `waits`.
         self.is_found = False
-        #: The position of the last item that contained an object, by the object's id.
         self._objects: dict[int, int] = {}
-        #: The position of the last item with a view of an address, by the id of the view's owner.
         self._views: dict[int, dict[int, int]] = {}
         self._most = 4 * _RECENT
 
@@ -71,7 +68,6 @@ class ReusedObjects:
         return item
 
     def _forget(self, position: int) -> None:
-        """Removes the objects of items that are not recent and do not wait."""
         oldest = min(self._oldest(), position - _RECENT)
         self._objects = {each: last for each, last in self._objects.items() if last >= oldest}
         recent = {
@@ -121,7 +117,7 @@ def _search_array(item: Any, levels: int, ids: list[int], views: list[tuple[int,
 def _search_tensor(item: Any, _levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
     try:
         views.append((item.untyped_storage().data_ptr() or id(item), item.data_ptr()))
-    except (RuntimeError, NotImplementedError):  # for example, a sparse tensor
+    except (RuntimeError, NotImplementedError):  # raised, for example, for a sparse tensor
         ids.append(id(item))
     return False
 

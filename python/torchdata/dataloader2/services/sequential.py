@@ -1,6 +1,6 @@
 """Runs a graph through several reading services, one after another.
 
-Role: forwards each call of the loader to all services, in reverse order if it ends an epoch or the services.
+Role: calls that end an epoch or the services are forwarded in reverse order.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def holds_nothing(serialized_state: Any) -> bool:
     try:
         return not any(_states_in(serialized_state))
     except ValueError:
-        return False  # a `SequentialReadingService` has not saved the state
+        return False  # a `SequentialReadingService` has not saved this state
 
 
 def _states_in(serialized_state: Any) -> list[Any]:
-    """Accepts results of `SequentialReadingService.checkpoint` in this version and in 0.9. Raises ValueError for
-    damaged or other states.
+    """Accepts states of this version and of torchdata 0.9. Raises ValueError for a damaged state, and for a state of
+    another service.
     """
     if is_sealed(serialized_state):
         saved = unseal(serialized_state, "the state of the reading services")
@@ -128,7 +128,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         """
         states = _states_in(serialized_state)
         if len(states) != len(self.reading_services) and not any(states):
-            return self.initialize(datapipe)  # none of the services that saved the state had a state
+            return self.initialize(datapipe)  # none of the services that saved this state had a state
         if len(states) != len(self.reading_services):
             raise ValueError(
                 f"the state holds {len(states)} reading services, but this SequentialReadingService has "
@@ -222,7 +222,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
 
 def in_shards(service: Any) -> ReadingServiceInterface:
-    """Returns a service like `service` that runs the graph in shards, in workers or in the main process."""
+    """The returned service runs the graph in shards, in workers or in the main process."""
     if service is None:
         return MultiProcessingReadingService.without_workers()
     contract = contract_of(service).with_shards()
@@ -232,10 +232,7 @@ def in_shards(service: Any) -> ReadingServiceInterface:
 
 
 def divided(service: Any, splits: int) -> ReadingServiceInterface:
-    """Returns a service like `service` that divides each epoch into `splits` shards over all ranks.
-
-    Raises ValueError if the service cannot run shards.
-    """
+    """Raises ValueError if the service cannot run shards."""
     contract = in_shards(service)
     if not contract.runs_shards():
         raise ValueError(

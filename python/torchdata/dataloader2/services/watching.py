@@ -17,20 +17,21 @@ from torchdata.datapipes.map.combinatorics import Shuffler as MapShuffler
 from torchdata.datapipes.map.wrapping import SequenceWrapper
 from torchdata.datapipes.state import is_one_to_one
 
-#: Plain data that all processes read in the same order.
+#: All processes read plain data of these types in the same order.
 _ORDERED = (bytes, dict, list, range, str, tuple)
 
-#: Pipes whose order depends only on the order of the source and on the seed that all workers share.
+#: The order of these pipes depends only on the order of the source and on the seed that all workers share.
 _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 
 
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
     """Returns the filters that may read different orders in the workers, and the names of each filter's sources.
 
-    `is_seeded` tells whether all shuffles have the workers' shared seed, because no function of the user has prepared
-    the graph.
+    If `is_seeded`, all shuffles have the seed that workers share, because no function of the user has prepared the
+    graph.
     """
-    # Not `isinstance`, because torch's filter is a virtual subclass of `ShardingFilter` that takes no samples.
+    # The call of `isinstance` is avoided, because torch's filter is a virtual subclass of `ShardingFilter` that takes
+    # no samples.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
     # With `on_error`, exceptions of user functions may skip different items in each worker.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)
@@ -42,10 +43,7 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
 
 
 def _has_known_order(pipe: Any) -> bool:
-    """Returns whether all workers read a pipe's items in the same order, if they read its sources in the same order.
-
-    Functions of the user may change the items, but neither their number nor their order.
-    """
+    """Assumes that functions of the user change neither the number nor the order of the items."""
     if type(pipe) is IterableWrapper:
         return _is_plain(pipe.iterable)
     if type(pipe) is SequenceWrapper:

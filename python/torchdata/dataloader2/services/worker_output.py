@@ -19,7 +19,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 @dataclass(frozen=True)
 class WorkersEpoch:
-    """The epoch that the workers run, as one value, so that other threads never see parts of two epochs."""
+    """These values are stored together, so that other threads never see parts of two epochs."""
 
     children: Children | LocalShards
     items: Iterator[Any]
@@ -29,13 +29,11 @@ class WorkerOutput(IterDataPipe[Any]):
     """Represents, in the main process's graph, the pipes that run in the workers, and yields their items.
 
     Args:
-        lasts: whether a pipe in the children keeps state from one epoch to the next. If so, the workers send snapshots
-            at the beginning of each later epoch.
-        in_order: whether one item of each worker is taken in turn.
+        lasts: whether a pipe in the children keeps state from one epoch to the next, so that the workers begin later
+            epochs with snapshots.
         lasts_in_workers: the names of these pipes in the workers.
         lasts_dealt: the names of these pipes in the dispatching process.
         shards: the shards of the running epoch, if it began with another number of workers.
-        pipes: the number of pipes that each worker runs.
     """
 
     #: The positions of the workers are not part of this pipe's own state.
@@ -63,8 +61,8 @@ class WorkerOutput(IterDataPipe[Any]):
         self._fresh = False
         #: Whether the next epoch resumes an epoch of an earlier run.
         self.resumes = False
-        #: The number of epochs that have begun, and the number of iterations over the workers' items, which is larger
-        #: if a pipe in the main process rereads an epoch.
+        #: The number of iterations over the workers' items exceeds the number of epochs if a pipe in the main process
+        #: rereads an epoch.
         self._epochs = self._passes = self._passes_before = 0
         #: The reason why a process could not make a snapshot for the last requested position.
         self.unsaved: str | None = None
@@ -77,16 +75,14 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def is_local(self) -> bool:
-        """Whether the shards run in this process."""
         return self._children.num_workers == 0
 
     @property
     def repeats_order(self) -> bool:
-        """Whether recomputed items come in the same order."""
         return self.in_order or min(self._children.num_workers, self.num_shards) <= 1
 
     def adopt(self, children: Children | LocalShards, shards: Sequence[Shard] | None) -> None:
-        """Connects this pipe to new processes, which run the given shards from the next epoch on."""
+        """The new processes run the given shards from the next epoch on."""
         self.shards_begun = shards
         self.run = WorkersEpoch(children, iter(()))
         children.collector.follow(self._delivery)
@@ -103,9 +99,7 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._children.dispatches
 
     def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
-        """The next epoch resumes at a position of an earlier run.
-
-        If `strict`, recomputed items are compared with the original items.
+        """If `strict`, recomputed items are compared with the original items.
 
         Raises ValueError if the position belongs to other processes.
         """
@@ -135,27 +129,22 @@ class WorkerOutput(IterDataPipe[Any]):
         self.run = WorkersEpoch(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
-        """Connects the engine's records to the counter of delivered items; None disconnects it."""
-        if delivery is not self._delivery:  # the lock of the collector may be held by a thread that is reading
+        """None disconnects the counter of delivered items."""
+        if delivery is not self._delivery:  # a thread that is reading may hold the lock of the collector
             self._delivery = delivery
             self._children.collector.follow(delivery)
 
     def want_large_snapshots(self) -> int:
-        """Makes the processes send snapshots of any size from now on.
-
-        Returns the size in bytes of the largest snapshot that was not sent because of its size, or 0.
-        """
+        """Returns the size in bytes of the largest snapshot that was not sent because of its size, or 0."""
         children = self._children
         return 0 if isinstance(children, LocalShards) else children.want_large_snapshots()
 
     @property
     def delivered(self) -> int:
-        """The number of items that have arrived since this run of the epoch began."""
         return self._children.collector.delivered()
 
     def position(self, delivered: int) -> WorkersPosition | None:
-        """Returns the position of all processes when `delivered` items had been received, or None if it is no longer
-        recorded.
+        """Returns None if the position is no longer recorded.
 
         May be called at any time: while another thread takes items, or from a signal handler.
         """
@@ -168,7 +157,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """The number of items of each shard; None if a shard without items may still yield one.
+        """Returns None if a shard without items may still yield an item.
 
         If items are taken in turn, a second item of any worker shows that all workers without an item have ended.
         """
@@ -180,13 +169,11 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def is_in_first_pass(self) -> bool:
-        """Whether the epoch is being read for the first time."""
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns the reason why a position lacks state that processes kept from earlier iterations, if any.
-
-        None as position stands for the beginning of the epoch.
+        """A position may lack state that processes kept from earlier iterations; None stands for the beginning of the
+        epoch.
         """
         lasting = self._lasts_dealt or self._lasts_in_workers
         if not lasting or (self._epochs if position is None else self._passes) <= 1:
@@ -207,9 +194,7 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """If the epoch resumed after its last item, waits until the workers end the epoch.
-
-        Otherwise, the epoch would not end, because no pipe requests another item.
+        """Waits for the end of an epoch that resumed after its last item, because no pipe requests another item.
 
         Raises RuntimeError if the workers yield another item.
         """
@@ -222,7 +207,6 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def is_unread(self) -> bool:
-        """Whether no item of the current epoch was requested yet."""
         return self._fresh
 
     def __iter__(self) -> Iterator[Any]:
@@ -237,7 +221,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._fresh = False
         return self.run.items
 
-    #: Whether messages use the plural for this pipe.
+    #: Messages use the plural for this pipe.
     is_several = True
 
     def __repr__(self) -> str:

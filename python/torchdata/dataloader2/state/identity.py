@@ -17,38 +17,32 @@ _LARGE = 1 << 20
 
 
 class Identity:
-    """The fingerprint and the pickle of a pipeline, before a service takes over the graph."""
-
     def __init__(self, snapshot: GraphTemplate, serialize: Callable[[GraphTemplate], bytes]) -> None:
         self._snapshot, self._serialize = snapshot, serialize
         self._fingerprint: Fingerprint | None = None
         self._in_words: str | None = None
         self._is_small: bool | None = None
         self._pickled: bytes | None = None
-        #: None if the pipe was not pickled.
         self.checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
-        """Must be called before a service cuts the graph; only the first call has an effect."""
+        """Must be called before a service cuts the graph; later calls have no effect."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 
     @property
     def outline(self) -> Outline:
-        """The fingerprint, and the size of the pickled pipe in bytes (0 if the pipe was not pickled). Without the pipe,
-        a state contains no hash of its bytes, because a hash would help to guess a password in the pipe.
+        """A state without the pipe contains no hash of its bytes, because a hash would help to guess a password in the
+        pipe.
         """
         if self._in_words is None:
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))
         return Outline(self._in_words, 0 if self._pickled is None else len(self._pickled))
 
     def pickled(self, wanted: bool | None) -> bytes | None:
-        """Returns the pipe as bytes, or None.
+        """If `wanted` is None, the pipe is pickled only if this is possible and the pickle is small.
 
-        Args:
-            wanted: if None, the pipe is pickled only if this is possible and the pickle is small.
-
-            Raises TypeError if `wanted` is True and the pipe cannot be pickled.
+        Raises TypeError if `wanted` is True and the pipe cannot be pickled.
         """
         if wanted is None:
             if self._is_small is None:

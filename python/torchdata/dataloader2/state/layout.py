@@ -3,8 +3,7 @@
 Role: no other module contains the keys of the layout, and this module unpickles no values that could run code.
 
 States are stored in files and downloaded from hubs, and may be forged: checksums detect damage, but do not prove who
-wrote a state. Therefore, `parse` checks the type and range of each value, also in snapshots, before it is used. Only
-the pipe, and values of pipes that are not plain data, are pickles.
+wrote a state. Therefore, `parse` checks the type and range of each value, also in snapshots, before it is used.
 """
 
 from __future__ import annotations
@@ -40,11 +39,10 @@ SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
 _VERSION = "version"
-#: The position of the loader inside an epoch; None if the state contains only the seeds of an epoch.
+#: The value is None if the state contains only the seeds of an epoch.
 _POSITION = "iteration_state"
-#: The checksums of all other fields except the version.
 _CHECKSUMS = "checksums"
-#: The fingerprint of the pipeline, and the size of its pickle in bytes.
+#: The value contains the fingerprint of the pipeline, and the size of its pickle in bytes.
 _PIPELINE = "pipeline"
 #: The value is a `SavedRanks`; states without ranks lack this key.
 _RANKS = "ranks"
@@ -54,7 +52,6 @@ _RANKS = "ranks"
 STATE_VERSION = 3
 
 _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
-#: Keys that no state of torchdata 0.9 has.
 _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 
 _MOST = 1 << 46
@@ -63,23 +60,18 @@ _MOST_SHARDS = 1 << 20
 #: The minimum number of items for measuring the speed of an epoch, because short epochs mainly start the workers.
 _FEW = 100
 
-#: The valid types of fields of a `Position`.
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
 
-#: Types whose `repr` is part of a checksum.
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
 #: Values of other types are not part of a checksum, because their `repr` may differ between processes.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
 def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
-    """`of_pipe` is the checksum of the pipe, if it is known."""
+    """The argument `of_pipe` is the checksum of the pipe, if it is known."""
     plain: dict[str, Any] = {
         SERIALIZED_DATAPIPE_KEY_NAME: state.pipe,
         READING_SERVICE_STATE_KEY_NAME: state.service,
@@ -129,10 +121,7 @@ def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
 
 
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
-    """Returns the checksums of the fields.
-
-    `of_datapipe` is the checksum of the pipe, if it is known.
-    """
+    """The argument `of_datapipe` is the checksum of the pipe, if it is known."""
     found = {}
     for field in (_POSITION, _PIPELINE, _RANKS):
         if field in state:
@@ -178,7 +167,6 @@ def _add_words(value: Any, words: list[str]) -> None:
 
 
 def checksum_of(data: bytes) -> int:
-    """Returns the checksum of a field that contains only bytes."""
     return _checksum((data,))
 
 
@@ -191,16 +179,11 @@ def _checksum(parts: Iterable[Any]) -> int:
     return crc
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
-    """Returns the contents of a state, after checking all values.
+    """If `allow_pickle` is False, the state may not contain pickled values except the pipe, which the loader need not
+    unpickle.
 
-    If `allow_pickle` is False, the state may not contain pickled values. The pickled pipe is always accepted, because
-    the loader need not unpickle it.
-
-    Raises TypeError or ValueError for other objects and for damaged states.
+    Raises TypeError or ValueError for damaged states and for other objects.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"a loader's state is the dictionary that state_dict() returned, but got {state!r}")
@@ -253,7 +236,6 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Adds the name of the field to errors about invalid contents."""
     try:
         yield
     except UntrustedPickleError:
@@ -293,9 +275,7 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 
 
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
-    """Ignores the generators of torchdata 0.9, because they are pickles and draw other numbers. Instead, the seed in
-    the state determines the next epoch.
-    """
+    """Ignores the generators of torchdata 0.9, because they are pickles and draw other numbers."""
     if packed is None:
         return None
     if not isinstance(packed, (tuple, list)) or len(packed) != 4:
@@ -392,18 +372,13 @@ def _dealt(dealt: Any, workers: int) -> KeptDealt:
 
 
 def _account(account: Any, whose: str) -> Account:
-    """Checks a number of items and their checksum."""
     items, checksum = account
     if type(items) is not int or not 0 <= items < _MOST or type(checksum) is not int or not 0 <= checksum < 2**64:
         raise ValueError(f"{whose} has {items!r} items")
     return items, checksum
 
 
-# -- sealed parts ------------------------------------------------------------------------------------------------------
-
-
 def _snapshots(position: Position) -> Iterator[tuple[str | None, bytes]]:
-    """Yields the name and the snapshot of each process that has sent a snapshot."""
     parts: list[tuple[str | None, bytes]] = []
     if position.workers is not None:
         shards = enumerate(position.workers.shards)
@@ -438,9 +413,7 @@ def sealed(content: Content) -> bytes:
 
 
 def opened(snapshot: Any, what: str, *, allow_pickle: bool = True) -> Content:
-    """Returns the contents of a snapshot after checking them. `what` names the snapshot in error messages. If
-    `allow_pickle` is False, pickled values raise ValueError.
-    """
+    """Error messages contain the name `what`. If `allow_pickle` is False, pickled values raise ValueError."""
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")
@@ -467,7 +440,6 @@ def _filled(filled: Any, what: str, allow_pickle: bool) -> Filled:
 
 
 def _of_main(name: str, content: Content) -> Any:
-    """The snapshot of the main process contains the field `name` of a position."""
     if name == "graph":
         return content.entries or ()
     if content.generators is None:

@@ -24,11 +24,9 @@ class Shard:
 
     Args:
         worker: the worker that began the shard, on its rank.
-        workers: the number of workers of each rank.
-        rank: the rank that began the shard.
         of_main: whether the main process began the shard, with the loader's own seeds.
-        moved: whether the shard may run on another rank. It then keeps the items of rank `rank`, and derives its seeds
-            from those of the whole job.
+        moved: whether the shard may run on another rank. A moved shard keeps the items of rank `rank`, and derives its
+            seeds from the seeds of the whole job.
         splits: whether the user has set the number of shards, by an argument `splits`.
     """
 
@@ -52,13 +50,10 @@ class ShardPosition(NamedTuple):
 
     @property
     def recomputed(self) -> int:
-        """The number of items that resuming must recompute."""
         return self.given[0] - (self.snapshot[0][0] if self.snapshot else 0)
 
 
 class WorkersPosition(NamedTuple):
-    """The positions of all shards, the next shard to read, and the matching snapshot of the dispatching process."""
-
     shards: Sequence[ShardPosition]
     turn: int
     dispatches: bool
@@ -81,11 +76,10 @@ class Position(NamedTuple):
 
     Args:
         given: the number of delivered items of the epoch.
-        drop: how many of them were delivered after the snapshot of the main process's pipes.
+        drop: the number of items that were delivered after the snapshot of the main process's pipes.
         graph: the main process's pipes; None if they have no relevant state.
         generators: the global generators, if the main process runs functions of the user.
         beginning: the global generators at the start of the epoch, if resuming recomputes the epoch from there.
-        in_main: whether no worker processes ran the graph.
         seconds: the duration of the epoch so far.
         processes: None without workers.
         shards: the shards of an epoch that began with another number of workers or ranks.
@@ -109,7 +103,7 @@ class Position(NamedTuple):
 
     @property
     def all_shards(self) -> Sequence[Shard]:
-        """The shards that a rank ran, in the order in which it reads them."""
+        """In the order in which a rank reads the shards."""
         if self.shards is not None:
             return self.shards
         if self.in_main or self.processes is None:
@@ -117,12 +111,12 @@ class Position(NamedTuple):
         return [Shard(worker, self.processes.shards) for worker in range(self.processes.shards)]
 
     def at(self, given: int, **known: Any) -> Position:
-        """Returns a later position with the same snapshot; `drop` must be 0."""
+        """Requires that `drop` is 0."""
         return self._replace(given=given, drop=given - self.given, **known)
 
 
 class Filled(NamedTuple):
-    """The epoch in which a worker has filled its caches, and which a process that resumes must repeat.
+    """A process that resumes must repeat this epoch to refill its caches.
 
     Args:
         start: the sealed snapshot from the beginning of the epoch; None for the first epoch of a graph, and empty
@@ -139,7 +133,6 @@ class Content(NamedTuple):
     """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
     Args:
-        entries: None if the snapshot contains only generators.
         read_out: whether the worker had reached the end of its dispatched items.
         filled: the epoch that fills or has filled the caches; None if it cannot be repeated.
     """
@@ -151,7 +144,7 @@ class Content(NamedTuple):
 
 
 class Randomness(NamedTuple):
-    """The user's seed, whether it must still be applied, and the seed generators now and at the beginning of
+    """`is_due` tells whether the user's seed must still be applied, and `initial` is the generator at the beginning of
     the epoch.
     """
 
@@ -166,7 +159,7 @@ class Randomness(NamedTuple):
 
 @dataclass(frozen=True)
 class Outline:
-    """A description of a pipeline as JSON, and the size of its pickle in bytes (0 without a pickle)."""
+    """The pipeline as JSON, and the size of its pickle in bytes (0 without a pickle)."""
 
     words: str
     length: int
@@ -178,14 +171,8 @@ class Outline:
 
 
 class LoaderState(NamedTuple):
-    """The state of a loader.
-
-    Args:
-        position: None if the state contains only the seeds of the epoch.
-        ranks: None without ranks.
-        is_of_0_9: whether torchdata 0.9 saved the state, which then has no version and no position.
-        saved: the state in the form in which it was loaded.
-        recomputed: name, number of items and seconds of each part that resuming must recompute.
+    """For each part that resuming must recompute, `recomputed` contains its name, its number of items and the
+    seconds.
     """
 
     pipe: Any

@@ -12,17 +12,12 @@ from torchdata.dataloader2.state.layout import sealed
 from torchdata.dataloader2.state.position import Content, Position, Processes, Shard, ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-#: The class of the pipe that reads ahead in an in-process service.
+#: An in-process service reads ahead in a pipe of this class.
 AHEAD = "Prefetcher"
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
-    """Returns the position at which a rank resumes, if each rank takes every `ranks`-th shard of the saved job.
-
-    Args:
-        positions: those of all ranks of the saved job, with the field `workers`.
-        ranks: the current number of ranks.
-    """
+    """Each rank takes every `ranks`-th shard of the saved job, whose positions have the field `workers`."""
     old, by_rank = len(positions), []
     for number, position in sorted(positions.items()):
         workers = _without_held(position)
@@ -33,7 +28,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
             )
         shards = [each if each.moved else each.of_rank(number, old) for each in position.all_shards]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
-    # Numbered across ranks: the first shard of each rank, then the second shard of each rank, and so on.
+    # Shards are numbered across ranks: the first shard of each rank, then the second shard of each rank, and so on.
     longest = max(map(len, by_rank))
     each = [(turn, shards[turn]) for turn in range(longest) for shards in by_rank if turn < len(shards)]
     own = each[rank::ranks]
@@ -57,8 +52,8 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 
 def _without_held(position: Position) -> WorkersPosition:
-    """Returns each shard's position after the last delivered item. Items that pipes in the main process had buffered
-    were not delivered, and are recomputed. Raises ValueError if it is unknown which shards yielded these items.
+    """Items that pipes in the main process had buffered were not delivered, so the shards' positions are before these
+    items. Raises ValueError if it is unknown which shards yielded these items.
     """
     workers, given = position.workers, position.given
     if workers is None:
@@ -82,9 +77,9 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
     """Converts the position of a pipeline that ran in the main process to that of one shard in a worker.
 
     Args:
-        pipes: the number of pipes that the worker runs, if known; the later pipes stay in the main process.
-        alone: whether the result omits the state of pipes that stay in the main process. If there is such state, the
-            shard recomputes the delivered items from the beginning.
+        pipes: the number of pipes that the worker runs, if known; later pipes stay in the main process.
+        alone: whether to omit the state of pipes that stay in the main process; if there is such state, the shard
+            recomputes the delivered items.
 
     Raises:
         ValueError: the pipes drew their own seeds, which workers cannot repeat.
@@ -101,7 +96,7 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
         if generators is None:
             raise ValueError("the generators of this loader state are missing")
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
-        if others and others[0].type == AHEAD:  # added by an in-process service to read ahead
+        if others and others[0].type == AHEAD:  # an in-process service has added this pipe to read ahead
             own, others = entries[: len(own) + 1], others[1:]
         holds = bool(others)  # items that these pipes have buffered may be pickled
         read = own[-1].yielded if holds else position.given - position.drop

@@ -29,16 +29,15 @@ def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -
 
 
 def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
-    """Returns the reason why a process could not make a snapshot, if there is one."""
     positions, _, dealt = found
     contents = [snapshot[3] for _, snapshot in positions if snapshot] + ([dealt[2]] if dealt else [])
     return next(filter(None, map(reason_in, contents)), None)
 
 
 def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
-    """Returns where the shards and the dispatching process resume.
+    """Returns the positions of all shards, followed by the position of the dispatching process.
 
-    If `strict`, recomputed items must equal the items delivered before.
+    If `strict`, recomputed items must equal the original items.
 
     Raises ValueError if the number of shards differs, or if only one of the epochs has a dispatching process.
     """
@@ -85,7 +84,7 @@ def _of_dispatching(
 
 
 def unverified(place: WorkersPosition) -> WorkersPosition:
-    """Removes the checksums of items that must be recomputed, so that they are not compared with the original items."""
+    """Items without a checksum are not compared with the original items when they are recomputed."""
     dealt = [None] * len(place.shards) if place.dispatching is None else place.dispatching[1]
     shards = []
     for (given, snapshot), account in zip(place.shards, dealt, strict=True):
@@ -97,7 +96,6 @@ def unverified(place: WorkersPosition) -> WorkersPosition:
 
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:
-    """Returns whether a pipe keeps state from one epoch to the next, so that seeds alone do not determine an epoch."""
     return any(_lasts(pipe) for datapipe in datapipes if datapipe is not None for pipe in graph_of(datapipe))
 
 
