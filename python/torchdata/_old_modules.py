@@ -149,7 +149,7 @@ def homes_of(old: str) -> dict[str, tuple[str, str]]:
 
 
 def _patched_here(old: str) -> frozenset[str]:
-    """Names that are set in an old module are also set in the present module if this function returns them."""
+    """Returns the names for which setting the name in an old module also sets it in the present module."""
     return frozenset(entry.partition("=")[0] for entry in OLD_MODULES[old][1].split() if ":" in entry)
 
 

@@ -57,7 +57,7 @@ class Measuring:
     time. The loader's own values may decrease, because times are estimates, and the times of a replaced worker start at
     zero.
 
-    rank: the label `rank` of all measurements; None for the rank of the loader.
+    The argument `rank` is the label `rank` of all measurements; None stands for the rank of the loader.
     """
 
     def __init__(self, loader: Any, rank: int | None = None) -> None:

@@ -59,7 +59,7 @@ def _part(path: str, meaning: str = "") -> Any:
     return property(attrgetter(path), lambda loader, value: setattr(owner_of(loader), name, value), doc=meaning or None)
 
 
-#: Copies of a loader keep the other attributes, which belong to a subclass.
+#: Copies of a loader keep all attributes except these, because the other attributes belong to a subclass.
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
@@ -162,10 +162,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
-        # otherwise, an adapter may replace the object by a pipe
+        # an adapter may replace another object by a pipe
         if datapipe is not None and datapipe_adapter_fn is None:
             require_pipe(datapipe)
-        # raises an error if the service is in use
+        # `GraphTemplate` raises an error if the service is in use
         adapters, service = adapter_list(datapipe_adapter_fn), GraphTemplate(reading_service)
         self._set_up(Pipeline(GraphTemplate(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
@@ -315,7 +315,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             number = 0 if before is None else before + 1
             if run.delivery.begun:
                 if before is not None:
-                    self.valid_iterator_id = number  # so that iterators of other threads read no items of the new epoch
+                    self.valid_iterator_id = number  # iterators of other threads then read no items of the new epoch
                 try:
                     run.begin()
                 except BaseException as error:
@@ -340,7 +340,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return self._pipeline.length()
 
     def __bool__(self) -> bool:
-        return True  # even if the length is 0
+        return True  # a loader is true even if its length is 0
 
     def seed(self, seed: int) -> None:
         """Sets the seed of all following epochs.
@@ -511,7 +511,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return {**{name: value for name, value in list(vars(self).items()) if name not in _OWN}, "_made_of": made_of}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._ended = True  # until all attributes are set
+        self._ended = True  # this attribute stays True until all attributes are set
         graph, adapters, service, recorder, seeds, loaded = state["_made_of"]
         pipeline = Pipeline(graph, adapters, service, _serialized, is_adapted=True)
         self._set_up(pipeline, copy.copy(seeds), recorder)
@@ -568,7 +568,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
 
 def _serialized(snapshot: GraphTemplate) -> bytes:
-    """Looked up when it is called, because old tests replace `serialize_datapipe` in this module."""
+    """The function `serialize_datapipe` is looked up when it is called, because old tests replace it in this module."""
     return serialize_datapipe(snapshot)
 
 

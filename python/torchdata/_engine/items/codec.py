@@ -54,8 +54,8 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: Larger `bytes` objects in a program are sent as separate buffers, because picklers pass `bytes` objects of this size
-#: to `write` without copying them.
+#: The minimum length of a `bytes` object that a program sends as a separate buffer. Picklers pass `bytes` objects of this
+#: length to `write` without copying them.
 _LEAST_BYTES = 64 << 10
 
 

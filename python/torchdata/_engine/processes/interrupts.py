@@ -35,7 +35,7 @@ LATER = 0.001
 #: `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: Other signals cannot be handled, or report an error of the current instruction.
+#: Signals that are not in this tuple cannot be handled, or report an error of the current instruction.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()

@@ -48,7 +48,7 @@ class Shutdown:
         self.afterwards: Callable[[], None] | None = None
         #: The links over which children are asked to stop; empty while a child cannot be asked yet.
         self.commanders: list[Sender] = []
-        _to_end.add(self)  # this is the last step, because Ctrl-C may interrupt it
+        _to_end.add(self)  # the last step, because Ctrl-C may interrupt the steps before
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a child that is not started yet.

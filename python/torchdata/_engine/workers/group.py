@@ -217,7 +217,7 @@ class Group(OwnsChildren):
             timeout=timeout,
             shards=num_shards,
         )
-        if self._has_board:  # otherwise, the threads that read the group wait, whereas the main thread may not
+        if self._has_board:  # otherwise, a thread waits for the items, and the program itself may not wait
             self.counting.receive(collector, peers, first)
         return collector
 

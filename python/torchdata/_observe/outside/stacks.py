@@ -72,8 +72,8 @@ class _Answering:
         self.others: int = 0
         #: Whether the process ignores the signal while no handler is installed.
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The file descriptor and the inode of the memory for answers. They are assigned together, so that a fork in
-        #: another thread never copies only one new number.
+        #: The file descriptor and the inode of the memory for answers. Both numbers are assigned together, so that a
+        #: fork in another thread never copies only one new number.
         self.opened: tuple[int, int] = (-1, 0)
         #: The file descriptor and the inode of the parent process's memory, until this process has closed the
         #: descriptor.
@@ -298,8 +298,8 @@ def _trimmed(answer: str) -> str:
 
 
 def own_stack(thread: int | None = None) -> str:
-    """The format is that of `ask_for_stack`."""
-    # Stored in a variable, the frame of this function would form a reference cycle.
+    """Returns the stack in the format of `ask_for_stack`."""
+    # The frames are not stored in a variable, because the frame of this function would then form a reference cycle.
     return _from_top(sys._current_frames().get(thread if thread is not None else _main_thread()))
 
 
@@ -320,8 +320,8 @@ def _main_thread() -> int:
 
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
-    """Returns the kernel's description of a process, and its Python stacks or why there are none. `wakes` allows to
-    continue a stopped process, so that it can answer.
+    """Returns the kernel's description of a process, and its Python stacks or why there are none. If `wakes` is True, a
+    stopped process may be continued, so that it can answer.
     """
     where = kernel_state(pid)
     stack = None
@@ -344,7 +344,7 @@ def _letter_of(pid: int) -> str:
 
 
 def kernel_state(pid: int) -> str:
-    """For example, "running", or "asleep, in futex_wait"."""
+    """Returns, for example, "running", or "asleep, in futex_wait"."""
     state = _letter_of(pid)
     if not state:
         return "ended"

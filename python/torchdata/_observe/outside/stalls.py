@@ -33,7 +33,7 @@ __all__ = [
     "warn_of_stalls",
 ]
 
-#: The default for the seconds without an item until a warning, which the signature of `DataLoader2` repeats.
+#: The default number of seconds without an item before a warning; the signature of `DataLoader2` repeats this number.
 STALL = 60.0
 #: While a debugger waits for its user, no warning is given.
 _DEBUGGERS = ("bdb", "pydevd")
@@ -78,7 +78,7 @@ class Patience:
         self.is_awaited: Callable[[], bool] = bool
         #: The number of items that have arrived, and its value at the last check.
         self.came = self._seen = 0
-        #: For each process with a late item, the time since when it is late.
+        #: For each process with a late item, the time at which the item was first late.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 

@@ -32,11 +32,13 @@ def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
 
 
 def _filling(free: float, processors: float) -> float:
+    """Returns how many workers keep `free` cores busy if each worker uses `processors` cores."""
     return max(1, math.floor(free / processors + 0.5)) if processors > 0 else math.inf
 
 
 def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[float, float] | None:
-    """Returns a lower and an upper bound, which do not depend on other programs.
+    """Returns a lower and an upper bound for the number of processors that one process uses while it works, independent
+    of other programs.
 
     `before` is the maximum processor time in seconds that each process has used before its first items.
     """

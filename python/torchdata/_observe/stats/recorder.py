@@ -78,7 +78,7 @@ class Recorder:
         self._began = 0.0
         self._since: Reading | None = None
         self._pid = 0
-        #: The loader's number in the monitor of calls of `next`, and its `Delivery`.
+        #: The loader's number in the monitor of calls of `next`, and the `Delivery` that counts its items.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
         #: The time, the level of detail and the counters when the loader was shut down.

@@ -8,6 +8,7 @@ contents, their shared memory or their open files.
 - A pipe of the graph is copied, and any object that refers to a pipe, such as a list of pipes or a method of a pipe.
 - A list, a dict or another container of the standard library is copied with the same members, because pipes keep the
   items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in total.
+- A random generator is copied.
 - Everything else is shared with the copy, such as a dataset, a function, an array or an open file. This includes
   attributes that the class of the pipe names in `data_attributes`, if they do not refer to a pipe.
 """

@@ -96,7 +96,8 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        if everywhere:  # all readers share one dictionary, so that the size of a chain of forks and zips grows linearly
+        # all readers of a pipe share one dictionary, so that the size of a chain of forks and zips grows linearly
+        if everywhere:
             finished[id(pipe)] = found
         return found, everywhere
 

@@ -3,9 +3,10 @@
 A process restores the items of a cache such as `in_memory_cache` by repeating the epoch that filled the cache. If the
 cached items exceed the worker's share of `snapshot_budget`, a snapshot contains only the seeds of this epoch.
 
-Role: this restores the cached objects only if no code has modified them, which a checksum detects at the beginning of
-each epoch. Within an epoch, no code can modify cached objects if the cache is the last pipe and yields only cached
-items. If cached objects were modified, all snapshots contain the cached items.
+Role: repeating an epoch restores the cached objects only if no code has modified them, which a checksum detects at the
+beginning of each epoch. Within an epoch, no code can modify cached objects if the cache is the last pipe and yields
+only cached items; for other graphs, snapshots without the cached items are taken only at the beginning of an epoch. If
+cached objects were modified, all snapshots contain the cached items.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class _RankEpoch:
         self.graph = Graph(put_in_place(rest, self.branch.end, self.from_workers))
 
     def length(self) -> int:
-        """All ranks yield as many items as the rank with the fewest items."""
+        """Returns the smallest number of items of all ranks, because all ranks end an epoch together."""
         if self.ranks is None:
             return self._length_on_rank(None)
         return min(self._length_on_rank(rank) for rank in range(self.ranks))

@@ -237,9 +237,9 @@ class GraphProgram(EpochProgram):
         self._common, self._place = CommonParts(is_alone=True), 0
         #: Stops this shard's threads while another shard runs, because these threads also draw random numbers.
         self._held = ExitStack()
-        #: None until the graph was searched.
+        #: The value is None until the graph was searched.
         self._reading_ahead: list[Any] | None = None
-        #: Replaces the current graph in the next epoch.
+        #: This graph replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None
         #: The reason why no snapshot can be made in this epoch.
         self._unsaved: Exception | None = None
@@ -406,7 +406,8 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # If an earlier snapshot was sent, it is more useful than the reason.
+            # An earlier snapshot is more useful than the reason, so the reason is sent only if there is no earlier
+            # snapshot.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
@@ -462,7 +463,7 @@ class GraphProgram(EpochProgram):
     def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out:
-            self._read_share_out()  # must precede the loading, because a new epoch may interrupt this wait
+            self._read_share_out()  # this call must precede the loading, because a new epoch may interrupt its wait
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # the main process had also read ahead
             self._search_anew()
@@ -470,7 +471,7 @@ class GraphProgram(EpochProgram):
         if saved.filled is not None and cached is not None:
             self._caches.put_back(saved.filled, cached, strict)
         if saved.generators is not None:
-            load_generators(saved.generators)  # must precede the iterator, which starts threads
+            load_generators(saved.generators)  # this call must precede the iterator, which starts threads
         return self._iterate()
 
     def _read_share_out(self) -> None:

@@ -172,8 +172,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """A position may lack state that processes kept from earlier iterations; None stands for the beginning of the
-        epoch.
+        """Returns why a position lacks state that processes kept from earlier iterations; the position None stands for
+        the beginning of the epoch.
         """
         lasting = self._lasts_dealt or self._lasts_in_workers
         if not lasting or (self._epochs if position is None else self._passes) <= 1:

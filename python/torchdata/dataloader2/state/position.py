@@ -77,9 +77,10 @@ class Position(NamedTuple):
     Args:
         given: the number of delivered items of the epoch.
         drop: the number of items that were delivered after the snapshot of the main process's pipes.
-        graph: the main process's pipes; None if they have no relevant state.
-        generators: the global generators, if the main process runs functions of the user.
-        beginning: the global generators at the start of the epoch, if resuming recomputes the epoch from there.
+        graph: the positions of the main process's pipes; None if these pipes have no relevant state.
+        generators: the states of the global generators, if the main process runs functions of the user.
+        beginning: the states of the global generators at the start of the epoch, if resuming recomputes the epoch from
+            there.
         seconds: the duration of the epoch so far.
         processes: None without workers.
         shards: the shards of an epoch that began with another number of workers or ranks.
@@ -103,7 +104,7 @@ class Position(NamedTuple):
 
     @property
     def all_shards(self) -> Sequence[Shard]:
-        """In the order in which a rank reads the shards."""
+        """The shards are in the order in which a rank reads them."""
         if self.shards is not None:
             return self.shards
         if self.in_main or self.processes is None:
