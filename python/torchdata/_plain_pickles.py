@@ -1,8 +1,9 @@
 """Pickles of plain data, which are safe to load, and states of pipes, which separate plain data from other values.
 
 A pickle of plain data runs no code of its author, because it refers only to functions of this package that create
-arrays, batches and files, and that are safe with any arguments. Before Python's unpickler runs, the extension checks
-each instruction, and each length, because a large number could make the unpickler allocate gigabytes.
+arrays, batches and files, and that are safe with any arguments. Before Python's unpickler runs, the extension accepts
+only instructions that Python writes for plain data, and only lengths within the pickle, because a large number could
+make the unpickler allocate gigabytes.
 
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `None`, `bool`,
 `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged. All

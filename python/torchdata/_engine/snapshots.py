@@ -139,4 +139,5 @@ def is_sealed(sealed: Any) -> bool:
 
 
 def seal_of(sealed: bytes) -> bytes:
+    """Returns the header, which differs between snapshots because it contains a checksum."""
     return sealed[: _HEADER.size]

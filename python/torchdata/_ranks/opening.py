@@ -47,7 +47,7 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns the connected ranks (or why rank 0 has given up), and the seconds that remain until all ranks must be
+        """Returns the `Meeting` (or why rank 0 has given up), and the seconds that remain until all ranks must be
         connected.
 
         Raises PrefetchTimeoutError if rank 0 did not begin to iterate in time, and RanksLostError if the store or rank

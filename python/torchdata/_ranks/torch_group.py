@@ -111,7 +111,7 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Among all groups with the same number of ranks, the first group determines the result, which rank 0 returns.
+        """Returns, on rank 0, the value of the first group that calls this method, among all groups of the same size.
 
         With tensor parallelism, ranks of different data-parallel groups must read the same data, so these groups need
         equal seeds.

@@ -54,7 +54,7 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: The minimum length of a `bytes` object that a program sends as a separate buffer. Picklers pass `bytes` objects of this
+#: The minimum length of a `bytes` object that is a separate buffer of a program. Picklers pass `bytes` objects of this
 #: length to `write` without copying them.
 _LEAST_BYTES = 64 << 10
 

@@ -94,7 +94,7 @@ def main_without_file() -> str | None:
 
 
 class ChildName(str):
-    """The name of a child process, which runs code when the child unpickles it.
+    """The name of a child process. Unpickling this name in the child runs code that must run before all other code.
 
     The code uses only the standard library, because the child may not be able to import this package yet. A name that
     is pickled for other purposes, such as a log record, becomes an ordinary string.

@@ -74,6 +74,7 @@ class ForkingProcess:
         self._owner = os.getpid()
         self.inherits = inherits
         self.is_over = False
+        #: Whether the forking process exited during its start without a request, so that a new process would also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
@@ -95,8 +96,8 @@ class ForkingProcess:
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """`deliver` delivers pending signals; if it raises an exception, no process remains. `inherited` contains the
-        objects that children receive through `Inherited`.
+        """The caller must defer signals during this call. `deliver` delivers pending signals; if it raises an
+        exception, no process remains. `inherited` contains the objects that children receive through `Inherited`.
         """
 
         def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:
