@@ -1,7 +1,7 @@
 """Limits the memory of pickles: once all pickles of a context are too large, only their size is measured.
 
-Role: all pickling functions of this package write to the file that `pickle_file` provides; a `bounded` context limits
-the files of its own thread.
+Role: all pickling functions of this package write to the file from `pickle_file`; a `bounded` context limits the files
+that its own thread writes.
 """
 
 from __future__ import annotations

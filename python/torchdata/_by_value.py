@@ -31,7 +31,7 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: For each class, the sets of attributes that survive pickling; None if objects of the class need no check.
+#: For each class, the sets of attributes that survive pickling; None if objects of the class do not need a check.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 

@@ -1,7 +1,7 @@
 """Supports import paths of torchdata 0.9 that no longer exist, such as `torchdata.datapipes.iter.util.cacheholder`.
 
-Role: a finder at the end of `sys.meta_path`, which Python asks only if this package has no such module, creates an old
-module when it is imported. `OLD_MODULES` also contains private names that public programs import or patch.
+Role: a finder at the end of `sys.meta_path` creates an old module when it is imported. Python asks this finder only if
+the package lacks a module of this name. `OLD_MODULES` also contains private names that public programs import or patch.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def homes_of(old: str) -> dict[str, tuple[str, str]]:
 
 
 def _patched_here(old: str) -> frozenset[str]:
-    """Returns the names for which setting the name in an old module also sets it in the present module."""
+    """Returns the names that, when set in an old module, are also set in the present module."""
     return frozenset(entry.partition("=")[0] for entry in OLD_MODULES[old][1].split() if ":" in entry)
 
 

@@ -44,8 +44,8 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
 def require(module: str, *, extra: str, needed_by: str) -> None:
     """Raises the error of `optional_import`, but does not import the library.
 
-    Constructors use this function, because a pipe is often built in one process and iterated in other processes, and
-    only the other processes need the library.
+    Constructors use this function, because a pipe is often built in one process and iterated in others, and only the
+    iterating processes need the library.
     """
     if importlib.util.find_spec(module) is None:
         optional_import(module, extra=extra, needed_by=needed_by)

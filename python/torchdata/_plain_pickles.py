@@ -35,16 +35,15 @@ _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 #: Arrays with fewer bytes are copied, because a view of a small array takes longer than a copy.
 _SMALL = 4096
 
-#: The kinds (`dtype.kind`) of dtypes whose elements are numbers, booleans or times, not Python objects.
+#: The kinds (`dtype.kind`) of dtypes with numbers, booleans or times as elements, instead of Python objects.
 _KINDS = frozenset("biufcmM")
 
 
 def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable[..., Any]) -> None:
-    """Registers a class whose instances, but not those of its subclasses, are plain data.
+    """Registers a class as plain data; its subclasses are not included.
 
-    `parts` returns a function and its arguments that recreate an equal instance, or None.
-    The `makers` are all functions to which the result of `parts` may refer; a malicious pickle may call them with any
-    arguments.
+    `parts` returns a function and its arguments that recreate an equal instance, or None. The `makers` are all
+    functions that `parts` may return or refer to; a malicious pickle may call them with any arguments.
     """
     _known[kind] = parts
     for maker in makers:

@@ -17,7 +17,7 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
     """Makes a package the public module of the names that it imports from its own modules.
 
     Args:
-        helpers: further classes and functions to which pickles refer, and which the package imports from elsewhere.
+        helpers: further classes and functions that pickles refer to, and that the package imports from elsewhere.
     """
     package: str = namespace["__name__"]
     for helper in helpers:

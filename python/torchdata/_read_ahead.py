@@ -69,7 +69,7 @@ def _run(queue: ReadAheadQueue, serve: Callable[..., object], args: tuple[Any, .
     try:
         serve(*args)
     finally:
-        if queue.is_inherited:  # the user's function has forked this process, which has no consumer
+        if queue.is_inherited:  # the user's function has forked this process, and the fork does not have a consumer
             os._exit(0)
 
 

@@ -53,7 +53,7 @@ _KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 #: Control characters can change the direction of text or end a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
-#: Libraries whose error messages contain URLs; errors of the user's code are not redacted.
+#: Error messages of these libraries contain URLs; errors of the user's code are not redacted.
 _LIBRARIES = frozenset(
     [
         "adlfs",

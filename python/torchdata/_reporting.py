@@ -1,4 +1,4 @@
-"""Shortens tracebacks and adds notes, so that users see their own frames and where an exception came from."""
+"""Shortens tracebacks and adds notes, so that users see their own frames and the process that raised an exception."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchdata._redacting import is_private, redacted
 
 _Error = TypeVar("_Error", bound=BaseException)
 
-#: This attribute of an exception describes the process from which the exception has arrived.
+#: This attribute of an exception describes the process that raised the exception.
 RAISED_IN = "_torchdata_raised_in"
 #: This attribute of an exception names the item that was being processed.
 _KEY = "_torchdata_key"
@@ -103,7 +103,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def name_item(error: _Error, item: Any) -> _Error:
-    """Records the key or path of the item for which the exception was raised, if none is recorded yet."""
+    """Records the key or path of the item that caused the exception, if none is recorded yet."""
     key = key_of(item)
     if key is not None:
         attributes_of(error).setdefault(_KEY, key)
@@ -141,7 +141,7 @@ def key_of(item: Any) -> str | None:
 
 
 def make_printable(error: BaseException) -> None:
-    """Printing an exception whose class computes missing attributes may fail unless the exception has notes."""
+    """Printing an exception without notes may fail if its class computes missing attributes."""
     for shown in _shown_with(error):
         if hasattr(type(shown), "__getattr__"):
             attributes_of(shown).setdefault("__notes__", [])
@@ -158,8 +158,8 @@ def _shown_with(error: BaseException) -> Iterator[BaseException]:
 
 
 def fold(error: BaseException) -> None:
-    """Keeps the frame that raised the exception, unless the exception comes from another process. With
-    `TORCHDATA_FULL_TRACEBACK=1` in the environment, all frames are kept.
+    """Keeps the frame that raised the exception, unless another process raised it. With `TORCHDATA_FULL_TRACEBACK=1` in
+    the environment, all frames are kept.
     """
     if os.environ.get("TORCHDATA_FULL_TRACEBACK") == "1":
         return

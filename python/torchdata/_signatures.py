@@ -1,4 +1,4 @@
-"""Determines the signatures of functions whose annotations cannot be evaluated.
+"""Determines the signatures of functions with annotations that cannot be evaluated.
 
 Role: from Python 3.14 on, `inspect.signature` raises NameError for a name that is imported under `if TYPE_CHECKING:`.
 """

@@ -11,11 +11,11 @@ item that is dropped), and is then iterated a second time. In this way, the iter
 numbers as in the saved run. An iterable whose next iteration continues where the last iteration stopped would lack the
 dropped item, so its position is loaded a second time.
 
-Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. The
-stream detects them by comparing two states of the iterable: after the first item of a new epoch, and after the first
-item that followed the load. If the states are equal, the stream loads the iterable's initial state and restarts the
-epoch. Some iterables prepare the next epoch as soon as an epoch ends. If a state from the end of an epoch was loaded,
-but the next step yields an item, the stream therefore loads the state a second time.
+Some iterables, for example in Hugging Face's libraries, apply a loaded state in each later iteration instead of only
+once. The stream detects them by comparing two states of the iterable: after the first item of a new epoch, and after
+the first item that followed the load. If the states are equal, the stream loads the iterable's initial state and
+restarts the epoch. Some iterables prepare the next epoch as soon as an epoch ends. If a state from the end of an epoch
+was loaded, but the next step yields an item, the stream therefore loads the state a second time.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def is_same(one: Any, other: Any) -> bool:
     """Returns False if the states cannot be compared."""
     try:
         return bool(one == other)
-    except Exception:  # raised, for example, for arrays, which have no truth value
+    except Exception:  # raised, for example, for arrays, because their truth value is ambiguous
         pass
     try:
         return pickle.dumps(copied(one)) == pickle.dumps(copied(other))
@@ -130,9 +130,8 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 class StreamState(NamedTuple):
-    """The state `inner` belongs to the iterator, unless the iterable is its own iterator.
-    The flag `started` tells whether an item of the epoch was requested, and until then, `ended` refers to the previous
-    epoch.
+    """The state `inner` belongs to the iterator, unless the iterable is its own iterator. The flag `started` is true
+    once an item of the epoch was requested; until then, `ended` refers to the previous epoch.
     """
 
     own: Any
@@ -149,8 +148,8 @@ class StreamState(NamedTuple):
 
 
 class StatefulStream:
-    """The function `prepare` is called before each iteration, and before a state is loaded.
-    The flag `is_exact` tells whether the iterable also reports the correct position before the first item of an epoch.
+    """The function `prepare` is called before each iteration, and before a state is loaded. The flag `is_exact` is true
+    if the iterable also reports the correct position before the first item of an epoch.
     """
 
     def __init__(self, iterable: Any, prepare: Callable[[], object] | None = None, *, is_exact: bool = False) -> None:
@@ -322,7 +321,7 @@ class StatefulStream:
         return True
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
-        """Yields an iterator with the first item, and then the iterable's own iterator, which needs no Python code
+        """Yields an iterator with the first item, and then the iterable's own iterator, which does not need Python code
         here.
         """
         while self._unread:

@@ -17,9 +17,9 @@ VERSION = "0.9.0+rs.0.1.0"
 
 def warn_of_upstream() -> None:
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    with os.scandir(site) as entries:  # importlib.metadata would take longer than the rest of the import
+    with os.scandir(site) as entries:  # importlib.metadata would take longer than the remaining import of the package
         found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
-    # the distribution that tools/name_wheel.py creates has no files
+    # the distribution from tools/name_wheel.py does not contain modules
     found = [name for name in found if "+rs." not in name]
     if not found:
         return

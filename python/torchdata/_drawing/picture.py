@@ -117,7 +117,7 @@ class Picture:
         keys = {node.key for node in group.nodes}
         within = [(arrow.tail, arrow.head) for arrow in arrows if {arrow.tail, arrow.head} <= keys]
         rank = dict.fromkeys(keys, 0)
-        for _ in keys:  # the longest path has at most as many steps as there are nodes
+        for _ in keys:  # no path has more steps than there are nodes
             for tail, head in within:
                 rank[tail] = min(rank[tail], rank[head] - 1)
         rows: dict[int, list[_Box]] = defaultdict(list)
@@ -168,7 +168,7 @@ class Picture:
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # The control points are so far to the right that the curve passes beside the processes between its ends.
+        # The control points are so far to the right that the curve avoids the processes between its ends.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
         label_at = (tail.x, tail.y + tail.height + 10 + 16)  # the label is below the arrow's process
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)

@@ -1,4 +1,4 @@
-"""Encodes the state of a child process (a snapshot) as bytes, and defines the data with which the child resumes.
+"""Encodes the state of a child process (a snapshot) as bytes, and defines the data that a child needs to resume.
 
 The main process stores a snapshot without decoding it, and returns it to the child that resumes an epoch.
 
@@ -45,8 +45,8 @@ _REASON, _LONGEST_REASON = Collector.REASON, 2000
 
 
 class Announced:
-    """Integer codes for the snapshots that a child sends before the first item of an epoch, because integers need no
-    pickle.
+    """Integer codes for the snapshots that a child sends before the first item of an epoch; integers are not
+    pickled.
     """
 
     NONE = 0
@@ -65,7 +65,7 @@ def largest(budget: int | None, processes: int) -> int | None:
 
 @dataclass(frozen=True)
 class Resumption:
-    """The position in an epoch from which one child resumes.
+    """The position in an epoch where one child resumes.
 
     Args:
         content: the sealed snapshot; None for the epoch's beginning.

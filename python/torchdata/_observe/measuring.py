@@ -28,7 +28,7 @@ FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_O
 
 
 def rank_of(loader: Any) -> int:
-    """Returns 0 if the reading service, the distributed job and the environment have no rank."""
+    """Returns 0 if neither the reading service nor the distributed job nor the environment has a rank."""
     for service in _services_in(loader.reading_service):
         if hasattr(service, "count_ranks"):
             try:
@@ -57,7 +57,7 @@ class Measuring:
     time. The loader's own values may decrease, because times are estimates, and the times of a replaced worker start at
     zero.
 
-    The argument `rank` is the label `rank` of all measurements; None stands for the rank of the loader.
+    The argument `rank` is the label `rank` of all measurements; None means the rank of the loader.
     """
 
     def __init__(self, loader: Any, rank: int | None = None) -> None:

@@ -74,7 +74,7 @@ class RankGroup(Protocol):
 
 
 class UncopyableGroup:
-    """Groups of ranks cannot be copied, because other ranks have no connection to the copy."""
+    """Groups of ranks cannot be copied, because other ranks are not connected to the copy."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

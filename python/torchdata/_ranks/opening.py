@@ -1,4 +1,4 @@
-"""Connects ranks: rank 0 publishes its addresses in the job's store, and the other ranks connect to rank 0.
+"""Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
 Role: the store is asked in a separate thread, because a request never returns if the store's process is stopped.
 """
@@ -222,7 +222,7 @@ def _is_loopback(host: str | None) -> bool:
 
 
 def _addresses_towards(host: str | None) -> list[str]:
-    """Returns the addresses from which this machine sends packets to `host`."""
+    """Returns the source addresses of packets from this machine to `host`."""
     found: list[str] = []
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
@@ -233,7 +233,7 @@ def _addresses_towards(host: str | None) -> list[str]:
 
 
 def _address_of_interface(name: str) -> str:
-    """Raises RuntimeError if the interface has no IPv4 address."""
+    """Raises RuntimeError if the interface lacks an IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
             # SIOCGIFADDR (see netdevice(7)) takes the interface's name in 16 bytes, and appends the address.
@@ -260,7 +260,7 @@ def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str
     if offer["loopback"]:
         if offer["machine"] == _machine():
             return [*_LOOPBACK, *addresses]
-        # rank 0 often runs on the machine of the store, whose name is valid on all machines
+        # rank 0 often runs on the machine of the store, and the store's name is valid on all machines
         if store_host is not None:
             addresses.append(store_host)
     return addresses

@@ -1,7 +1,7 @@
 """A group of ranks of a `torch.distributed` job, with its own connections.
 
-Each rank has one connection to rank 0 (`Meeting`), which a native thread serves, so the messages do not mix with those
-of the training, and all ranks notice the failure of a rank. `torchdata_core::ranks` describes the protocol.
+Each rank has one connection to rank 0 (`Meeting`), served by a native thread. Therefore, the messages do not mix with
+messages of the training, and all ranks notice the failure of a rank. `torchdata_core::ranks` describes the protocol.
 
 Operations use neither torch's process groups nor the store, because these wait for exited ranks until the job's
 timeouts expire, even in destructors at interpreter exit.
@@ -23,7 +23,7 @@ from torchdata._ranks.opening import Opening
 #: How many groups this process has opened, by their ranks; all ranks open groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: A rank that passes this value to a minimum over all ranks leaves the result to the other ranks.
+#: A rank that passes this value to a minimum over all ranks does not affect the result.
 _LARGEST = 2**63 - 1
 
 _FAULTS = {
@@ -72,7 +72,7 @@ def require_initialized(whose: str) -> Any:
 
 class TorchGroup(UncopyableGroup):
     """Ranks of a job, which connect through the job's store. The `members` are numbered as in the job and include this
-    rank; None stands for all ranks.
+    rank; None means all ranks.
     """
 
     def __init__(self, timeout: float, whose: str, members: tuple[int, ...] | None = None) -> None:

@@ -46,7 +46,7 @@ class Pipeline:
         self.service_state: bytes | None = None
         self.is_taken_over = False
         self.skips = False
-        self._skeleton: Any = None  # a copy of the graph without data, from which the length is computed later
+        self._skeleton: Any = None  # a copy of the graph without data; the length is computed from it later
         self._length: int | str | None = None  # a text is the message of the error that the length is unknown
         self.datapipe: Any = None
         #: The graph after the adapters, and before the service changes it.

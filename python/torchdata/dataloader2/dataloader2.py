@@ -59,7 +59,7 @@ def _part(path: str, meaning: str = "") -> Any:
     return property(attrgetter(path), lambda loader, value: setattr(owner_of(loader), name, value), doc=meaning or None)
 
 
-#: Copies of a loader keep all attributes except these, because the other attributes belong to a subclass.
+#: Copies of a loader keep all attributes except these; all other attributes may belong to a subclass.
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 

@@ -305,7 +305,7 @@ class _Linter:
             looked_up = getattr(pipe, "ref_datapipe", None)
             if divided is not looked_up:
                 return  # each worker looks up its own items in the complete other input, which is correct
-            silent = False  # the pipe itself raises an error if an item has no match
+            silent = False  # the pipe itself raises an error for an item without a match
             harm = (
                 f"each of {self.num_workers} workers looks for all items of its input {other} among its own share of "
                 f"{sharded}, and those whose partner is in another worker's share find none; shard the first input, "

@@ -3,7 +3,7 @@
 Role: a child sends several forms of an exception, best form first (`forms_of`), and the main process uses the first
 form that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because it calls the exception's class with the
 stored arguments, which fails or creates a wrong message if the constructor has other parameters. A child rebuilds each
-form, and sends the form only if the type, `str`, `repr` and the attributes equal those of the original. The forms are
+form, and sends the form only if the type, `str`, `repr` and the attributes match the original. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Attributes that cannot be
@@ -167,7 +167,7 @@ def _put_together(form: Form) -> BaseException | None:
 
 
 def _new(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
-    """Creates an exception without running the constructor of its class, whose parameters are unknown."""
+    """Creates an exception without running its constructor, because the parameters are unknown."""
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     error: BaseException = builtin.__new__(cls, *arguments)
     BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]
@@ -235,7 +235,7 @@ def _is_like(again: BaseException | None, error: BaseException, form: Form) -> b
 
 def _texts(error: BaseException, kind: str) -> tuple[str | None, ...]:
     text = text_of(error)
-    if kind == "text":  # a KeyError displays the `repr` of its text, and an empty text is no message
+    if kind == "text":  # `str` of a KeyError is the `repr` of its text, and an empty text does not count as a message
         return () if text is None else (text, repr(text))
     return (text,)
 

@@ -104,7 +104,7 @@ class DepartingTensors:
         return any(obj.is_shared() for _, _, obj in self.locations)
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
-        """The memory spans, from which the blocks are taken, do not overlap."""
+        """The blocks are taken from memory spans that do not overlap."""
         locations: list[Any] = [None] * len(self.locations)
         blocks: list[memoryview] = []
         spans = []
@@ -327,8 +327,8 @@ def _is_memory(storage: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Returns whether the tensor has no state except its elements in memory. Raises ValueError if the storage does not
-    contain the elements.
+    """Returns whether the elements in memory are the only state of the tensor. Raises ValueError if the storage does
+    not contain the elements.
     """
     torch = sys.modules["torch"]
     if not (
@@ -372,7 +372,7 @@ def _without_gaps(tensor: Any) -> Any:
 def dlpack_ways() -> tuple[Any, Any, Any, Any]:
     """Returns torch's functions for DLPack: (table, to, from, layout).
 
-    `table` is the capsule with DLPack's C functions, or None if this version of torch has no such capsule. `layout` is
+    `table` is the capsule with DLPack's C functions, or None if this version of torch lacks the capsule. `layout` is
     the only tensor layout that the functions `to` and `from` support.
     """
     torch = import_whole("torch")
@@ -423,8 +423,8 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Returns the reference counts of a tensor whose memory no other object can access. They are measured on a new
-    tensor, because they depend on the release of torch. The array that provides the memory has references in the
+    """Returns the reference counts that a tensor has if no other object can access its memory. They are measured on a
+    new tensor, because they depend on the release of torch. The array that provides the memory has references in the
     storage, in a variable and (before Python 3.14) in the counting call, and one weak reference in `_rooms`.
     """
     import torch

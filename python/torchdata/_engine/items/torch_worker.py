@@ -54,7 +54,9 @@ def torch_as_it_was() -> Iterator[None]:
 
 
 def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
-    """While torch is being imported, it has no attribute `utils` yet, so the module is taken from `sys.modules`."""
+    """While torch is being imported, its attribute `utils` does not exist yet, so the module is taken from
+    `sys.modules`.
+    """
     worker: Any = sys.modules[f"{_MODULE}._utils.worker"]
     # while torch is being imported, this is the seed that torch gets after its import
     seed = generators.awaited.get("torch")
@@ -76,10 +78,10 @@ def seed_worker(base_seed: int, worker_id: int) -> None:
 
 
 def collate_where_items_leave(collate: Any) -> None:
-    """Makes torch's `default_collate` write batches into the shared memory from which the worker sends them.
+    """Makes torch's `default_collate` write batches directly into the shared memory that the worker uses for sending.
 
-    Torch's own function would create a new segment of shared memory for each batch, from which the engine would have to
-    copy the batch. Torch's own function also converts each small array to a tensor, which takes longer than copying the
+    Torch's own function would create a new segment of shared memory for each batch, and the engine would have to copy
+    each batch. Torch's own function also converts each small array to a tensor, which takes longer than copying the
     array. Collate functions that users have registered in torch's table are kept.
     """
     torch = sys.modules["torch"]

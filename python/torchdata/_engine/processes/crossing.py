@@ -187,7 +187,7 @@ def warn_of_lacks() -> None:
 
 
 class SharedPickle:
-    """A pickle in anonymous shared memory, from which any number of children can load it.
+    """A pickle in anonymous shared memory, which any number of children can load.
 
     A child's arrays and tensors are views of this memory, and the kernel copies a page when a child writes to it.
     Objects that share a read-only buffer, such as the slices of an Arrow table, still share the buffer in a child.

@@ -13,7 +13,7 @@ from torchdata._threads import AFTER_FORK, AT_HANGS
 CANNOT_WATCH = os.EX_OSERR
 #: The exit code of a child that tried to start its own children while it imported the user's program.
 NO_GUARD = os.EX_CONFIG
-#: The exit code of a child whose shared memory for commands was overwritten.
+#: The exit code of a child that found its shared memory for commands overwritten.
 DAMAGED = os.EX_PROTOCOL
 UNGUARDED = (
     "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "

@@ -94,7 +94,7 @@ def _take_torch() -> None:
         generator.get_state()
 
 
-#: Functions that wait for a lock, by a description of what the thread that holds this lock is doing.
+#: Functions that wait for a lock; each key describes what the thread that holds the lock is doing.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
     "draws from NumPy's global generator": lambda: _take(_numpy_locks()),

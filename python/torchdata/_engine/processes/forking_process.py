@@ -62,7 +62,7 @@ def serve(
 
     Args:
         mains: the main process's end of the socket, if it was inherited.
-        inherited: the objects to which `Inherited` refers.
+        inherited: the objects that an `Inherited` in a message refers to.
         modules: the names of modules that are imported for all children if possible.
     """
     global _inherited

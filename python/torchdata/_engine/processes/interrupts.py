@@ -29,7 +29,7 @@ from typing import Any
 
 from torchdata._native import take_no_notice
 
-#: The interval in seconds at which a thread checks whether the main thread has left a finalizer.
+#: Seconds between two checks whether the main thread has left a finalizer.
 LATER = 0.001
 #: Python ignores exceptions in functions with these names; `_finalize` is the finalizer of
 #: `torchdata._native.Finalized`.
@@ -174,9 +174,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def block_all_but_own_sigterm() -> None:
-    """Code in this process may raise SIGTERM to end the process, whereas a SIGTERM from another process has no
-    effect.
-    """
+    """Code in this process may raise SIGTERM to end the process, whereas a SIGTERM from another process is ignored."""
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, _take_no_notice)
         take_no_notice(signal.SIGTERM)

@@ -1,7 +1,7 @@
 """Warns if forked children read a file through a file position that they share.
 
 Role: runs in the main process, for start method "fork". A file that is open during the fork has one position in all
-processes, so each read moves the position for the other processes, which then read wrong bytes without an error.
+processes. Each read in one process moves this position, so that other processes read wrong bytes without an error.
 
 To avoid false warnings, a warning requires that a file's position has changed during an epoch, that at least two
 children have read any data, and that no thread of the main process has. The kernel counts the reads of each process

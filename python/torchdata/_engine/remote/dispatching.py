@@ -1,7 +1,7 @@
 """Spawns the dispatching process, on the main process's machine, for workers on other machines.
 
 The pickled program contains all definitions of the user's main module, because neither the dispatching process nor the
-workers import this module. Therefore, the user's program needs no `__main__` guard.
+workers import this module. Therefore, the user's program does not need a `__main__` guard.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 Role: the host spawns the worker as a separate process, because user code needs its own main thread and interpreter
 lock, and must crash only the worker. The host forwards the contents of the worker's links without decoding them.
 
-Each pair of links (one per direction) is called a lane, and has two threads of the actor. One thread receives messages
-from the main process (`tell`), and the other returns messages of the worker (`pull`). The main process always has some
-calls of `pull` waiting. All calls are numbered, because they may arrive out of order. The first lane transmits commands
-and the worker's items, and the second lane transmits items from the dispatching process, which runs on the main
-process's machine.
+Each pair of links (one per direction) is called a lane, and has two threads of the actor. The method `tell` receives
+messages from the main process, and the method `pull` returns messages of the worker, each in its own thread. The main
+process always has some calls of `pull` waiting. All calls are numbered, because they may arrive out of order. The first
+lane transmits commands and the worker's items, and the second lane transmits items from the dispatching process, which
+runs on the main process's machine.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class Told:
     """A message from the main process to a host.
 
     Args:
-        number: how many calls of `tell` came before on this lane.
+        number: the number of earlier calls of `tell` on this lane.
         words: the control words of the lane, which are integers in shared memory; None if they have not changed.
-        holds: whether the host must stop returning items, because the main process has no space for them.
+        holds: whether the host must stop returning items, because the main process lacks space for them.
     """
 
     number: int
@@ -138,7 +138,7 @@ class Pulled:
     """The result of a call of `pull`.
 
     Args:
-        number: how many calls of `pull` came before on this lane.
+        number: the number of earlier calls of `pull` on this lane.
         has_ended: whether the worker has exited, and all its messages were returned.
         seen: the state of the worker; None if an earlier call returned it less than `SEEN` seconds ago.
         is_full: whether the main process must stop sending, because earlier messages do not fit into the link yet.
@@ -179,7 +179,7 @@ class _WorkerLane:
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
         #: The bytes of received messages, and the bytes that were passed to the worker.
         self._came, self._passed = 0, 0
-        #: Whether the main process has no space for more items.
+        #: Whether the main process lacks space for more items.
         self.holds = False
         self._has_ended = False
         threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()

@@ -30,10 +30,10 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum size in bytes of one message to a host.
 TOLD = 1 << 20
-#: This bit in the first control word of a link tells the worker to stop. The bits below it contain the number of the
-#: current epoch.
+#: This bit in the first control word of a link means that the worker must stop. The bits below it contain the number of
+#: the current epoch.
 _END = 1 << 32
-#: Seconds between two checks during a wait, and seconds for which `close` waits for the thread.
+#: Seconds between two checks during a wait, and the maximum seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
 #: Seconds that a host has to report its worker's stack, and to kill the worker.
 ANSWERED, ENDED = 10.0, 1.0
@@ -68,7 +68,7 @@ class Actor(Protocol):
 
 
 class Hosts(Protocol):
-    """Creates hosts, in place of a multiprocessing context."""
+    """Creates hosts; used instead of a multiprocessing context."""
 
     #: A message to the main process is not extended once it has this many bytes.
     chunk_bytes: int

@@ -3,9 +3,9 @@
 Role: a child leaves signals to the main process, closes inherited resources, and ensures that it exits with the main
 process, before it opens its links and loads the program.
 
-Garbage collection ignores the objects that exist after the start of a child. Importing torch creates a quarter of a
-million permanent objects, whose search takes a tenth of the import time. In a forked child, the search would also write
-to every page with an inherited object, so that the kernel copies the page.
+Garbage collection ignores all objects that exist once a child has started. Importing torch creates a quarter of a
+million permanent objects, and searching them takes a tenth of the import time. In a forked child, the search would also
+write to every page with an inherited object, so that the kernel copies the page.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from torchdata._reporting import begin_at
 
 #: The bell of the main process has this index.
 MAIN = 0
-#: The size in bytes of the largest block to which glibc's allocator adapts (`M_MMAP_THRESHOLD` in mallopt(3)), without
+#: The size in bytes of the largest block to which glibc's allocator adapts (`M_MMAP_THRESHOLD` in mallopt(3)), minus
 #: the block's header.
 _LARGEST_LEARNT = (32 << 20) - (64 << 10)
 #: Seconds between two attempts to free unused shared memory while no command arrives.

@@ -1,7 +1,8 @@
 """Replaces exited children of a `DataLoader2`, and resumes the replacements from the newest snapshots.
 
-A replacement restores a snapshot, and recomputes the items that were received after it. Children are no longer replaced
-after the main process has applied a function to their graphs, because a replacement would lack its effect.
+A replacement restores a snapshot, and recomputes the items that were received after it. After the main process has
+applied a function to the children's graphs, children are not replaced any more, because a replacement would lack the
+function's effect.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ REPEATED = 600.0
 
 @dataclass(frozen=True)
 class RestartableEpoch:
-    """The data with which a replacement resumes an epoch.
+    """The data that a replacement needs to resume an epoch.
 
     Args:
         commands: returns the seeds and the reset function for a shard, given its number; the dispatching process counts
@@ -142,7 +143,7 @@ class EpochRestarts(Restarts):
 
 
 def _to_the_end(start: Resumption | None) -> Resumption:
-    """Returns the position from which a shard recomputes its epoch to the end without sending items."""
+    """Returns the position where a shard starts to recompute its epoch to the end without sending items."""
     start = start or Resumption()
     ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
     return replace(start, starts=[(sent, ALL, None)])

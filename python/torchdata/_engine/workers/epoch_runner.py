@@ -128,8 +128,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The graph reads the dispatched items a second time, so it skips the rest of the iteration in which the
-            # epoch was resumed.
+            # The graph reads the dispatched items a second time, so it skips the remaining items of the iteration that
+            # was running when the epoch was resumed.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True

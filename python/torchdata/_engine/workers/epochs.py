@@ -38,7 +38,7 @@ class StopPosition:
         given: for each shard, the number and the checksum of the delivered items.
         turn: the shard that was to return the next item.
         resumptions: the positions of the shards, followed by the position of the dispatching process.
-        kept: the snapshots to which `resumptions` refers, in the collector's form.
+        kept: the snapshots that `resumptions` refers to, in the collector's form.
     """
 
     given: list[snapshots.Account]
@@ -121,7 +121,7 @@ class Children(Group):
     ) -> None:
         """Starts an epoch, or resumes it at `position`; `RestartableEpoch` explains `commands` and `resume`.
 
-        If `announced` is true, each worker begins with a snapshot, for which this method waits.
+        If `announced` is true, each worker sends a snapshot first, and this method waits for these snapshots.
         """
         restarts, collector = self._restarts, self.collector
         if restarts is None:

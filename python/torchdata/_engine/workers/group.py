@@ -203,8 +203,8 @@ class Group(OwnsChildren):
         in_order: bool = True,
         timeout: float | None = None,
     ) -> Collector:
-        """Creates the collector for the items of consecutive workers, of which `first` is the number of the first
-        worker. If `in_order` is True, the collector takes one item from each shard in turn.
+        """Creates the collector for the items of consecutive workers; `first` is the number of the first worker. If
+        `in_order` is True, the collector takes one item from each shard in turn.
         """
         peers = [1 + first + index for index in range(len(outputs))]
         collector = Collector(

@@ -1,9 +1,9 @@
 """Finds child processes that hang, reports their stacks, and kills them.
 
 A process hangs if the main process has waited for it for `timeout` seconds and its counters have not changed. A counter
-changes whenever a pipe of the process yields an item, or the process sends a message. Processor time is no progress,
-because an endless loop also uses it, but the user can set a longer limit (`patience`) for a process that uses a
-processor. A process that waits for another process is not at fault, unless it is stopped.
+changes whenever a pipe of the process yields an item, or the process sends a message. Processor time does not count as
+progress, because an endless loop also uses it, but the user can set a longer limit (`patience`) for a process that uses
+a processor. A process that waits for another process is not at fault, unless it is stopped.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Hung:
 
 @dataclass
 class _Seen:
-    """The counters of a worker and of the processes for which it waits; they last changed at `since` and were last read
-    at `waited`, in seconds of the wait.
+    """The counters of a worker and of the processes that the worker waits for. They last changed at `since` and were
+    last read at `waited`, both in seconds since the wait began.
     """
 
     counts: Any
@@ -138,7 +138,7 @@ class Hangs:
         """Must be called repeatedly while the main process waits for an item; returns whether a process was killed.
 
         Args:
-            peer: the shard for which the main process waits; None for shard 0.
+            peer: the shard that the main process waits for; None for shard 0.
             waited: seconds since the wait began.
             limit: seconds without progress after which a process hangs (a multiple of the timeout).
         """

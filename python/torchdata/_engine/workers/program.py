@@ -146,7 +146,7 @@ class EpochProgram(Program):
 
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.
-            begins: whether this is the snapshot with which an epoch begins.
+            begins: whether this is the first snapshot of an epoch.
         """
 
     def note(self) -> object:

@@ -43,7 +43,7 @@ class Gone(Exception):
 
 
 class Restarts:
-    """Children that hang are replaced if `hangs` is given, and other exited children if `deaths` is True."""
+    """Replaces children that hang if `hangs` is given, and children that have exited if `deaths` is True."""
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ class Patience:
         self.is_awaited: Callable[[], bool] = bool
         #: The number of items that have arrived, and its value at the last check.
         self.came = self._seen = 0
-        #: For each process with a late item, the time at which the item was first late.
+        #: For each process with a late item, the time when this item became late.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 

@@ -1,6 +1,6 @@
 """`loader.progress()`: a progress bar for an epoch, with the item rate and the waiting time.
 
-If the output is not a terminal or a notebook, items have no additional cost.
+If the output is neither a terminal nor a notebook, the display does not add any cost per item.
 """
 
 from __future__ import annotations

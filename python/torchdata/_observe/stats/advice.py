@@ -21,13 +21,13 @@ class Advice:
     workers: str
     #: For statistics without the time of each pipe.
     full: str
-    #: For a loader whose shared memory is full.
+    #: For a loader with full shared memory.
     memory: str
-    #: For a loader whose items are too small.
+    #: For a loader with items that are too small.
     larger: str
-    #: For a loader with one worker that has much more work than the others.
+    #: For a loader with one worker that has much more work than each other worker.
     shares: str
-    #: For a loader whose workers start slowly.
+    #: For a loader with workers that start slowly.
     start: str
 
 

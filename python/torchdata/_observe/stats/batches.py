@@ -54,7 +54,7 @@ class BatchClock:
         self._random = random.Random()
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return type(None), ()  # copies of the object that has this clock have no clock
+        return type(None), ()  # a copy of the object with this clock gets None instead of a clock
 
     def note(self, samples: int, reading: int, collating: int) -> int:
         """Takes nanoseconds, and returns the number of batches until the next timed batch."""
@@ -126,7 +126,7 @@ def _name_of_collate(collate_fn: Any) -> tuple[str, str]:
 
 
 class BatchRecorder(Recorder):
-    """The statistics of a loader whose iterators count batches, such as a `StatefulDataLoader`."""
+    """The statistics of a loader that counts batches, such as a `StatefulDataLoader`."""
 
     name = STATEFUL
 

@@ -1,4 +1,6 @@
-"""Declares a field of statistics in one place: its meaning, its exported measurement, and how it is summed."""
+"""Declares everything about a field of statistics together: its meaning, its exported measurement, and how it is
+summed.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ class Family:
     """A metric family: measurements with the same name.
 
     Args:
-        name: without the prefix `torchdata_` and the suffix `_total`; in a declaration, an empty name stands for the
-            field's name.
+        name: without the prefix `torchdata_` and the suffix `_total`; in a declaration, an empty name means the field's
+            name.
         labels: what distinguishes the measurements of the family, in addition to the rank.
     """
 

@@ -97,7 +97,7 @@ def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
 def empty(stats: LoaderStats) -> Verdict | None:
     if stats.items or stats.running or not stats.epochs:
         return None
-    # The main process comes last, because it reads from the other processes.
+    # The main process is last in the list, because it reads from all other processes.
     processes = sorted(stats.processes, key=lambda process: process.role == "main")
     pipes = [pipe for process in processes for pipe in process.pipes]
     dry = next((pipe for pipe in pipes if not pipe.items_out), None)
@@ -394,7 +394,7 @@ def _maps(pipe: PipeStats) -> bool:
 
 
 def skewed_shard(stats: LoaderStats) -> Verdict | None:
-    """Applies if one worker has much more work than the other workers, which finish earlier."""
+    """Applies if one worker has much more work than each other worker, so that these finish earlier."""
     workers = stats.workers
     if len(workers) < 2:
         return None
@@ -494,7 +494,7 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
 
 
 def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
-    """Suggests a number of workers, or a speed of the pipe, with which the training step would be the limit."""
+    """Suggests how many workers, or which speed of the pipe, would make the training step the limit."""
     step = stats.step_seconds
     busy = sum(one.busy_seconds for one in stats.workers)
     items = sum(one.items for one in stats.workers)

@@ -33,8 +33,8 @@ class Flag(enum.IntFlag):
     PUT_OFF = 32
 
 
-#: Classes whose pipes yield each item that they read, or receive items from another process; subclasses have the same
-#: flags.
+#: Names of pipe classes that yield each item that they read, or receive items from another process; subclasses have the
+#: same flags.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,
@@ -80,7 +80,8 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
     """Returns no functions if the pipe does more than reading the dataset.
 
-    A map-style pipe that is not timed has no row in the statistics, so the pipe that reads it names its code.
+    A map-style pipe that is not timed does not have its own row in the statistics, so the pipe that reads it names its
+    code.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)

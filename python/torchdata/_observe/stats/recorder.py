@@ -53,9 +53,9 @@ class CountedService(Protocol):
 
 
 class Recorder:
-    """The argument `level` is "counts", or "full" to also time each pipe; None stands for the variable
-    `TORCHDATA_STATS`.
-    The argument `stall_warning` is a number of seconds without an item, and `wait_warning` is a fraction of an epoch.
+    """The argument `level` is "counts", or "full" to also time each pipe; None means the value of the variable
+    `TORCHDATA_STATS`. The argument `stall_warning` is a number of seconds without an item, and `wait_warning` is a
+    fraction of an epoch.
     """
 
     name = "DataLoader2"
@@ -203,7 +203,7 @@ class Recorder:
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
         earlier = None if since is None else since.reading
         if earlier is not None and earlier.at < self._made:
-            earlier = None  # `since` belongs to earlier workers, whose counters no longer exist
+            earlier = None  # `since` belongs to earlier workers, and their counters do not exist any more
         return replace(self._summary(earlier), choices=tuple(self._notes()))
 
     def copied(self) -> Recorder:

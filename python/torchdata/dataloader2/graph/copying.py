@@ -49,7 +49,7 @@ def duplicate(obj: T) -> T:
     sharing = _Sharing(graph)
     for pipe in graph:
         sharing.pin_attributes(pipe)
-    for pipe in graph:  # a long chain of pipes needs no deep recursion, because sources come first
+    for pipe in graph:  # sources come first, so that a long chain of pipes does not cause deep recursion
         end = _copied_pipe(pipe, sharing.memo)
     result: T = end
     return result

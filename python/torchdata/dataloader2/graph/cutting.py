@@ -81,7 +81,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
 
 
 def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
-    """Returns the remaining graph, in which `source` replaces the dispatched pipes, and the dispatched graph."""
+    """Returns the remaining graph, with `source` instead of the dispatched pipes, and the dispatched graph."""
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return graph, None

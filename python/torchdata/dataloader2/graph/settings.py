@@ -154,7 +154,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """The filter `behind` is the first filter that items reach after this part of the graph."""
+        """`behind` is the first filter that receives the items of this part of the graph."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue
@@ -186,7 +186,8 @@ def _takes_group(datapipe: Any, sharding_group: Any) -> bool:
 
 
 def _tell_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
-    if len(signature_of(datapipe.apply_sharding).parameters) < 3:  # the method has no parameter for the sharding group
+    # the method does not have a parameter for the sharding group
+    if len(signature_of(datapipe.apply_sharding).parameters) < 3:
         datapipe.apply_sharding(num_of_instances, instance_id)
     else:
         datapipe.apply_sharding(num_of_instances, instance_id, sharding_group=sharding_group)

@@ -1,6 +1,6 @@
 """The seed generator `PhiloxEngine` of torchdata 0.9, for old code.
 
-The numbers differ from those of torchdata 0.9, because a `SeedGenerator` draws them.
+The numbers differ from torchdata 0.9, because a `SeedGenerator` draws them.
 """
 
 from __future__ import annotations

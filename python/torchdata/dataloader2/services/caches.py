@@ -136,7 +136,7 @@ class Caches:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
 
     def put_back(self, filled: Filled, values: list[Any], is_strict: bool) -> None:
-        """Must be called after the rest of the graph was loaded.
+        """Must be called after all other pipes of the graph were loaded.
 
         If `is_strict`, raises RuntimeError if the items differ from the original items, and not only in floating-point
         numbers and arrays.

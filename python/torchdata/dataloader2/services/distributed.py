@@ -90,8 +90,8 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: Whether the next epoch, and the running epoch, use seeds on which the ranks have not agreed, because a run
-        #: without ranks began the resumed epoch.
+        #: Whether the next epoch, and the running epoch, use seeds that the ranks have not agreed on, because the
+        #: resumed epoch began in a run without ranks.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the next epoch contains shards that began on other ranks.

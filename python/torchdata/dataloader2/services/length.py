@@ -70,7 +70,8 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
     length is unknown.
     """
     try:
-        with certain_lengths():  # this context forbids guesses, and lengths for which a pipe must read all items
+        # this context forbids guesses, and also lengths that a pipe can only compute by reading all items
+        with certain_lengths():
             return _RankEpoch(datapipe, service).length()
     except Exception as error:
         raise TypeError(f"this DataLoader2 has no length: {advice_on(error)}") from error

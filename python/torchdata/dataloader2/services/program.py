@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 #: This attribute of `sys` limits the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
-#: The module in which users may replace `process_init_fn` and `process_reset_fn`.
+#: The module where users may replace `process_init_fn` and `process_reset_fn`.
 _FACE = "torchdata.dataloader2.reading_service"
 
 
@@ -324,7 +324,7 @@ class GraphProgram(EpochProgram):
             custom_reset_fn=self.reset_fn,
         )
         self._search_anew()
-        # An epoch can be repeated only if no items are dispatched and there is no `iter_reset_fn`.
+        # An epoch can be repeated only without dispatched items and without an `iter_reset_fn`.
         is_alone = not self._child.dispatches and self._child.share is None
         self._caches.begin(self.datapipe, seeds if is_alone and iter_reset_fn is None else None)
         self._begun_with = seeds, iter_reset_fn
@@ -406,8 +406,8 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # An earlier snapshot is more useful than the reason, so the reason is sent only if there is no earlier
-            # snapshot.
+            # An earlier snapshot is more useful than the reason, so the reason is sent only if an earlier snapshot does
+            # not exist.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:

@@ -19,7 +19,7 @@ __all__ = ["ReusedObjects"]
 _FIXED = frozenset({NoneType, bool, int, float, complex, str, bytes, range, FunctionType, BuiltinFunctionType})
 #: The maximum number of levels of nested containers, and of members of a container, that are examined.
 _LEVELS, _MEMBERS = 4, 64
-#: The number of recent items whose objects are always remembered.
+#: The objects of this many recent items are always remembered.
 _RECENT = 1 << 10
 
 #: Appends the changeable objects of an item to a list of ids, and its memory to a list of (id of the owner, address).
@@ -81,7 +81,7 @@ class ReusedObjects:
 
 @cache
 def _search_of(kind: Any) -> _Search | None:
-    """Returns None for types whose instances never change."""
+    """Returns None for types with instances that never change."""
     if kind in _FIXED or issubclass(kind, (type, ModuleType)):
         return None
     if issubclass(kind, IOBase) or hasattr(kind, "__next__") or hasattr(kind, "read"):

@@ -30,8 +30,8 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
     If `is_seeded`, all shuffles have the seed that workers share, because no function of the user has prepared the
     graph.
     """
-    # The call of `isinstance` is avoided, because torch's filter is a virtual subclass of `ShardingFilter` that takes
-    # no samples.
+    # The call of `isinstance` is avoided, because torch's filter, which does not take samples, is a virtual subclass of
+    # `ShardingFilter`.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
     # With `on_error`, exceptions of user functions may skip different items in each worker.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)

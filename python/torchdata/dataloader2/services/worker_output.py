@@ -144,7 +144,7 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._children.collector.delivered()
 
     def position(self, delivered: int) -> WorkersPosition | None:
-        """Returns None if the position is no longer recorded.
+        """Returns None if the position is not recorded any more.
 
         May be called at any time: while another thread takes items, or from a signal handler.
         """
@@ -172,8 +172,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns why a position lacks state that processes kept from earlier iterations; the position None stands for
-        the beginning of the epoch.
+        """Returns why a position lacks state that processes kept from earlier iterations; the position None means the
+        beginning of the epoch.
         """
         lasting = self._lasts_dealt or self._lasts_in_workers
         if not lasting or (self._epochs if position is None else self._passes) <= 1:

@@ -1,4 +1,4 @@
-"""The fingerprint and the pickle of a loader's pipeline, which are compared with those in a state."""
+"""Compares the fingerprint and the pickle of a loader's pipeline with the fingerprint and the pickle in a state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Identity:
         self.checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
-        """Must be called before a service cuts the graph; later calls have no effect."""
+        """Must be called before a service cuts the graph; later calls do nothing."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 
@@ -56,7 +56,7 @@ class Identity:
     def compare(self, outline: Outline, *, between_epochs: bool) -> None:
         """Raises ValueError if a state belongs to another pipeline.
 
-        `between_epochs` tells whether no item of an epoch had been delivered when the state was saved.
+        `between_epochs` is true if the state was saved before the first item of an epoch was delivered.
         """
         if self._fingerprint is None:
             raise ValueError("this loader has no pipeline of its own, with which that of a state could be compared")

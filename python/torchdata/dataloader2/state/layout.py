@@ -47,8 +47,8 @@ _PIPELINE = "pipeline"
 #: The value is a `SavedRanks`; states without ranks lack this key.
 _RANKS = "ranks"
 
-#: The version of the layout that this module writes. States of torchdata 0.9 have no version, and only the keys
-#: `serialized_datapipe`, `reading_service_state` and `randomness_state`.
+#: The version of the layout that this module writes. States of torchdata 0.9 do not contain a version, and have only
+#: the keys `serialized_datapipe`, `reading_service_state` and `randomness_state`.
 STATE_VERSION = 3
 
 _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)

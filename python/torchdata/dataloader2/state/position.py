@@ -14,7 +14,7 @@ from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-#: The rank, the number of ranks, and whether the epoch used seeds on which the ranks had not agreed.
+#: The rank, the number of ranks, and whether the epoch used seeds that the ranks had not agreed on.
 SavedRanks = tuple[int, int, bool]
 
 
@@ -77,7 +77,7 @@ class Position(NamedTuple):
     Args:
         given: the number of delivered items of the epoch.
         drop: the number of items that were delivered after the snapshot of the main process's pipes.
-        graph: the positions of the main process's pipes; None if these pipes have no relevant state.
+        graph: the positions of the main process's pipes; None if these pipes do not have relevant state.
         generators: the states of the global generators, if the main process runs functions of the user.
         beginning: the states of the global generators at the start of the epoch, if resuming recomputes the epoch from
             there.
@@ -104,7 +104,7 @@ class Position(NamedTuple):
 
     @property
     def all_shards(self) -> Sequence[Shard]:
-        """The shards are in the order in which a rank reads them."""
+        """The shards are in the reading order of a rank."""
         if self.shards is not None:
             return self.shards
         if self.in_main or self.processes is None:
@@ -145,8 +145,8 @@ class Content(NamedTuple):
 
 
 class Randomness(NamedTuple):
-    """`is_due` tells whether the user's seed must still be applied, and `initial` is the generator at the beginning of
-    the epoch.
+    """`is_due` is true if the user's seed must still be applied, and `initial` is the generator at the beginning of the
+    epoch.
     """
 
     seed: int | None

@@ -17,7 +17,9 @@ AHEAD = "Prefetcher"
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
-    """Each rank takes every `ranks`-th shard of the saved job, whose positions have the field `workers`."""
+    """Each rank takes every `ranks`-th shard of the saved job; the shards are in the field `workers` of the
+    positions.
+    """
     old, by_rank = len(positions), []
     for number, position in sorted(positions.items()):
         workers = _without_held(position)
