@@ -27,7 +27,7 @@ calls: list[str] = []
 
 @pytest.fixture(autouse=True)
 def no_calls():
-    gc.collect()  # otherwise, a loader of an earlier test would add its end to `calls`
+    gc.collect()  # frees loaders of earlier tests, which would otherwise add calls
     calls.clear()
 
 

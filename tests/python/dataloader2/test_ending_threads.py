@@ -66,7 +66,7 @@ def test_the_wait_for_a_thread_that_does_not_finish_its_item_is_bounded(threads)
         return item
 
     loader = DataLoader2(THREADS[threads](IterableWrapper(range(9)), function))
-    loader._ending.patience = 0.2  # 2 s by default
+    loader._ending.patience = 0.2  # the default is 2 s
     iterator = iter(loader)
     next(iterator)
     assert is_stuck.wait(120)
@@ -88,7 +88,7 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
 
     with DataLoader2(IterableWrapper(range(5)).map(function).prefetch(1)) as loader:
         made.append(loader)
-        loader._ending.patience = 0.2  # 2 s by default
+        loader._ending.patience = 0.2  # the default is 2 s
         began = time.monotonic()
         items = []
         with pytest.raises(RuntimeError, match="shut down"):

@@ -84,7 +84,7 @@ def test_an_error_gives_ray_s_reason_for_a_lost_node(machines: Any, how: str) ->
     ):
         for number, _ in enumerate(loader):
             if number > 20:
-                time.sleep(0.01)  # a stopped raylet is detected after some seconds, while its workers continue
+                time.sleep(0.01)  # a suspended raylet is detected after some seconds, while its workers continue
             if number == 20:
                 node = about(loader)[0].node
                 if how == "node":

@@ -1,4 +1,4 @@
-"""Loaders still replace workers if the process that forks the replacements is killed, is stopped, or fails to fork."""
+"""Loaders still replace workers if the process that forks the replacements is killed or suspended, or fails to fork."""
 
 import errno
 import functools

@@ -446,7 +446,7 @@ def test_threads_that_read_shards_in_one_process_leave_none_of_a_shard_s_globals
         pipe = IterableWrapper(range(4)).sharding_filter().map(note)
         return DataLoader2(pipe, splits=3 if name == "first" else 4)
 
-    def overlap() -> None:  # waits for the other thread, but not forever, because correct threads exclude each other
+    def overlap() -> None:  # the wait is limited, because correct threads never run at once
         second_is_in_its_shard.set()
         first_is_done.wait(0.3)
 

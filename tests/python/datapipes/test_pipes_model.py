@@ -121,7 +121,7 @@ def test_a_pipe_yields_what_its_model_says_from_any_position_for_any_parameters(
     position = data.draw(st.integers(0, len(whole) + 1), label="position")
     pipe = seed(built(row, items, **params), 1)
     iterator = iter(pipe)
-    head = list(itertools.islice(iterator, position))  # the last position is behind the end of the iteration
+    head = list(itertools.islice(iterator, position))  # the last position is after the end of the iteration
     restored = with_state(built(row, items, **params), pickle.loads(cloudpickle.dumps(save_state(pipe))))
     assert head + list(iterator) == head + list(restored) == whole
 

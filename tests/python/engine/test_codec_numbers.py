@@ -57,7 +57,7 @@ MOMENTS = [
 
 
 def told(item):
-    """Returns bytes that tell types, bits and folds, and which objects an item contains several times."""
+    """Returns bytes that depend on types, bits and folds, and on which objects the item contains several times."""
     return pickle.dumps(item, 5)
 
 

@@ -144,7 +144,7 @@ def test_an_error_names_the_child_that_could_not_be_started_and_the_limit(tmp_pa
         assert attempt["seconds"] < 100  # the limit detects a hang, and measures nothing
     if 0 in rooms:
         assert "error" in attempts[0]
-    if 30 in rooms:  # in this case, the attempts have covered the limit
+    if 30 in rooms:  # then the first attempts exceed the limit, and the last one does not
         assert ["error" in attempt for attempt in (*attempts[:3], attempts[-1])] == [True, True, True, False]
     assert "Exception ignored" not in printed
     assert "cannot join" not in printed

@@ -32,7 +32,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 @pytest.mark.parametrize("dataset", [Plain, Noisy])
 def test_the_draws_of_an_abandoned_epoch_do_not_depend_on_time(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "slow", True)  # some samples are late
+    monkeypatch.setattr(dataset, "slow", True)  # reading some samples takes longer
     found = []
     for _ in range(3):
         seed_all()

@@ -1,4 +1,4 @@
-"""With `on_error`, a StatefulDataLoader skips samples at which the dataset raises, and counts them in its state."""
+"""With `on_error`, a StatefulDataLoader skips samples for which the dataset raises, and counts these samples."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from torchdata.datapipes.utils import TooManySkipped
 from torchdata.stateful_dataloader import StatefulDataLoader, errors
 from torchdata.stateful_dataloader.errors import WorkerExitedError
 
-#: The indices at which a dataset of twenty samples raises. Four of the broken samples form a whole batch.
+#: The indices for which a dataset of twenty samples raises an exception. Four of the broken samples form a whole batch.
 BROKEN = 1, 4, 5, 6, 7, 13
 LEFT = [[0, 2, 3], [8, 9, 10, 11], [12, 14, 15], [16, 17, 18, 19]]
 KINDS = {"KeyError": 2, "ValueError": 4}

@@ -23,7 +23,7 @@ def at_odds(number: int) -> int:
 
 
 def outcomes(node: BaseNode[Any]) -> list[Any]:
-    """The text of the error replaces each failed item, and at most 50 items are returned."""
+    """Returns at most 50 items of a node. The text of its error replaces each failed item."""
     found: list[Any] = []
     while len(found) < 50:
         try:

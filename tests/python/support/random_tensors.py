@@ -146,7 +146,7 @@ def write_everywhere(draw, tensors):
 
 
 def flattened(tensor):
-    """Without a view of another shape, the tensor itself is returned."""
+    """Returns the tensor itself if it has no flat view."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor
 
 

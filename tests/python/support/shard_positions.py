@@ -167,7 +167,7 @@ def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> It
 
 
 def _keeps(plan: Plan) -> bool:
-    """State that is kept between epochs requires the same shards in later epochs."""
+    """Returns whether later epochs have the same shards, because pipes keep state between epochs."""
     import test_shards
 
     from torchdata.dataloader2.state.worker_positions import lasts
@@ -176,7 +176,7 @@ def _keeps(plan: Plan) -> bool:
 
 
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
-    """The last item of each rank is not counted."""
+    """Returns the number of remaining items of each shard, without the last item of each rank."""
     from torchdata.dataloader2.state.layout import parse
 
     left = [0] * SPLITS

@@ -1,4 +1,4 @@
-"""A program that stops its processes by SIGSTOP, and then exits without shutting its loader down.
+"""A program that suspends its processes by SIGSTOP, and then exits without shutting its loader down.
 
 Usage: python -m stopped_processes START_METHOD WHEN ENDING FILE
 

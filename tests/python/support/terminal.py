@@ -34,7 +34,7 @@ class Terminal:
         self._read = b""
 
     def line(self, seconds=60.0):
-        """The line is empty at the end or after the timeout."""
+        """Returns the next line, which is empty at the end of the output or after the timeout."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self._read:
             left = deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""`on_error("skip")` skips, counts and records the items at which a pipe raises."""
+"""`on_error("skip")` skips, counts and records the items for which a pipe raises exceptions."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Ends the run of a loader by a fault: a process is killed, stopped or interrupted, and is not replaced."""
+"""Ends the run of a loader by a fault: a process is killed, suspended or interrupted, and not replaced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATE = 15.0
 
 
 class Strike(threading.Thread):
-    """Kills, stops or interrupts a process after a delay, while the main process continues."""
+    """Kills, suspends or interrupts a process after a delay, while the main process continues."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(name="strikes")

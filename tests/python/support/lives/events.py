@@ -71,7 +71,7 @@ def limit(run: Run) -> None:
     run.take(run.iterator, count)
     then = run.dice.random()
     if then < 0.2:
-        run.go_on()  # the iterator of a `for` loop has no limit
+        run.go_on()  # begins a `for` loop, whose new iterator has no limit
         return
     if then < 0.5:
         save(run)

@@ -26,7 +26,7 @@ class GraphLife(Life):
         self.ranks = self.ranks and self.kind != "none"
         self.loader_seed = seed % 1000
         self.epochs = [(None, None)] * dice.choice([1, 2])
-        self.armed = [False] * (len(self.epochs) + 1)  # no function of a graph fails on purpose
+        self.armed = [False] * (len(self.epochs) + 1)  # in graphs, no function fails on purpose
         self.lasts, self.shuffles = True, True
         self.draws_in_main = self.kind != "workers" and graph.graph.flavour == "global"
         self._choose_splits()

@@ -44,7 +44,7 @@ BLOWS = {
 class Blow:
     victim: str
     what: str
-    #: "start", "read", "end" (after an epoch), "pause" or "shutdown".
+    #: What the loader does during the fault: "start", "read", "end" (after an epoch), "pause" or "shutdown".
     moment: str
     delay: float
     again: bool
@@ -109,7 +109,7 @@ class Life:
             self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
             self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
-        self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks need a number
+        self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks refuse `num_workers="auto"`
         #: The sharding filter distributes blocks of this many items, or single items.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:

@@ -44,7 +44,7 @@ class Graph:
         self.common, self.bare, self.threads = common, bare, threads
         self.words: list[str] = []
         self.kinds: set[str] = set()
-        #: Whether the items of a source depend on how often the source was iterated.
+        #: Whether the items of a source depend on how often the source has been iterated.
         self.counts = False
 
     @property

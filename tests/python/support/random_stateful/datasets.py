@@ -16,7 +16,7 @@ DRAWS = ("torch", "numpy", "random", "all")
 
 
 def drawn(kind: str) -> float:
-    """ "all" adds random numbers from all global generators."""
+    """Returns a random number from a global generator, or the sum of one number from each for "all"."""
     total = 0.0
     if kind in ("torch", "all"):
         total += float(torch.rand(()))

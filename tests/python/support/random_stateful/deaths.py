@@ -19,7 +19,7 @@ from beside import Wrong, difference
 from hanging import WAYS, Hanging
 from random_stateful.programs import program_of
 
-#: A third exit of a worker in a row at one batch is an error.
+#: The maximum number of exits at one batch, because a third exit in a row is an error.
 MOST = 2
 
 
@@ -30,7 +30,7 @@ HANGS_AFTER = 0.8
 
 
 class Deaths:
-    """Kills or stops workers before a batch is requested, or shortly afterwards in a thread."""
+    """Kills or suspends workers before a batch is requested, or shortly afterwards in a thread."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)

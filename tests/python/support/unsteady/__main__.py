@@ -1,4 +1,4 @@
-"""Runs a command on a simulated busy machine, by stopping each of the command's processes at random moments.
+"""Runs a command on a simulated busy machine, by suspending the command's processes at random moments.
 
 A test that relies on one process being faster than another process may pass a thousand times, and fail on another
 machine. This module delays new processes so that other processes overtake them, and occasionally stops each process for
