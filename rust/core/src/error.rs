@@ -1,4 +1,4 @@
-//! The errors of links.
+//! The errors that the functions of links and of shared memory return.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,67 +9,67 @@ pub enum OpenError {
     /// A system call failed.
     #[error("{what}: {source}{}", way_out(source))]
     System {
-        /// The failed operation.
+        /// The description of the failed operation, which starts the error message.
         what: &'static str,
-        /// The error of the system.
+        /// The error that the operating system reported.
         source: io::Error,
     },
-    /// The file system of the temporary file, which replaces shared memory, is full.
+    /// The file system is full that stores the temporary file of a shared region (portable fallback only).
     #[error(
         "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, set TMPDIR \
          to a folder with more space, or unset TORCHDATA_PORTABLE if the system has memfd_create",
         folder.display()
     )]
     NoRoom {
-        /// The requested size in bytes.
+        /// The requested size of the region in bytes.
         bytes: usize,
-        /// The folder of temporary files.
+        /// The folder that contains the temporary file.
         folder: PathBuf,
-        /// The error of the system.
+        /// The error that the operating system reported.
         source: io::Error,
     },
-    /// The other process was built from a release with another layout.
+    /// The process that created the region runs a release with another memory layout.
     #[error(
         "the shared region has layout version {found}, this build reads {expected}: one process runs another release"
     )]
     Version {
-        /// The version in the region.
+        /// The version of the layout in the region.
         found: u32,
-        /// The version of this build.
+        /// The version of the layout that this build reads.
         expected: u32,
     },
-    /// The header is inconsistent, or does not match the size of the region.
+    /// The header of the region is inconsistent, or does not match the size of the region.
     #[error("the shared region is not a valid link: {0}")]
     Invalid(&'static str),
-    /// The end of this link is already in use: a link has exactly one producer and one consumer.
+    /// A process has already taken this end of the link. Each link has exactly one producer and one consumer.
     #[error("the {0} end of this link is already taken")]
     Taken(&'static str),
 }
 
 impl OpenError {
-    /// Creates the error for a process that cannot be watched.
+    /// Returns the error for a process that cannot be watched.
     pub fn watch(source: io::Error) -> Self {
         Self::System { what: "cannot watch a process", source }
     }
 }
 
-/// The other process violated the protocol of the link, so the link is no longer usable.
+/// The process at the other end of the link violated the protocol, so the link is no longer usable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);
 
-/// The reason why a unit could not be taken from the ring.
+/// The reason why a unit (message) could not be taken from the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
-    /// The data is not a valid unit.
+    /// The ring does not contain a valid unit at this position.
     #[error(transparent)]
     Corrupted(#[from] Corrupted),
-    /// The memory for the bytes of the unit could not be allocated.
+    /// This process could not allocate memory for the bytes of the unit.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
 }
 
-/// The system could not allocate memory.
+/// The system could not allocate memory for an item of this many bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);

@@ -1,4 +1,4 @@
-//! Resizes parts of decoded images like Pillow, by a convolution that is wider for stronger reductions.
+//! Resizes parts of decoded images with the convolution of Pillow, whose width increases with the reduction.
 
 use std::cell::RefCell;
 
@@ -10,7 +10,7 @@ use crate::strided::Strided;
 
 pub use fast_image_resize::FilterType as Filter;
 
-/// The maximum memory in bytes that a thread keeps between two images.
+/// The maximum size of the buffers that a thread keeps for its next image, in bytes.
 const MOST_KEPT: usize = 16 << 20;
 
 /// The reason why an image cannot be resized.
@@ -27,47 +27,47 @@ pub enum ResizeError {
         /// The size of the image in bytes.
         needed: usize,
     },
-    /// The region is empty, or exceeds the image.
+    /// The region is empty, or extends beyond the image.
     #[error("the region is empty or reaches beyond the image")]
     Region,
 }
 
-/// An image in memory: rows of pixels, with one byte per channel.
+/// A decoded image: rows of pixels, with one byte per channel.
 #[derive(Debug, Clone, Copy)]
 pub struct Pixels<'a> {
-    /// All bytes, row by row.
+    /// The bytes of all pixels, row by row.
     pub bytes: &'a [u8],
-    /// Pixels per row.
+    /// The number of pixels per row.
     pub width: u32,
-    /// Number of rows.
+    /// The number of rows.
     pub height: u32,
-    /// Bytes per pixel: 1 or 3.
+    /// The number of channels (bytes) per pixel, which is 1 or 3.
     pub channels: usize,
 }
 
-/// A part of an image, in fractional pixels.
+/// A rectangular part of an image. The edges may lie within pixels.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
-    /// The left edge.
+    /// The left edge in pixels from the left edge of the image.
     pub left: f64,
-    /// The top edge.
+    /// The top edge in pixels from the top edge of the image.
     pub top: f64,
-    /// The right edge.
+    /// The right edge in pixels from the left edge of the image.
     pub right: f64,
-    /// The bottom edge.
+    /// The bottom edge in pixels from the top edge of the image.
     pub bottom: f64,
 }
 
-/// The image to create.
+/// The size and the memory layout of the resized image.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Pixels per row.
+    /// The number of pixels per row.
     pub width: u32,
-    /// Number of rows.
+    /// The number of rows.
     pub height: u32,
-    /// Whether rows are mirrored horizontally.
+    /// Whether each row is reversed from left to right.
     pub mirrored: bool,
-    /// Whether each channel is a separate plane.
+    /// Whether all values of one channel are stored before those of the next channel.
     pub planar: bool,
 }
 
@@ -123,7 +123,7 @@ fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), R
     }
 }
 
-/// Floating-point channels are not supported, because results could differ between two builds.
+/// Only integer channels are supported, because floating-point results could differ between two builds.
 fn convolve<P: PixelTrait>(
     resizer: &mut Resizer,
     source: Pixels<'_>,

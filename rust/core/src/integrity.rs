@@ -1,38 +1,38 @@
 //! Detects damage in shared memory, for single words and for whole units (messages).
 //!
-//! The checks detect accidental damage, such as stray writes, but not attacks. Large buffers have no checksum, because
-//! computing it would cost as much as a copy.
+//! The checks detect accidental damage, such as stray writes, but not attacks. Large buffers have no full checksum,
+//! because computing it would cost as much as a copy.
 
-/// An odd constant, so that every change within one byte of a value changes the check.
+/// The factor of a word's check. The factor is odd, so every change within one byte of a value changes the check.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// A constant that makes a word of zeros invalid, because wiped memory consists of zeros.
+/// A constant that is mixed into each check, so that wiped memory (a word of zeros) does not pass as valid.
 const NOT_ZERO: u64 = 0x5bd1;
-/// `KEYS` are combined with the operands of the multiplications, because a product of zeros would be zero. `STEPS` are
-/// added to the keys for each pair of words, so that swapped words change the checksum.
+/// `KEYS` are combined with both factors of a multiplication, because a product of zeros would be zero. After each pair
+/// of words, `STEPS` are added to the keys, so that swapped words change the checksum.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
-/// The number of bits of a sealed value.
+/// The number of bits of a value that [`seal`] keeps.
 pub const SEALED_BITS: u32 = 48;
 const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
 /// Returns a sealed word for shared memory: the lower 48 bits of `value`, and a check in the upper bits.
 ///
-/// A change within one byte is always detected, and other changes with a probability of 1 - 2^-16.
+/// [`open`] detects every change within one byte, and other changes with a probability of 1 - 2^-16.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
     let value = value & SEALED;
     value | (((value.wrapping_mul(WORD) >> SEALED_BITS) ^ NOT_ZERO) << SEALED_BITS)
 }
 
-/// Returns the lower 48 bits of a sealed value, or None if the word is damaged.
+/// Returns the value of a sealed word (its lower 48 bits), or None if the word is damaged.
 #[inline]
 pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// Returns the first value at or after `known` with the lower 48 bits of this sealed word, or None if the word is
-/// damaged. The value must be less than `known` + 2^48.
+/// Returns the value whose lower 48 bits are in this sealed word, or None if the word is damaged. The value must be at
+/// least `known` and less than `known` + 2^48.
 #[inline]
 pub const fn open_after(known: u64, word: u64) -> Option<u64> {
     match open(word) {
@@ -52,7 +52,8 @@ pub(crate) fn placed(value: u64, place: u64) -> u64 {
     fold(value ^ KEYS[0], place ^ KEYS[1]) >> 34
 }
 
-/// The checksum of a unit is a sum of products of two words, so that the multiplications do not depend on each other.
+/// The checksum of a unit (message): a sum of products of two words. The multiplications do not depend on each other,
+/// so a processor executes them in parallel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checksum {
     sum: u64,
@@ -60,8 +61,7 @@ pub(crate) struct Checksum {
 }
 
 impl Checksum {
-    /// Starts the checksum with the position of the unit, so that old units from an earlier lap of the ring are
-    /// invalid.
+    /// Starts the checksum with the position of the unit, so that a unit from an earlier lap of the ring is invalid.
     #[inline]
     pub fn at(position: u64) -> Self {
         Self { sum: 0, keys: KEYS }.words(position, 0)
@@ -76,11 +76,12 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes and adds them to the checksum. The caller must also add the number `len` itself to the
-    /// checksum. Each byte is read only once, so that the copied bytes are the bytes in the checksum. A separate loop
-    /// for the checksum would have to wait until the copied bytes are stored.
+    /// Copies `len` bytes and adds them to the checksum. The caller must add the number `len` separately. Each byte is
+    /// read only once, so the checksum covers exactly the copied bytes. A separate loop for the checksum would have to
+    /// wait until the copied bytes are stored.
     ///
-    /// Bytes after the end of the copy, up to a multiple of 8, are also written: zeros, unless the source is `PADDED`.
+    /// Bytes after the end of the copy are also written, up to a multiple of 8. These bytes are zeros unless `PADDED`
+    /// is true.
     ///
     /// # Safety
     /// `to` is writable for `len` bytes rounded up to a multiple of 8. `from` is readable for `len` bytes, and also for
@@ -153,15 +154,15 @@ unsafe fn last_word(from: *const u8, len: usize) -> u64 {
 
 const SAMPLES: usize = 16;
 
-/// Returns 16 bits that depend on a buffer's length and on a few words, because reading all words would cost as much as
-/// a copy.
+/// Returns 16 bits that depend on the length and a few words of a buffer. Reading all words would cost as much as a
+/// copy.
 ///
 /// # Safety
 /// `data` is readable for `len` bytes.
 pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     let mut sum = fold(len as u64 ^ KEYS[0], KEYS[1]);
     let mut look = |at: usize| {
-        // SAFETY: at least 8 bytes follow the offset, and the caller guarantees that all bytes are readable.
+        // SAFETY: at least 8 bytes follow the offset `at`, and the caller guarantees that all bytes are readable.
         let word = unsafe { data.add(at).cast::<u64>().read_unaligned() };
         sum = fold(sum ^ word, STEPS[0]).rotate_left(23);
     };
@@ -186,7 +187,7 @@ impl Digest {
         self.buffers = fold(self.buffers ^ KEYS[1], word ^ KEYS[0]);
     }
 
-    /// `payload` is the checksum of the payload.
+    /// Returns the digest of a unit. `payload` is the checksum of the payload, and `len` is its length in bytes.
     #[inline]
     pub fn finish(self, payload: u64, len: usize) -> u64 {
         self.buffers ^ payload ^ (len as u64).wrapping_mul(WORD)
@@ -208,7 +209,8 @@ mod tests {
                 }
             }
         }
-        // A change within one byte changes the product by at least 2^48, and so the check in the upper bits.
+        // A change within one byte changes the product by at least 2^48, and therefore changes the check in the upper
+        // bits.
         for byte in 0..6 {
             for change in 1..=255_u64 {
                 let moved = (change << (8 * byte)).wrapping_mul(WORD);

@@ -1,4 +1,4 @@
-//! The engine of torchdata-rs, in plain Rust, without Python.
+//! The engine of torchdata-rs, in Rust without any dependency on Python.
 //!
 //! See `docs/architecture.md`.
 

@@ -1,18 +1,18 @@
 //! Reads `tf.train.Example` and `tf.train.SequenceExample` from protocol buffers without copying.
 //!
 //! A SequenceExample also maps names to lists of features (see TensorFlow's `example.proto` and `feature.proto`). As
-//! protocol buffers require, unknown fields are skipped and repeated messages are merged.
+//! protocol buffers require, the parser skips unknown fields and merges repeated messages.
 
 use crate::formats::wire::{Fields, WireError, WireValue};
 
 /// The type of a feature's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeatureKind {
-    /// Byte strings.
+    /// The values are byte strings.
     Bytes,
-    /// 32-bit floats.
+    /// The values are 32-bit floats.
     Float,
-    /// 64-bit integers.
+    /// The values are 64-bit integers.
     Int64,
 }
 
@@ -25,7 +25,7 @@ pub struct Feature<'a> {
 }
 
 impl<'a> Feature<'a> {
-    /// The type of the values. The result is None if the feature contains no list of values.
+    /// Returns the type of the values, or None if the feature contains no list of values.
     pub fn kind(&self) -> Option<FeatureKind> {
         self.kind
     }
@@ -66,7 +66,7 @@ impl<'a> Feature<'a> {
                 _ => continue,
             };
             if self.kind != Some(kind) {
-                *self = Self { kind: Some(kind), parts: Vec::new() }; // the last type of values is used
+                *self = Self { kind: Some(kind), parts: Vec::new() }; // a list of another type replaces earlier values
             }
             for value in Fields::new(list) {
                 match (kind, value?) {
@@ -81,17 +81,17 @@ impl<'a> Feature<'a> {
     }
 }
 
-/// A record of features. If a name occurs several times, the last feature with this name is used.
+/// The features of a record. If a name occurs several times, the caller must use the last feature with this name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Example<'a> {
-    /// The features of an Example, or the features of a SequenceExample that do not depend on the step.
+    /// The features of an Example, or the features of a SequenceExample that are the same for all steps.
     pub context: Vec<(&'a str, Feature<'a>)>,
-    /// The features of a SequenceExample with a value for each step.
+    /// The features of a SequenceExample that have one value for each step.
     pub lists: Vec<(&'a str, Vec<Feature<'a>>)>,
 }
 
 impl<'a> Example<'a> {
-    /// Reads a record.
+    /// Reads the features of a record for whose names `wanted` returns true.
     pub fn parse(record: &'a [u8], wanted: impl Fn(&str) -> bool) -> Result<Self, WireError> {
         let mut example = Self::default();
         for field in Fields::new(record) {

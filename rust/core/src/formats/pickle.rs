@@ -1,8 +1,9 @@
 //! Checks that a pickle contains only the instructions that Python writes for plain data.
 //!
-//! An unpickler executes instructions, so untrusted instructions could change objects, or allocate gigabytes for a
-//! large memo index or length. This check therefore refuses instructions such as BUILD and LONG_BINPUT, and compares
-//! lengths with the available bytes. The unpickler, not this check, restricts which functions are called.
+//! An unpickler executes the instructions of a pickle. Instructions from an untrusted source could change objects, or
+//! make the unpickler allocate gigabytes for a large memo index or length. This check therefore rejects instructions
+//! such as BUILD and LONG_BINPUT, and lengths beyond the end of the bytes. The unpickler, not this check, restricts
+//! which functions are called.
 
 use thiserror::Error;
 
@@ -13,23 +14,23 @@ const BARE: &[u8] = b"N\x88\x89]})\x8f(aesu\x90\x91t\x85\x86\x87\x94\x93R.";
 /// The reason why bytes are not accepted as a pickle of plain data.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PlainError {
-    /// An instruction that plain data does not need.
+    /// The pickle contains an instruction that plain data does not need.
     #[error("byte {at} is instruction {opcode:#04x}, which plain data does not need")]
     Instruction {
-        /// The offset of the instruction.
+        /// The offset of the instruction in bytes.
         at: usize,
-        /// The instruction.
+        /// The code of the instruction.
         opcode: u8,
     },
-    /// The bytes end within an instruction, or there is no final instruction.
+    /// The bytes end within the instruction at this offset, or the final instruction is missing.
     #[error("they end within the instruction at byte {0}")]
     Short(usize),
-    /// There are bytes after the final instruction.
+    /// This many bytes follow the final instruction.
     #[error("{0} bytes follow the end")]
     Behind(usize),
 }
 
-/// Checks that a pickle of plain data contains only allowed instructions, and all bytes that these instructions need.
+/// Checks that a pickle contains only instructions for plain data, and that the bytes do not end within an instruction.
 pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     let mut at = 0;
     while let Some(&opcode) = bytes.get(at) {
@@ -49,7 +50,8 @@ pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     Err(PlainError::Short(at))
 }
 
-/// The inner option is None if the bytes end within the length.
+/// Returns the length of an instruction's argument in bytes, or None if the instruction is not allowed. The inner
+/// option is None if the bytes end within the argument's own length field.
 fn argument(opcode: u8, rest: &[u8]) -> Option<Option<usize>> {
     let fixed = |length| Some(Some(length));
     if BARE.contains(&opcode) {

@@ -1,9 +1,9 @@
 //! Reads the headers of regular files in tar archives, and checks the format of extended headers.
 //!
-//! Python's `tarfile` reads the headers of other files (see tar(5)). `tarfile` reads an extended header only after
-//! [`pax_records`] has checked the format.
+//! Python's `tarfile` reads all other headers (see tar(5)). It reads an extended header only after [`pax_records`] has
+//! checked the format.
 
-/// The number of bytes of a file's header. Data is padded to a multiple of this number.
+/// The size of a header in bytes. The data of a file is padded with zeros to a multiple of this size.
 pub const BLOCK: usize = 512;
 
 const NAME: std::ops::Range<usize> = 0..100;
@@ -24,7 +24,7 @@ pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     let size = octal(&block[SIZE])?;
     let found: u64 = block.iter().map(|&byte| u64::from(byte)).sum();
     let own: u64 = block[CHECKSUM].iter().map(|&byte| u64::from(byte)).sum();
-    // The checksum of a header is computed with blanks in the checksum field.
+    // A tar checksum is computed as if the checksum field contained blanks.
     let intact = octal(&block[CHECKSUM])? == found - own + CHECKSUM.len() as u64 * u64::from(b' ');
     (intact && !name.is_empty() && !name.ends_with('/')).then_some((name, size))
 }
@@ -43,17 +43,18 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// Longer numbers in a pax header could make regular expressions in readers take quadratic time.
+/// The maximum number of digits in a pax header. Longer numbers could make the regular expressions of readers take
+/// quadratic time.
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 
 /// The reason why an extended header is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PaxError {
-    /// The record at this offset is invalid.
+    /// There is no valid record at this offset.
     #[error("there is no valid record at byte {0} of its extended header")]
     Record(usize),
-    /// The header contains an implausibly long number.
+    /// A number in the header has more than `LONGEST_NUMBER` digits.
     #[error("a number in its extended header has more than {LONGEST_NUMBER} digits")]
     Number,
 }

@@ -5,10 +5,11 @@
 
 const HEAD: usize = 12;
 const TAIL: usize = 4;
-/// The maximum length of a record, because protocol buffers cannot be larger.
+/// The maximum length of a record in bytes, because protocol buffers cannot be larger.
 pub const LONGEST: u64 = i32::MAX as u64;
 
-/// Returns the CRC-32C of `data`, rotated and shifted as in the file, because the data may itself contain checksums.
+/// Returns the masked CRC-32C of `data`. The mask (a rotation and an addition) is used because `data` may itself
+/// contain checksums.
 pub fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -22,14 +23,14 @@ pub enum RecordError {
     /// The data does not match its checksum.
     #[error("the checksum of its data is wrong: the file is damaged")]
     Data,
-    /// The length exceeds the given maximum.
+    /// The length exceeds the maximum length that the caller has set.
     #[error(
         "its length of {length} bytes is more than max_length={longest}: the file is damaged, or needs a larger max_length"
     )]
     TooLong {
-        /// The length in the file.
+        /// The length in the file, in bytes.
         length: u64,
-        /// The maximum.
+        /// The maximum length in bytes.
         longest: u64,
     },
     /// The file ends within the record.
@@ -37,7 +38,8 @@ pub enum RecordError {
     Truncated {
         /// The number of available bytes, including checksums.
         found: u64,
-        /// The expected number of bytes, including checksums, or the size of the head if the file ends within the head.
+        /// The expected number of bytes, including checksums. If the file ends within the head of the record, the size
+        /// of the head.
         wanted: u64,
     },
 }
@@ -45,7 +47,7 @@ pub enum RecordError {
 /// Reads the records of one file.
 #[derive(Debug)]
 pub struct Records {
-    /// Bytes from index `begin` on were not returned as records yet.
+    /// The bytes from index `begin` on have not been returned as records yet.
     buffer: Vec<u8>,
     begin: usize,
     offset: u64,
@@ -55,13 +57,13 @@ pub struct Records {
 }
 
 impl Records {
-    /// Starts at byte `offset` of a file, where record number `record` begins. Records that are longer than `longest`
-    /// (at most [`LONGEST`]) are rejected before they are read.
+    /// Creates a reader that starts at byte `offset` of a file, where record number `record` begins. The reader rejects
+    /// records that are longer than `longest` (at most [`LONGEST`]) before it reads their data.
     pub fn new(offset: u64, record: u64, verify: bool, longest: u64) -> Self {
         Self { buffer: Vec::new(), begin: 0, offset, record, verify, longest: longest.min(LONGEST) }
     }
 
-    /// Returns the offset of the next record in its file.
+    /// Returns the offset of the next record in the file.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -71,19 +73,19 @@ impl Records {
         self.record
     }
 
-    /// Returns the bytes that were received but not yet returned as part of a record.
+    /// Returns the bytes that `feed` has added and that have not been returned as part of a record yet.
     pub fn unread(&self) -> &[u8] {
         &self.buffer[self.begin..]
     }
 
-    /// Adds the next bytes of the file.
+    /// Adds the bytes of the file that follow the bytes added so far.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.begin);
         self.begin = 0;
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Returns the data of the next record, or None if more bytes of the file are needed.
+    /// Returns the data of the next record, or None if `feed` must first add more bytes of the file.
     pub fn peek(&self) -> Result<Option<&[u8]>, RecordError> {
         let unread = self.unread();
         let Some(length) = self.length()? else { return Ok(None) };
@@ -105,7 +107,7 @@ impl Records {
         }
     }
 
-    /// Must be called at the end of the file.
+    /// Checks that the file does not end within a record. The caller must call this method at the end of the file.
     pub fn finish(&self) -> Result<(), RecordError> {
         let found = self.unread().len() as u64;
         let wanted = self.length()?.map_or(HEAD, |length| HEAD + length + TAIL) as u64;

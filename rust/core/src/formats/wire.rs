@@ -22,26 +22,26 @@ pub enum WireError {
 /// The bytes of a field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireValue<'a> {
-    /// An integer in 7-bit groups.
+    /// An integer in 7-bit groups, with the lowest group first.
     Varint(&'a [u8]),
-    /// 8 bytes.
+    /// A value of 8 bytes.
     Fixed64(&'a [u8]),
     /// The bytes of a string, of a nested message, or of packed numbers.
     Bytes(&'a [u8]),
-    /// 4 bytes.
+    /// A value of 4 bytes.
     Fixed32(&'a [u8]),
 }
 
 const LONGEST_VARINT: usize = 10;
 
-/// Iterates over the fields of a message as (number, value).
+/// Iterates over the fields of a message as pairs of field number and value.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    /// Iterates over the fields of `message`.
+    /// Returns an iterator over the fields of `message`.
     pub fn new(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
@@ -91,7 +91,7 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Appends the consecutive integers in `bytes`.
+/// Appends to `out` the integers that are encoded one after another in `bytes`.
 pub fn varints(mut bytes: &[u8], out: &mut Vec<i64>) -> Result<(), WireError> {
     while let Some(&first) = bytes.first() {
         let length = if first < 0x80 { 1 } else { varint_length(bytes)? };
@@ -110,7 +110,7 @@ fn varint_length(bytes: &[u8]) -> Result<usize, WireError> {
     }
 }
 
-/// Bits of a varint beyond the 64th are dropped.
+/// Decodes an integer, and drops bits beyond the 64th.
 fn integer(varint: &[u8]) -> u64 {
     varint.iter().rev().fold(0, |value, &byte| (value << 7) | u64::from(byte & 0x7f))
 }

@@ -1,8 +1,8 @@
 //! Allocates blocks in a producer's arena (shared memory for large buffers).
 //!
-//! The consumer receives offsets of blocks, and returns blocks through the return ring. An allocation takes the lowest
-//! free range that is long enough, which keeps the number of used pages small. Free pages that were unused for some
-//! seconds are returned to the system (`tidy`).
+//! The consumer receives the offsets of blocks, and returns the blocks through the return ring. An allocation uses the
+//! lowest free range that is long enough, which keeps the number of used pages small. `tidy` returns free pages to the
+//! system if they were unused for some seconds.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -20,9 +20,9 @@ use crate::stats::FlowRef;
 #[derive(Debug, Clone, Copy)]
 struct Holders {
     len: u64,
-    /// Whether a [`Block`] of the producer refers to this memory.
+    /// Whether a [`Block`] object of the producer refers to this memory.
     local: bool,
-    /// The number of units (messages) with this block that the consumer has not returned yet.
+    /// The number of units (messages) that refer to this block and that the consumer has not returned yet.
     remote: u64,
 }
 
@@ -31,13 +31,13 @@ struct Allocator {
     /// Maps the offsets of free ranges to their lengths.
     free: BTreeMap<u64, u64>,
     taken: HashMap<u64, Holders>,
-    /// The capacity of the return ring limits the number of allocated blocks.
+    /// The maximum number of allocated blocks, which is the capacity of the return ring.
     most: usize,
     in_use: u64,
     peak: u64,
     flow: Option<FlowRef>,
     idle_chunks: IdleChunks,
-    /// Whether the file system can free pages of the arena, which is assumed until the first failure.
+    /// Whether the file system can free pages of the arena. The value is true until the first failure.
     punches: bool,
     returns: ConsumerCursor,
 }
@@ -78,7 +78,7 @@ impl Allocator {
 
     fn mirror(&self) {
         if let Some(flow) = &self.flow {
-            flow.arena_peak.store(self.peak, Ordering::Relaxed); // stored first, so that `used` never exceeds `peak`
+            flow.arena_peak.store(self.peak, Ordering::Relaxed); // stored before `used`, so that `used` never exceeds `peak`
             // SYNC(used): pairs with PageRef::read_flows.
             flow.arena_used.store(self.in_use, Ordering::Release);
         }
@@ -134,12 +134,12 @@ impl Allocator {
     }
 }
 
-/// The memory use of an arena.
+/// The amount of memory in an arena that is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaUse {
-    /// Bytes in allocated blocks.
+    /// The number of bytes in allocated blocks.
     pub in_use: u64,
-    /// The maximum of `in_use` so far.
+    /// The maximum value of `in_use` so far.
     pub peak: u64,
     /// The number of allocated blocks.
     pub blocks: usize,
@@ -150,9 +150,9 @@ pub struct ArenaUse {
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
-    /// Whether `tidy` may have an effect.
+    /// Whether a call of `tidy` may free pages or blocks.
     untidy: AtomicBool,
-    /// The `fork::generation` of the only process that may allocate and free blocks.
+    /// The `fork::generation` of the process that created the arena. Only this process may allocate and free blocks.
     generation: u64,
 }
 
@@ -174,7 +174,8 @@ impl Arena {
         allocator.mirror();
     }
 
-    /// Allocates a page-aligned block of at least `len` bytes, or returns None if no free extent or memory is left.
+    /// Allocates a page-aligned block of at least `len` bytes. Returns None if no free range is long enough, or if the
+    /// system has no memory left.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
         if self.generation != fork::generation() {
             return None;
@@ -209,13 +210,13 @@ impl Arena {
         }
     }
 
-    /// Returns whether the consumer has returned blocks that were not reclaimed yet.
+    /// Returns whether the consumer has returned blocks that have not been reclaimed yet.
     pub fn reclaimable(&self) -> Result<bool, Corrupted> {
         Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
-    /// Reclaims blocks, and returns free pages that were unused for some seconds to the system. Must
-    /// be called every few seconds.
+    /// Reclaims returned blocks, and returns free pages to the system if they were unused for some seconds. Returns
+    /// whether a later call may have an effect. Must be called every few seconds.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
     }
@@ -225,7 +226,7 @@ impl Arena {
             return Ok(false);
         }
         self.reclaim()?;
-        // The lock prevents other threads from allocating idle pages while these pages are returned to the system.
+        // The lock prevents other threads from allocating idle pages while the system frees these pages.
         let mut allocator = self.lock();
         if allocator.punches {
             for part in allocator.take_idle(now) {
@@ -237,7 +238,7 @@ impl Arena {
         Ok(untidy)
     }
 
-    /// Returns whether `tidy` may have an effect.
+    /// Returns whether a call of `tidy` may free pages or blocks.
     #[inline]
     pub fn is_untidy(&self) -> bool {
         self.untidy.load(Ordering::Relaxed)
@@ -265,20 +266,20 @@ impl Arena {
         self.layout.config.arena_capacity
     }
 
-    /// Returns whether `address` is in the arena.
+    /// Returns whether `address` points into the arena.
     pub fn holds(&self, address: *const u8) -> bool {
         self.capacity() > 0
             && (address as usize).wrapping_sub(self.layout.arena_ptr(0) as usize) < self.capacity() as usize
     }
 
-    /// Returns the current memory use.
+    /// Returns how much memory of the arena is in use now.
     pub fn usage(&self) -> ArenaUse {
         let allocator = self.lock();
         ArenaUse { in_use: allocator.in_use, peak: allocator.peak, blocks: allocator.taken.len() }
     }
 }
 
-/// A block in the memory of the producer.
+/// A block of the arena that the producer has allocated.
 #[derive(Debug)]
 pub struct Block {
     arena: Arc<Arena>,
@@ -292,7 +293,7 @@ impl Block {
         self.arena.layout.arena_ptr(self.offset)
     }
 
-    /// Returns the usable length in bytes.
+    /// Returns the number of bytes that the producer requested.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -1,16 +1,16 @@
 //! Transfers units and control words from a link on one machine to the copy of this link on another machine.
 //!
-//! For a worker on another machine, a carrier on each machine is the consumer of one link and the producer of the other
-//! link.
+//! For a worker on another machine, each of the two machines runs a carrier, which is the consumer of one link and the
+//! producer of the other link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! A control word may be late, and may overtake older units, because readers only need the most recent value. A control
-//! word never waits for units, because the space for a unit may only become free after a control word was read. The
-//! caller must write each frame exactly once, in the order in which `take` returned the frames.
+//! A control word may arrive late, and may overtake older units, because readers only need the most recent value. A
+//! control word never waits for units, because the consumer of these units may have to read the control word before it
+//! frees space. The caller must send each frame exactly once, in the order in which `take` has returned the frames.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,32 +25,33 @@ use crate::error::{Corrupted, OpenError, TakeError};
 use crate::process::board::BellRef;
 use crate::protocol::Stream;
 
-/// Buffers that are shorter than this are copied into the head of a frame.
+/// The minimum length in bytes of a buffer that is sent separately. Shorter buffers are copied into the head of a
+/// frame.
 pub const OUT_OF_BAND: usize = 32 << 10;
 
 const SEPARATE: u64 = 1 << 63;
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// The bytes that describe a unit in a frame: stream, length of the payload, kind, number of buffers.
+/// The number of bytes that describe a unit in a frame: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// Sealed control words for the carrier on the other machine. The words are `order` and `starving` of the inbound link,
-/// and `granted` and `acknowledged` of the outbound link.
+/// The control words that a carrier sends to the carrier on the other machine, each sealed: `order` and `starving` of
+/// the inbound link, and `granted` and `acknowledged` of the outbound link.
 pub type Words = [u64; 4];
 
 /// Several units that are transferred together.
 #[derive(Debug, Default)]
 pub struct Frame {
-    /// Everything except the large buffers.
+    /// The bytes of all units, except for their large buffers.
     pub head: Vec<u8>,
-    /// The large buffers, in order.
+    /// The large buffers, in the order of their units.
     pub buffers: Vec<Buffer>,
-    /// The total length of the head and the separate buffers, in bytes.
+    /// The total length of the head and the large buffers in bytes.
     pub len: usize,
 }
 
 impl Frame {
     fn add(&mut self, stream: Stream, unit: &mut Unit) {
-        let count = unit.buffers.len() as u16; // the type of this field in the unit header
+        let count = unit.buffers.len() as u16; // the unit header stores this number as a `u16`
         self.head.extend(stream.raw().to_le_bytes());
         self.head.extend((unit.payload.len() as u32).to_le_bytes());
         self.head.extend(unit.kind.to_le_bytes());
@@ -134,12 +135,12 @@ impl<'a> Carried<'a> {
 struct FrameProgress {
     head_bytes: usize,
     separate_buffers: usize,
-    /// `streamed` is the number of bytes of the next buffer that were already sent as fragments.
+    /// `streamed` is the number of bytes of the next buffer that have already been sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
 }
 
-/// The reason why the current unit cannot be written to the outbound link yet.
+/// What the outbound link lacks for the current unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lack {
     Nothing,
@@ -191,13 +192,15 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a control word has changed since the last `take`, or, if `units` is true, a unit is pending.
+    /// Returns whether a control word has changed since the last call of `take`. If `units` is true, also returns true
+    /// if a unit is pending.
     pub fn has_news(&mut self, units: bool) -> bool {
         // An error counts as a pending unit, because the caller then calls `take`, which reports the error.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes.
+    /// Moves units into the frame until the link is empty or the frame has `most` bytes. Returns the control words if
+    /// they have changed since the last call.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
@@ -209,7 +212,8 @@ impl Carrier {
         Ok(have_changed.then_some(words))
     }
 
-    /// Stores the control words of the other machine in the headers of the links, where local processes read them.
+    /// Stores the control words of the other machine in the headers of both links, where local processes read these
+    /// words.
     pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Probe::is_superseded.
@@ -223,8 +227,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. The caller then retries
-    /// with the same frame once [`Carrier::has_room`] returns true.
+    /// Writes the units of a frame to the outbound link. Returns false if only a part of the units fitted. The caller
+    /// then calls this method with the same frame again once [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], separate: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (head_left, separate_left) =
@@ -266,7 +270,7 @@ impl Carrier {
         })
     }
 
-    /// A buffer that does not fit into the arena is sent as fragments.
+    /// Writes a buffer to a block of the arena. A buffer that does not fit into the arena is sent as fragments.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
         let Self { outbound, progress: FrameProgress { parts, streamed, .. }, .. } = self;
         if *streamed == 0 {
@@ -310,7 +314,7 @@ impl Carrier {
 
     /// Returns whether there is room for the unit that the last `put` could not write.
     pub fn has_room(&mut self) -> bool {
-        // An error counts as room, because the following call of `put` reports the error.
+        // An error counts as room, because the next call of `put` reports the error.
         match self.lack {
             Lack::Nothing => true,
             Lack::Block => self.outbound.worth_allocating().unwrap_or(true),

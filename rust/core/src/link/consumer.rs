@@ -1,7 +1,7 @@
 //! The end of a link that receives units (messages).
 //!
-//! The consumer does not trust the producer: a unit is copied out of shared memory, and lengths, offsets and the
-//! checksum are verified before use.
+//! The consumer does not trust the producer. It copies each unit out of shared memory, and then verifies lengths,
+//! offsets and the checksum before it uses them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,12 +16,12 @@ use crate::process::board::BellRef;
 use crate::protocol::{Ahead, Grant, Judgement, Receiving, Stream};
 use crate::stats::{FlowRef, add};
 
-/// A buffer of a received unit.
+/// A large buffer of a received unit.
 #[derive(Debug, Clone)]
 pub enum Buffer {
-    /// A block in shared memory.
+    /// A block in shared memory, which the producer can reuse once the lease is dropped.
     Leased(Arc<Lease>),
-    /// Memory of this process, with copied bytes, or bytes joined from fragments.
+    /// Memory of this process, with bytes that were copied, or joined from fragments.
     Owned(Arc<Vec<u8>>),
 }
 
@@ -34,7 +34,8 @@ impl Buffer {
         }
     }
 
-    /// Copies the bytes of a lease into memory of this process. If the allocation fails, returns the lease unchanged.
+    /// Copies the bytes of a lease into memory of this process. If the memory cannot be allocated, returns the lease
+    /// unchanged.
     pub fn into_owned(self) -> Self {
         match &self {
             Self::Owned(_) => self,
@@ -43,18 +44,19 @@ impl Buffer {
     }
 }
 
-/// A unit that was taken out of the ring. A `Unit` is reused for many calls, so that its vectors keep their capacity.
+/// A unit that was taken from the ring. A `Unit` is reused for many calls, so that its vectors keep their capacity.
 #[derive(Debug, Default)]
 pub struct Unit {
-    /// The kind of the unit, which the producer has set.
+    /// The kind of the unit, which is a number that the producer chooses.
     pub kind: u16,
-    /// The number of the shard that sent the unit, as counted in the producer's process.
+    /// The number of the shard that sent the unit. Each producer counts its shards from 0.
     pub shard: u16,
-    /// The inline payload.
+    /// The bytes of the unit that were in the ring.
     pub payload: Vec<u8>,
     /// The large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,
-    /// A hash of the contents, independent of the position in the ring, or 0 if equal items may have different bytes.
+    /// A hash of the contents that does not depend on the position in the ring. The hash is 0 if the bytes of equal
+    /// items may differ.
     pub digest: u64,
 }
 
@@ -66,21 +68,23 @@ pub struct Consumer {
     returns: Arc<Returns>,
     peer: BellRef,
     table: Vec<[u64; 2]>,
-    /// Bytes joined from fragments, which belong to the next unit.
+    /// Bytes that were joined from fragments, and that belong to the next unit.
     streamed: Vec<u8>,
     receiving: Receiving,
-    /// The last grant (permission to send items) that was stored for the producer.
+    /// The most recent grant (permission to send items) that this consumer has stored for the producer.
     told: Grant,
-    /// Whether the next unit belongs to a stream that has not begun yet, so that no unit can be read.
+    /// Whether the next unit belongs to a stream that this consumer has not begun yet. In this case no unit can be
+    /// read.
     early: bool,
     wanted: bool,
     taken: u64,
-    /// The items, bytes and blocks since the consumer last considered waking the producer.
+    /// The numbers of items, bytes, and bytes in blocks that were taken since the consumer last rang the producer's
+    /// bell.
     unrung: u64,
     unrung_bytes: u64,
     unrung_blocks: u64,
     ahead: Ahead,
-    /// The number of items taken before the current stream began.
+    /// The number of items that were taken before the current stream began.
     before: u64,
     flow: FlowRef,
 }
@@ -112,19 +116,19 @@ impl Consumer {
         &self.peer
     }
 
-    /// Continues the stream and the counters of `earlier`, the consumer of a replaced link.
+    /// Continues the stream and the counters of `earlier`, which is the consumer of a link that this link replaces.
     pub(super) fn follow(&mut self, earlier: &Self) {
         self.count_into(earlier.flow.clone());
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
     }
 
-    /// From now on, items of this link are added to the counts in `flow`.
+    /// Adds the items of this link to the counts in `flow` from now on.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.before = flow.items.load(Ordering::Relaxed).wrapping_sub(self.taken);
         self.flow = flow;
     }
 
-    /// Returns the counters of this end.
+    /// Returns the counters that this consumer updates.
     pub fn flow(&self) -> &FlowRef {
         &self.flow
     }
@@ -153,8 +157,9 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// Sets whether items of this link wake up this process while it sleeps. Call this method before checking for
-    /// items, because only later items wake up the process. Units other than items always wake up the process.
+    /// Sets whether items of this link wake up this process while it sleeps. Must be called before this process checks
+    /// for items, because only items that are published after the call wake up the process. Units other than items
+    /// always wake up the process.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -165,37 +170,38 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Ends this pass early.
+    /// Ends this pass early, and informs the producer.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
 
-    /// Ends this epoch, even if some items were not read, so that the producer sends no further items of the epoch.
+    /// Ends the epoch `epoch`, even if some items were not read. The producer then sends no further items of this
+    /// epoch.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
         self.tell(grant);
     }
 
-    /// Acknowledges `count` messages.
+    /// Informs the producer that this process has received `count` messages so far.
     pub fn acknowledge(&self, count: u64) {
         // SYNC(acknowledge): pairs with Producer::acknowledged.
         self.layout.header().acknowledged.store(seal(count), Ordering::Release);
         self.peer.ring();
     }
 
-    /// Returns whether the producer waits for another process (see [`crate::link::Announcer`]).
+    /// Returns whether the producer's process waits for another process (see [`crate::link::Announcer`]).
     pub fn starves(&self) -> bool {
         // SYNC(starve): pairs with Announcer::starve. The producer overwrites a damaged word at its next check.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
 
-    /// Returns the number of items taken in this stream.
+    /// Returns the number of items that were taken in the current stream.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Sets the window.
+    /// Sets the number of items that the producer may send before the consumer takes an item.
     pub fn set_window(&mut self, window: u64) {
         let grant = self.receiving.set_window(window);
         self.tell(grant);
@@ -207,8 +213,8 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// Counts a delivered item, and allows the producer to send one more item. A sleeping producer is woken up when
-    /// half of its window is free, or immediately if the ring is empty.
+    /// Counts a delivered item, and allows the producer to send one more item. Wakes up a sleeping producer if half of
+    /// its window is free, or if the ring is empty.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();
@@ -221,8 +227,8 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn, and allows one more item even if the window is 0. The
-    /// permission is necessary because another process waits for this producer.
+    /// Counts an item that was received before its turn, and allows the producer to send one more item, even if the
+    /// window is 0. This permission is necessary because another process waits for this producer.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
@@ -237,7 +243,7 @@ impl Consumer {
         }
     }
 
-    /// Withdraws the permission for one additional item that `grant_one_more` has granted.
+    /// Withdraws the permission for one additional item that `grant_one_more` granted.
     pub fn restore_grant(&mut self) {
         let grant = self.receiving.grant();
         if self.told != grant {
@@ -245,7 +251,8 @@ impl Consumer {
         }
     }
 
-    /// Records that this process has to wait for the next item of this link.
+    /// Records that this process has to wait for the next item of this link, which may raise the limit for blocks in
+    /// flight.
     pub fn wait(&mut self) {
         if self.ahead.wait() {
             self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);
@@ -267,7 +274,8 @@ impl Consumer {
         }
     }
 
-    /// A producer at the limit of its memory is woken up once half of its bytes in flight were taken.
+    /// Counts the bytes in blocks that were taken. A producer at its memory limit is woken up once half of its bytes in
+    /// flight have been taken.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -281,19 +289,19 @@ impl Consumer {
         }
     }
 
-    /// Returns whether the ring contains a unit, which may belong to an earlier stream.
+    /// Returns whether the ring contains a unit that can be read. The unit may belong to an earlier stream.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)
     }
 
-    /// Returns the number of bytes in blocks that this process leases.
+    /// Returns the number of bytes in the blocks for which this process has leases.
     pub fn leased(&self) -> u64 {
         self.returns.bytes()
     }
 
     /// Returns whether to copy a buffer of `len` bytes, because a lease would leave the producer too little memory.
-    /// Leases may use half of the arena and half of the blocks, because data in flight needs the other half.
+    /// Leases may use half of the arena and half of the blocks. The other half is for data in flight.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();
@@ -316,7 +324,7 @@ impl Consumer {
         loop {
             let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
-                // The caller will sleep now, so a producer that waits for space must be woken up.
+                // The caller will sleep now, so a producer that waits for space in the ring must be woken up.
                 if self.unrung_bytes > 0 {
                     self.ring_producer();
                 }
@@ -360,7 +368,8 @@ impl Consumer {
         }
     }
 
-    /// Returns None for unused bytes at the end of the ring.
+    /// Copies the unit at `head`, and returns its header and its digest. Returns None if padding follows up to the end
+    /// of the ring.
     #[inline]
     fn copy_unit(
         &mut self,
@@ -388,8 +397,8 @@ impl Consumer {
         self.table.clear();
         payload.clear();
         payload.reserve(len.next_multiple_of(8));
-        // SAFETY: `from_words` has checked that table and payload are inside the contiguous unit, and `reserve` made
-        // room. The copies are private, so the peer cannot change them after they are checked.
+        // SAFETY: `from_words` has checked that the table and the payload are inside the contiguous unit, and `reserve`
+        // has made room. The copies are private, so the producer cannot change them after they have been checked.
         unsafe {
             let entries = place.add(UNIT_HEADER as usize).cast::<[u64; 2]>();
             for index in 0..blocks {
@@ -453,7 +462,7 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments to which this unit does not refer belong to an abandoned unit.
+        // Fragments to which this unit does not refer belong to a unit that the producer has abandoned.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to fragments that differ from those received"));
         }

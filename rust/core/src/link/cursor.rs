@@ -1,8 +1,8 @@
 //! Implements the two cursors of a ring with one producer and one consumer.
 //!
-//! A position counts all slots since the creation of the ring, and a `u64` does not overflow for centuries. Each side
-//! keeps its own cursor in private memory, and publishes a copy in shared memory. Each side also caches the other
-//! side's cursor, and reads the shared copy only if the ring seems empty or full, which avoids cache misses.
+//! A position counts all slots since the creation of the ring. A `u64` does not overflow for centuries. Each side keeps
+//! its own cursor in private memory, and publishes a copy of it in shared memory. Each side also caches the cursor of
+//! the other side, and reads the shared copy only if the ring seems empty or full. This avoids cache misses.
 //!
 //! In shared memory, a cursor is sealed (see `seal`), so that a stray write does not look like a valid position.
 
@@ -10,7 +10,7 @@ use crate::error::Corrupted;
 use crate::integrity::{open_after, seal};
 use crate::sync::primitive::{AtomicU64, Ordering};
 
-/// The shared word of a cursor in a new ring.
+/// The shared word of each cursor in a new ring.
 pub const BIRTH: u64 = seal(0);
 
 /// The producer's view of a ring.
@@ -18,7 +18,7 @@ pub const BIRTH: u64 = seal(0);
 pub struct ProducerCursor {
     /// The next position to write, which may be ahead of the published position.
     tail: u64,
-    /// The cached head of the consumer, which may be too small, but is never too large.
+    /// The cached head of the consumer, which may be behind the current head, but is never ahead of it.
     head: u64,
     capacity: u64,
 }
@@ -34,7 +34,7 @@ impl ProducerCursor {
         self.tail
     }
 
-    /// Returns whether `wanted` slots are free.
+    /// Returns whether at least `wanted` slots are free.
     #[inline]
     pub fn has_room(&mut self, shared_head: &AtomicU64, wanted: u64) -> Result<bool, Corrupted> {
         if self.capacity - (self.tail - self.head) >= wanted {
@@ -44,7 +44,7 @@ impl ProducerCursor {
         Ok(self.capacity - (self.tail - self.head) >= wanted)
     }
 
-    /// Reads the consumer's cursor and returns it.
+    /// Reads the consumer's cursor from shared memory, and returns it.
     #[inline]
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release; all slots before `head` have been read.
@@ -56,7 +56,7 @@ impl ProducerCursor {
         Ok(head)
     }
 
-    /// Advances by `by` slots and publishes them to the consumer.
+    /// Advances the tail by `by` slots, and publishes these slots to the consumer.
     #[inline]
     pub fn publish(&mut self, shared_tail: &AtomicU64, by: u64) {
         self.tail += by;
@@ -69,7 +69,7 @@ impl ProducerCursor {
 #[derive(Debug)]
 pub struct ConsumerCursor {
     head: u64,
-    /// The cached tail of the producer, which may be too small, but is never too large.
+    /// The cached tail of the producer, which may be behind the current tail, but is never ahead of it.
     tail: u64,
     capacity: u64,
 }
@@ -97,11 +97,11 @@ impl ConsumerCursor {
         Ok(self.tail - self.head)
     }
 
-    /// Advances by `by` slots and frees them for the producer.
+    /// Advances the head by `by` slots, and frees these slots for the producer.
     #[inline]
     pub fn release(&mut self, shared_head: &AtomicU64, by: u64) {
         self.head += by;
-        // SYNC(release): pairs with ProducerCursor::refresh; the slots were read before.
+        // SYNC(release): pairs with ProducerCursor::refresh; all slots before `head` have been read.
         shared_head.store(seal(self.head), Ordering::Release);
     }
 

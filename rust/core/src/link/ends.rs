@@ -1,4 +1,4 @@
-//! Creates and attaches the shared memory of links, and hands out the two ends of a link.
+//! Creates and attaches the shared memory of links, and creates the two ends of a link.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use crate::process::board::BellRef;
 use crate::process::region::Region;
 use crate::protocol::Obedience;
 
-/// The shared memory of a link, before or after its ends are taken.
+/// The shared memory of a link, from which the producer end and the consumer end are taken.
 #[derive(Debug)]
 pub struct Link {
     layout: Arc<Layout>,
 }
 
 impl Link {
-    /// Creates a link.
+    /// Creates the shared memory of a link with these sizes.
     pub fn create(config: LinkConfig) -> Result<Self, OpenError> {
         Ok(Self { layout: Arc::new(Layout::create(config)?) })
     }
@@ -41,7 +41,7 @@ impl Link {
         self.layout.region()
     }
 
-    /// Takes the producer end.
+    /// Takes the producer end, whose consumer sleeps on the bell `peer`. Fails if a process has taken this end before.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -49,7 +49,7 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end.
+    /// Takes the consumer end, whose producer sleeps on the bell `peer`. Fails if a process has taken this end before.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -57,7 +57,8 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end of a new link after the producer process was replaced.
+    /// Takes the consumer end of a new link, which replaces the link of `earlier` because the producer's process was
+    /// replaced.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);
@@ -66,7 +67,7 @@ impl Link {
 
     /// Returns whether a process has taken the consumer end.
     pub fn has_consumer(&self) -> bool {
-        // The load is relaxed, because no other data depends on the flag.
+        // The load is relaxed, because no other data is read based on the flag.
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
@@ -74,17 +75,18 @@ impl Link {
         &self.layout
     }
 
-    /// Returns a view that checks whether units are pending.
+    /// Returns a probe, which checks whether the ring contains pending units.
     pub fn probe(&self) -> Probe {
         Probe { layout: Arc::clone(&self.layout) }
     }
 
-    /// Returns a handle that informs the consumer when the producer's process waits for another process.
+    /// Returns an announcer, which informs the consumer when the producer's process waits for another process.
     pub fn announcer(&self, peer: BellRef) -> Announcer {
         Announcer { layout: Arc::clone(&self.layout), peer }
     }
 
-    /// Returns how many items and bytes the producer has sent, unless other counters were set for the link.
+    /// Returns how many items and bytes the producer has sent. The numbers are 0 if the producer counts elsewhere (see
+    /// [`Producer::count_into`]).
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
@@ -102,11 +104,11 @@ impl Probe {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Equal positions have equal words, because a word is a position and its checksum.
+        // Equal words mean equal positions, because each word contains a position and a check of this position.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the producer has ordered a later epoch than `epoch`, or a stop.
+    /// Returns whether the producer has ordered a stop, or an epoch that is later than `epoch`.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> Result<bool, Corrupted> {
         // SYNC(order): pairs with Producer::order.
@@ -124,7 +126,7 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Reports that the producer waits in `epoch`, and wakes the consumer.
+    /// Reports to the consumer that the producer waits in `epoch`, and wakes up the consumer.
     pub fn starve(&self, epoch: u32) {
         // SYNC(starve): pairs with Consumer::starves; no other data is read through this word.
         self.layout.header().starving.store(seal(u64::from(epoch)), Ordering::Release);

@@ -7,7 +7,7 @@
 //! …          arena          arena_capacity bytes, blocks of the producer
 //! ```
 //!
-//! The creator writes the version last, so a process that reads the version also sees the sizes.
+//! The creator writes the version last, so a process that reads the version also reads the correct sizes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,19 +23,19 @@ use crate::protocol::Ahead;
 use crate::stats::{Flow, FlowRef};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
-/// Must be increased whenever the layout of the header, the units or the rings changes.
+/// The version of the layout. Must be increased whenever the layout of the header, the units or the rings changes.
 const VERSION: u32 = 9;
 const HEADER_LEN: usize = 4096;
 pub(crate) const BLOCK_ALIGN: u64 = 4096;
 
-/// The sizes of the parts of a link.
+/// The sizes of the parts of a link's shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// The bytes of the data ring: a power of two, at least 4096.
+    /// The number of bytes of the data ring: a power of two, at least 4096.
     pub ring_capacity: u64,
-    /// The number of entries of the return ring, and the maximum number of allocated blocks.
+    /// The number of entries of the return ring, which is also the maximum number of allocated blocks.
     pub return_capacity: u64,
-    /// Bytes of the arena.
+    /// The number of bytes of the arena.
     pub arena_capacity: u64,
 }
 
@@ -46,7 +46,7 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// Rounds the sizes up as the layout requires.
+    /// Returns these sizes, limited and rounded up as the layout requires.
     pub fn rounded(self) -> Self {
         Self {
             ring_capacity: self.ring_capacity.clamp(4096, 1 << 30).next_power_of_two(),
@@ -68,53 +68,54 @@ impl LinkConfig {
     }
 }
 
-/// Words of the two sides are in separate cache lines, which processors fetch in pairs.
+/// A word in its own cache line. The words of the two sides must not share a line, and processors fetch lines in pairs.
 type Word = CachePadded<AtomicU64>;
 
-/// A stray write to the header is either detected or harmless.
+/// The header of a link. A stray write to the header is either detected or harmless.
 ///
-/// Cursors and entries of the return ring are sealed, and units carry checksums. Damaged `sent` and `received` falsify
-/// statistics, and `producer_taken` and `consumer_taken` only detect misuse. A damaged `blocks_wanted` or
-/// `items_wanted` causes an unnecessary wake-up, or delays a wake-up by at most 100 ms.
+/// Cursors and the entries of the return ring are sealed (see `integrity::seal`), and units have checksums. Damage to
+/// `sent` and `received` falsifies statistics. `producer_taken` and `consumer_taken` only detect misuse. Damage to
+/// `blocks_wanted` or `items_wanted` causes an unnecessary wake-up, or delays a wake-up by at most 100 ms.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
     magic: AtomicU64,
-    /// The version of the layout, which the creator stores last with Release, or 0 until then.
+    /// The version of the layout, or 0 until the creator stores the version as the last field, with Release.
     version: AtomicU32,
     pub producer_taken: AtomicU32,
     pub consumer_taken: AtomicU32,
     ring_capacity: AtomicU64,
     return_capacity: AtomicU64,
     arena_capacity: AtomicU64,
-    /// The total number of bytes that the producer has written to the data ring (sealed).
+    /// The total number of bytes that the producer has written to the data ring. Sealed, like all of the following
+    /// words.
     pub tail: Word,
-    /// The total number of bytes that the consumer has read from the data ring (sealed).
+    /// The total number of bytes that the consumer has read from the data ring.
     pub head: Word,
-    /// The total number of entries that the consumer has written to the return ring (sealed).
+    /// The total number of entries that the consumer has written to the return ring.
     pub return_tail: Word,
-    /// The total number of entries that the producer has read from the return ring (sealed).
+    /// The total number of entries that the producer has read from the return ring.
     pub return_head: Word,
-    /// The consumer's permission to send items (see `protocol::Grant`).
+    /// The consumer's permission for the producer to send items (see `protocol::Grant`).
     pub granted: Word,
-    /// Set by the producer while it waits for returned blocks.
+    /// A flag that the producer sets while it waits for returned blocks.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The epoch in which the producer's process waits for another process, or 0.
+    /// The epoch in which the producer's process waits for another process, or 0 if the process does not wait.
     pub starving: Word,
-    /// The latest epoch that the main process has ordered (used by control links).
+    /// The latest epoch that the main process has ordered. Only control links use this word.
     pub order: Word,
     pub acknowledged: Word,
-    /// Set by the consumer if items should wake up the consumer.
+    /// A flag that the consumer sets if items should wake it up.
     pub items_wanted: CachePadded<Wanted>,
-    /// The consumer's limit for the size of blocks in flight (see `protocol::Ahead`).
+    /// The maximum number of bytes in blocks that the consumer has not taken yet (see `protocol::Ahead`).
     pub ahead: Word,
-    /// The producer's statistics, unless the producer counts on a [`crate::stats::Board`].
+    /// The counters of the producer, unless it counts on a [`crate::stats::Board`].
     pub sent: CachePadded<Flow>,
     pub received: CachePadded<Flow>,
 }
 
 const _: () = {
-    /// The alignment is 128 bytes on x86-64 and 64-bit Arm.
+    /// The size of a padded word, which is 128 bytes on x86-64 and 64-bit Arm.
     const LINE: usize = align_of::<Word>();
     assert!(size_of::<Word>() == LINE && size_of::<CachePadded<Wanted>>() == LINE);
     assert!(std::mem::offset_of!(Header, version) == 8);
@@ -134,13 +135,14 @@ const _: () = {
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
-/// Encodes a returned block as the number of its page and a check of page and `position`.
+/// Encodes a returned block as the number of its first page, and a check of this number and `position`.
 pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     let page = offset / BLOCK_ALIGN;
     page << 30 | placed(page, position)
 }
 
-/// Returns the offset of the block in an entry, or None if the entry is damaged or from an earlier lap of the ring.
+/// Returns the offset of the block that an entry encodes, or None if the entry is damaged or from an earlier lap of the
+/// ring.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)
@@ -213,7 +215,7 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 
-    /// Returns the counters of the producer if `sent` is true, otherwise the counters of the consumer.
+    /// Returns the counters of the producer if `sent` is true, and those of the consumer otherwise.
     pub fn flow(self: &Arc<Self>, sent: bool) -> FlowRef {
         let header = self.header();
         let flow: &Flow = if sent { &header.sent } else { &header.received };
@@ -223,7 +225,8 @@ impl Layout {
 
     pub fn ring_ptr(&self, position: u64) -> *mut u8 {
         let place = HEADER_LEN as u64 + (position & (self.config.ring_capacity - 1));
-        // SAFETY: `place` is less than HEADER_LEN + ring_capacity, and the layout was checked to be inside the region.
+        // SAFETY: `place` is less than HEADER_LEN + ring_capacity, and `create` or `attach` has checked that the ring
+        // is inside the region.
         unsafe { self.region.as_mut_ptr().add(place as usize) }
     }
 
@@ -233,12 +236,12 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
-    /// Returns false if the system is out of memory.
+    /// Reserves memory for a range of the arena. Returns false if the system is out of memory.
     pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
         self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
 
-    /// Returns false if the system does not free the pages.
+    /// Returns the pages of a range of the arena to the system. Returns false if the system cannot free the pages.
     pub fn punch_arena(&self, offset: u64, len: u64) -> bool {
         self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }

@@ -1,20 +1,22 @@
 //! Finds chunks of an arena that were unused for a while, so that their free pages can be returned to the system.
 //!
-//! A chunk is *idle* if no block in it was allocated or freed (it was not *touched*) for a whole period. Blocks of
-//! similar size touch the same chunks repeatedly, so pages in regular use are not returned.
+//! A chunk is *idle* if no block in it was allocated or freed for a whole period. Allocating or freeing a block
+//! *touches* its chunks. Blocks of similar size use the same chunks repeatedly, so pages in regular use are not
+//! returned.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 const CHUNK: u64 = 2 << 20;
-/// The time without access after which a chunk is idle.
+/// The time after which a chunk that was not touched is idle.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub struct IdleChunks {
-    /// The period in which each chunk was last touched, or None if no page of the chunk needs to be returned.
+    /// For each chunk, the number of the period in which it was last touched, or None if no page of it needs to be
+    /// returned.
     touched: Vec<Option<u64>>,
-    /// The number of chunks for which `touched` contains a period.
+    /// The number of chunks for which `touched` contains a number.
     known: usize,
     period: u64,
     began: Instant,
@@ -40,12 +42,12 @@ impl IdleChunks {
         self.known == 0
     }
 
-    /// Returns the ranges of chunks that have become idle, ordered and merged.
+    /// Returns the byte ranges of chunks that have become idle, in ascending order. Adjacent chunks form one range.
     pub fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         if self.is_empty() || now.saturating_duration_since(self.began) < PERIOD {
             return Vec::new();
         }
-        // Several periods without a call of this method count as one period.
+        // If several periods have passed since the last call, they count as one period.
         self.began = now;
         self.period += 1;
         let mut parts: Vec<Range<u64>> = Vec::new();

@@ -1,4 +1,4 @@
-//! Manages leases: the consumer's rights to use blocks of the producer's arena until it returns them.
+//! Manages leases. A lease is the consumer's right to use a block of the producer's arena until the lease is dropped.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,14 +16,16 @@ pub(super) struct Returns {
     peer: BellRef,
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The `fork::generation` of the process that owns the leases, because a forked child must not return blocks.
+    /// The `fork::generation` of the process that received the leases. Children that this process forks must not return
+    /// blocks.
     generation: u64,
 }
 
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// Blocks that did not fit into the return ring, which happens only if a producer sends one block many times.
+    /// The offsets of blocks that did not fit into the return ring, which happens only if a producer sends one block
+    /// many times.
     overflow: Vec<u64>,
 }
 
@@ -62,7 +64,8 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If the return ring is corrupted, blocks stay in `overflow`, and the next read reports the corruption.
+        // If the return ring is corrupted, blocks stay in `overflow`, and the next read of the link reports the
+        // corruption.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
@@ -71,14 +74,14 @@ impl Returns {
             queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
-        // Deleting an array wakes up the producer only if the producer waits for blocks.
+        // Most returned blocks do not wake up the producer, because it only needs a wake-up while it waits for blocks.
         if header.blocks_wanted.is_raised() {
             self.peer.ring();
         }
     }
 }
 
-/// The right to use a block of the producer's arena, which any thread can return by dropping the lease.
+/// The right to use a block of the producer's arena. Any thread can return the block by dropping the lease.
 #[derive(Debug)]
 pub struct Lease {
     returns: Arc<Returns>,
@@ -87,7 +90,8 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Returns the page-aligned start of `len` bytes that can be read and written until the lease is dropped.
+    /// Returns the page-aligned start of the block, whose `len` bytes can be read and written until the lease is
+    /// dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.returns.layout.arena_ptr(self.offset)
     }
@@ -104,7 +108,7 @@ impl Lease {
         Ok(copy)
     }
 
-    /// Copies like `private_copy`, but reuses the memory of a vector.
+    /// Copies the bytes like `private_copy`, but into an existing vector, whose memory is reused.
     pub fn copy_into(&self, copy: &mut Vec<u8>) -> Result<(), NoMemory> {
         copy.clear();
         copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;

@@ -1,4 +1,5 @@
-//! A link transports data from a producer to a consumer by a ring of units, an arena, and a ring of returned blocks.
+//! A link transports data from a producer to a consumer. It consists of a ring of units (messages), an arena for large
+//! buffers, and a ring of returned blocks.
 
 pub mod cursor;
 

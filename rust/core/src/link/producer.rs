@@ -1,6 +1,6 @@
 //! The end of a link that sends units (messages), in the process that computes the items.
 //!
-//! A single store publishes a unit, so the consumer never sees an incomplete unit, even if the producer is killed.
+//! A single store publishes a unit, so the consumer never reads an incomplete unit, even if the producer is killed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use crate::stats::{FlowRef, add};
 
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between calls of `tidy`, because reading the clock is expensive for small
-/// items.
+/// The minimum and maximum number of items between two readings of the clock, which decides whether to call `tidy`.
+/// Reading the clock for each item would be expensive if items are small.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -31,7 +31,7 @@ const TIDY_NEAR: Duration = Duration::from_millis(1);
 pub enum Part {
     /// The buffer is in a block of this link's arena.
     Block(Arc<Block>),
-    /// The buffer, with this length from [`sampled_len`], was sent in fragments before the unit.
+    /// The buffer was sent in fragments before the unit. The number is its length, as returned by [`sampled_len`].
     Streamed(u64),
 }
 
@@ -49,7 +49,7 @@ impl Part {
 pub enum Push {
     /// The unit was pushed.
     Done,
-    /// The ring is full: wait until [`Producer::writable`] returns true.
+    /// The ring is full. The caller must wait until [`Producer::writable`] returns true.
     Full,
 }
 
@@ -68,16 +68,16 @@ pub struct Producer {
     cursor: ProducerCursor,
     wake: WakePolicy,
     last_blocks: u64,
-    /// The ring position after a group of recent items, and the total size of this group's blocks in bytes.
+    /// For each group of recent items, the ring position after the group, and the total size of its blocks in bytes.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
     account: Account,
     current: u16,
-    /// The sent items of each shard, and the number of items that the shard must recompute. The entry of the current
-    /// shard is outdated, because `account` and `sending` replace it.
+    /// For each shard, the items that it has sent, and the number of items that it must still recompute. The entry of
+    /// the current shard is outdated, because `account` and `sending` contain its current values.
     shards: Vec<ShardProgress>,
-    /// Whether fragments were pushed whose unit is still missing.
+    /// Whether fragments were pushed whose unit has not been pushed yet.
     streaming: bool,
     clock: SampledClock,
     items: u64,
@@ -109,7 +109,7 @@ impl Producer {
         }
     }
 
-    /// From now on, adds the sent items and bytes to the counts in `flow`.
+    /// Adds the sent items and bytes to the counts in `flow` from now on.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.items = flow.items.load(Ordering::Relaxed);
         self.bytes = flow.bytes.load(Ordering::Relaxed);
@@ -118,17 +118,17 @@ impl Producer {
         self.flow = flow;
     }
 
-    /// Returns the counters of the items, bytes and wake-ups that this producer has sent.
+    /// Returns the counters that this producer updates, such as the numbers of sent items, bytes and wake-ups.
     pub fn flow(&self) -> &FlowRef {
         &self.flow
     }
 
-    /// Returns the arena in which blocks for units of this link are allocated.
+    /// Returns the arena in which the blocks for units of this link are allocated.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 
-    /// Returns the maximum length of an inline payload.
+    /// Returns the maximum length of an inline payload in bytes.
     pub fn max_inline(&self) -> usize {
         (self.layout.config.ring_capacity / 4) as usize
     }
@@ -139,7 +139,7 @@ impl Producer {
         self.current = 0;
     }
 
-    /// Makes `shard` the current shard, to which all new units belong.
+    /// Makes `shard` the current shard, to which all following units belong.
     #[inline]
     pub fn turn_to(&mut self, shard: u16) {
         if shard != self.current {
@@ -150,34 +150,36 @@ impl Producer {
         }
     }
 
-    /// Begins a stream.
+    /// Begins a stream, and resets the counts of all shards.
     pub fn begin(&mut self, stream: Stream) {
         self.sending.begin(stream);
         self.account = Account::default();
         self.shards.fill(ShardProgress::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new());
         self.give_up();
-        // A command may have interrupted a wait for blocks, so `blocks_wanted` may still be raised.
+        // A command may have interrupted a wait for blocks, so `blocks_wanted` may still be set.
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Continues after the items that `account` counts, and recomputes and drops the next `again` items.
+    /// Continues the current shard after the items that `account` counts. The next `again` items are recomputed and not
+    /// sent.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
     }
 
-    /// Returns the number and checksum of the items that the current shard has sent, including items of earlier runs.
+    /// Returns the number and the checksum of the items that the current shard has sent, including items before a
+    /// resumption.
     pub fn account(&self) -> Account {
         self.account
     }
 
-    /// Returns for each shard the number and the checksum of the items that the shard has sent.
+    /// Returns the number and the checksum of the items that each shard has sent.
     pub fn accounts(&self) -> impl ExactSizeIterator<Item = Account> + '_ {
         self.all_shards().map(|shard| shard.account)
     }
 
-    /// Returns the first shard that must still recompute items, or None.
+    /// Returns the first shard that must still recompute items, or None if no shard must recompute items.
     pub fn owing(&self) -> Option<u16> {
         self.all_shards().position(|shard| shard.owed > 0).map(|shard| shard as u16)
     }
@@ -194,13 +196,13 @@ impl Producer {
             .map(move |(shard, &kept)| if shard == current { self.current_shard() } else { kept })
     }
 
-    /// Returns how many items of an earlier run the current shard must still recompute.
+    /// Returns how many items the current shard must still recompute, because an earlier process has already sent them.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.sending.owed()
     }
 
-    /// Counts a recomputed item.
+    /// Counts a recomputed item, which is not sent.
     pub fn made_again(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
         let mut copy = vec![0; payload.len().next_multiple_of(8)];
         let mut before = self.header(kind, table.len(), payload.len()).checksum(0);
@@ -215,7 +217,7 @@ impl Producer {
         self.sending.made_again();
     }
 
-    /// Counts an item that is not sent, because the consumer does not want it.
+    /// Counts an item that is not sent because the consumer does not want it.
     pub fn skip(&mut self) {
         self.account.count(0);
     }
@@ -231,17 +233,17 @@ impl Producer {
             .expect("callers check `fits` first")
     }
 
-    /// Abandons a unit after some of its fragments were pushed.
+    /// Abandons a unit of which only fragments were pushed.
     pub fn give_up(&mut self) {
         self.streaming = false;
     }
 
-    /// The current stream.
+    /// Returns the current stream.
     pub fn stream(&self) -> Stream {
         self.sending.stream()
     }
 
-    /// Returns whether the consumer wants another item of this stream.
+    /// Returns whether the consumer permits another item of this stream.
     #[inline]
     pub fn permit(&mut self) -> Result<Permit, Corrupted> {
         if self.ahead_bytes < Ahead::LEAST && self.sending.has_credit() {
@@ -261,8 +263,8 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Small items share an entry of `ahead`, which limits the number of entries. The blocks of an entry count as taken
-    /// once the consumer has taken the last item of the entry.
+    /// Records the size of the blocks of a sent item. Small items share an entry of `ahead`, which limits the number of
+    /// entries. The blocks of an entry count as taken once the consumer has taken the last item of the entry.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -295,7 +297,7 @@ impl Producer {
         self.sending.reader(word).ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Informs the consumer of an epoch or a stop before the command itself is sent (see `Command::order`).
+    /// Informs the consumer of an ordered epoch or stop before the command itself is sent (see `Command::order`).
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Probe::is_superseded.
         self.layout.header().order.store(seal(order), Ordering::Release);
@@ -314,7 +316,7 @@ impl Producer {
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether blocks are in flight that the consumer has not taken yet, so that waiting may free memory.
+    /// Returns whether the consumer has not taken some blocks yet, so that waiting may free memory.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
@@ -326,8 +328,8 @@ impl Producer {
             .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns whether to repeat a failed allocation: blocks were returned, or waiting would free no memory. While the
-    /// result is false, each returned block wakes up the producer.
+    /// Returns whether to repeat a failed allocation, because blocks were returned, or because waiting would free no
+    /// memory. If the result is false, each returned block wakes up the producer from now on.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -337,7 +339,7 @@ impl Producer {
         Ok(worth)
     }
 
-    /// Returns whether a unit with `blocks` buffers and `payload` inline bytes can be pushed now.
+    /// Returns whether the ring has room for a unit with `blocks` buffers and `payload` inline bytes now.
     pub fn writable(&mut self, blocks: usize, payload: usize) -> Result<bool, Corrupted> {
         let Some(header) = UnitHeader::new(0, 0, 0, blocks, payload) else { return Ok(false) };
         self.cursor.has_room(&self.layout.header().head, self.needed(u64::from(header.total)))
@@ -352,7 +354,7 @@ impl Producer {
     /// Pushes an item, and may delay the wake-up of the consumer. Panics if the unit does not fit (see
     /// [`Producer::fits`]), or if a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // A busy producer may never wait, so it must return idle memory to the system here.
+        // A busy producer may never wait for a command, so it must return idle memory to the system here.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {
@@ -376,7 +378,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Counts the last pushed unit as an item, in the statistics only.
+    /// Counts the last pushed unit as an item in the statistics only.
     pub fn count_item(&mut self) {
         self.items += 1;
         self.flow.items.store(self.items, Ordering::Relaxed);
@@ -391,7 +393,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a unit that is not an item, but may delay the wake-up of the consumer, because more units follow soon.
+    /// Pushes a unit that is not an item. The wake-up of the consumer may be delayed, because more units follow soon.
     pub fn push_soon(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;
@@ -403,7 +405,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes an optional unit if there is room, unless fragments of another unit are incomplete.
+    /// Pushes an optional unit. Returns false if there is no room, or if fragments have been pushed whose unit is
+    /// missing.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);
@@ -411,7 +414,7 @@ impl Producer {
         Ok(self.write(kind, parts, payload)?.0 == Push::Done)
     }
 
-    /// Pushes a fragment of a buffer that does not fit into the arena, before the unit of this buffer is pushed.
+    /// Pushes a fragment of a buffer that does not fit into the arena. All fragments are pushed before their unit.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
         let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
         let (pushed, _) = self.write(kind, &[], bytes)?;
@@ -421,7 +424,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Wakes up the consumer if it waits for items of this link. Must be called if no item follows immediately.
+    /// Wakes up the consumer if it waits for items of this link. Must be called if the next item does not follow
+    /// immediately.
     pub fn flush(&mut self) {
         if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);

@@ -1,23 +1,23 @@
 //! Defines the format of a unit (message) in the ring of a link.
 //!
-//! A unit is an item, an end, an error, a message, or a fragment of a buffer that is too large for the arena. A unit is
-//! contiguous: a [`UnitHeader`], a table of its blocks, and an inline payload. If a unit does not fit before the end of
-//! the ring, one word marks the remaining bytes as padding.
+//! A unit is an item, an end, an error, a message, or a fragment of a buffer that is too large for the arena. Each unit
+//! is contiguous, and consists of a [`UnitHeader`], a table of its blocks, and an inline payload. If a unit does not
+//! fit before the end of the ring, one word marks the remaining bytes as padding.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// Earlier fragments belong to an abandoned unit if a fragment of this kind follows.
+/// The kind of the first fragment of a buffer. Fragments before it belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// A flag in the kind of an item whose bytes differ between runs, for example because the item is pickled.
+/// A flag in the kind of an item whose bytes may differ between runs, for example because the item is pickled.
 pub const OPAQUE: u16 = 0x200;
 
-/// The upper bits of a length contain a sample of the buffer's bytes.
+/// The number of bits of a length. The remaining upper bits contain a sample of the buffer's bytes.
 const LEN_BITS: u32 = 48;
 
-/// Combines the length of a buffer with a sample of the buffer's bytes.
+/// Returns the length of a buffer, combined with a sample of the buffer's bytes in the upper bits.
 ///
 /// # Safety
 /// `data` must be readable for `len` bytes.
@@ -33,7 +33,7 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
-    /// The bytes of this unit, including padding.
+    /// The number of bytes of this unit, including padding.
     pub total: u32,
     pub payload: u32,
     pub shard: u16,
@@ -42,18 +42,19 @@ pub(crate) struct UnitHeader {
     pub epoch: u64,
 }
 
-/// The three words contain (1) the length and the checksum, (2) padding, shard, kind and number of blocks, and (3) the
-/// epoch.
+/// The size of a header in bytes. Its three words contain (1) the length and the checksum, (2) the padding, shard, kind
+/// and number of blocks, and (3) the epoch.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag for padding in the length of a unit, which is a multiple of 8.
+/// A flag in the length field that marks padding instead of a unit. The flag is free because lengths are multiples of
+/// 8.
 const PAD: u32 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum First {
-    /// Verified padding up to the end of the ring.
+    /// Padding up to the end of the ring, whose checksum is correct.
     Pad,
-    /// A unit of `total` bytes, of which only this length is verified.
+    /// A unit of `total` bytes. Only this length has been verified.
     Unit { total: u32, check: u32 },
 }
 
@@ -63,7 +64,7 @@ impl First {
         word(total, pad_check(position, total))
     }
 
-    /// Reads the first word at `position`, where `available` bytes are published and the ring continues for
+    /// Decodes the first word at `position`. From there, `available` bytes are published, and the ring ends after
     /// `until_wrap` bytes.
     #[inline]
     pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
@@ -88,7 +89,7 @@ fn word(low: u32, high: u32) -> u64 {
 }
 
 impl UnitHeader {
-    /// Returns None if a length does not fit its field.
+    /// Returns None if a length does not fit into its field.
     pub fn new(shard: u16, kind: u16, epoch: u64, blocks: usize, payload: usize) -> Option<Self> {
         let total = (UNIT_HEADER + BLOCK_ENTRY * blocks as u64 + payload as u64).next_multiple_of(8);
         Some(Self {
@@ -122,7 +123,7 @@ impl UnitHeader {
         Ok(Self { total, payload: payload as u32, shard, kind, blocks, epoch })
     }
 
-    /// The caller adds the block table and the payload to this checksum.
+    /// Returns the checksum of the header, to which the caller adds the block table and the payload.
     #[inline]
     pub fn checksum(self, position: u64) -> Checksum {
         let [_, sizes, epoch] = self.words(0);

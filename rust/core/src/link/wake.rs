@@ -1,18 +1,18 @@
 //! Decides when a producer wakes up a sleeping consumer.
 //!
-//! Each wake-up costs time of the scheduler, which would limit the throughput of small items. A producer therefore
-//! rings the bell for a batch of items, for an item that has waited some tens of microseconds, or immediately if items
-//! are rare.
+//! Each wake-up costs scheduler time, which would limit the throughput of small items. If the consumer sleeps, a
+//! producer therefore rings the bell after a batch of items, or if the oldest item has waited for some tens of
+//! microseconds. If items are rare, the producer rings for each item.
 //!
-//! If a consumer reads several links in turn, only items of the awaited link wake up the consumer.
+//! If a consumer reads several links in turn, only items of the link for which it waits wake up the consumer.
 
 use std::time::{Duration, Instant};
 
 use crate::process::bell::Wanted;
 use crate::process::board::BellRef;
 
-/// The maximum delay of the consumer's wake-up. A producer with a longer interval between items rings the bell for each
-/// item.
+/// The maximum time by which the wake-up of the consumer is delayed. If the interval between items is longer, the
+/// producer rings the bell for each item.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 /// Decides when one producer wakes up its consumer.
@@ -26,12 +26,12 @@ pub struct WakePolicy {
 }
 
 impl WakePolicy {
-    /// `batch` is the number of pending items after which a sleeping consumer is woken up.
+    /// Creates a policy. `batch` is the number of pending items after which a sleeping consumer is woken up.
     pub fn new(batch: u32) -> Self {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// Must be called after each published item, and returns whether the consumer was woken up. The consumer raises
+    /// Must be called after each published item. Returns whether the consumer was woken up. The consumer sets the flag
     /// `wanted` while it waits for an item of this producer.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
@@ -54,12 +54,13 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes up a waiting consumer, because no item follows immediately, and returns whether the consumer slept.
+    /// Wakes up the consumer if it waits, because the next item does not follow immediately. Returns whether the
+    /// consumer slept.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }
 
-    /// Wakes up the consumer, and returns whether the consumer slept.
+    /// Wakes up the consumer. Returns whether the consumer slept.
     pub fn ring(&mut self, bell: &BellRef) -> bool {
         self.waiting = 0;
         bell.ring()

@@ -13,9 +13,9 @@ use super::system::System;
 pub enum Choice {
     /// The implementation for Linux: memory files, futexes and process descriptors.
     Linux = 1,
-    /// The portable fallback, because the environment sets `TORCHDATA_PORTABLE=1` or the system is not Linux.
+    /// The portable fallback, because `TORCHDATA_PORTABLE=1` is set in the environment, or the system is not Linux.
     Portable = 2,
-    /// The portable fallback, because the kernel is old, or a system call filter forbids a required call.
+    /// The portable fallback, because an old kernel lacks a required system call, or a filter forbids it.
     Lacking = 3,
 }
 

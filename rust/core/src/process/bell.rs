@@ -6,9 +6,9 @@
 //! ringing thread sees the count. If the ringing thread's fence is first, the sleeper sees the change when it checks
 //! for work. If the word changes between the sleeper's check and its sleep, the sleep returns immediately.
 //!
-//! A ringing thread claims all sleepers, so that further rings are cheap until the sleepers run.
+//! A ringing thread claims all sleepers. Further rings are then cheap until a thread sleeps again.
 //!
-//! A stray write to the bell delays a sleeper until its timeout, or causes an unnecessary wake-up.
+//! A stray write to the bell delays a wake-up until the sleeper's timeout, or causes an unnecessary wake-up.
 
 use std::time::Duration;
 
@@ -26,9 +26,9 @@ pub trait Parker {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Bell {
-    /// A counter that is incremented whenever the bell is rung while a thread sleeps, and that may overflow.
+    /// A counter that is incremented whenever the bell is rung while a thread sleeps. The counter may overflow.
     word: AtomicU32,
-    /// The number of unclaimed sleepers (lower half), and the number of claims (upper half).
+    /// The number of sleepers that no ringing thread has claimed (lower half), and the number of claims (upper half).
     sleepers: AtomicU64,
 }
 
@@ -46,10 +46,10 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Once `ready` has returned true, it is
-    /// not called again.
+    /// Sleeps until `ready` returns true, the bell rings, or the timeout expires, and returns the last result of
+    /// `ready`. Once `ready` has returned true, it is not called again.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
-        // SYNC(claim): pairs with `ring`; a thread that reads the word after a claim is counted after this claim.
+        // SYNC(claim): pairs with `ring`; if the word was read after a claim, this thread is counted after this claim.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);
         // SYNC(doorbell): pairs with the fence in `has_sleeper`.
@@ -62,7 +62,7 @@ impl Bell {
         is_ready || ready()
     }
 
-    /// Removes one sleeper from the count, unless a ringing thread has claimed the sleeper since `claims` was read.
+    /// Removes one sleeper from the count, unless a ringing thread has claimed the sleeper after `claims` was read.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {
@@ -74,7 +74,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether a thread sleeps, or is about to sleep, and may not have seen the caller's last change.
+    /// Returns whether a thread that sleeps, or is about to sleep, may have missed the caller's last change.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.
@@ -82,7 +82,7 @@ impl Bell {
         count(self.sleepers.load(Ordering::Relaxed)) != 0
     }
 
-    /// Wakes up all sleepers, and returns whether this call has woken up any.
+    /// Wakes up all sleepers. Returns whether this call has woken up any sleeper.
     pub fn ring(&self, parker: &impl Parker) -> bool {
         let wakes = self.has_sleeper() && self.claim();
         if wakes {
@@ -106,7 +106,7 @@ impl Bell {
     }
 }
 
-/// A flag that a thread raises while it waits for an event that is frequent but rarely awaited.
+/// A flag that a thread sets (raises) while it waits for an event that is frequent but rarely awaited.
 ///
 /// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
 /// thread stores the event, executes a fence, and reads the flag.
@@ -121,12 +121,12 @@ impl Default for Wanted {
 }
 
 impl Wanted {
-    /// Creates a flag that is not raised.
+    /// Creates a flag that is not set.
     pub fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
-    /// Raises the flag. Must be called before the waiting thread checks for the event.
+    /// Sets the flag. Must be called before the waiting thread checks for the event.
     pub fn raise(&self) {
         self.0.store(1, Ordering::Relaxed);
         // SYNC(wanted): pairs with the fence in `is_raised`.
@@ -138,7 +138,7 @@ impl Wanted {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Returns whether a thread waits, and must be called after the event was published.
+    /// Returns whether a thread waits. Must be called after the event has been published.
     #[inline]
     pub fn is_raised(&self) -> bool {
         // SYNC(wanted): pairs with the fence in `raise`.

@@ -1,4 +1,4 @@
-//! The doorbells of all processes of a loader, in shared memory.
+//! The doorbells of all processes of a loader, in one region of shared memory.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct BellBoard {
 }
 
 impl BellBoard {
-    /// Creates `count` doorbells.
+    /// Creates the shared memory of `count` doorbells.
     pub fn create(count: usize) -> Result<Arc<Self>, OpenError> {
         let len = count.max(1).saturating_mul(size_of::<CachePadded<Bell>>());
         Ok(Arc::new(Self { region: Region::create(len, len)? }))
@@ -44,12 +44,12 @@ impl BellBoard {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
     }
 
-    /// Returns the descriptor, which can be passed to another process.
+    /// Returns the descriptor of the shared memory, which can be passed to another process.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.region.fd()
     }
 
-    /// Returns the memory of the doorbells.
+    /// Returns the shared memory of the doorbells.
     pub fn region(&self) -> &Region {
         &self.region
     }
@@ -59,13 +59,13 @@ impl BellBoard {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }
 
-    /// Returns the doorbell of process `index`, or None if this process does not exist.
+    /// Returns the doorbell of process number `index`, or None if there are not that many doorbells.
     pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
         (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })
     }
 }
 
-/// A reference to the doorbell of one process on a board.
+/// A reference to the doorbell of one process.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,
@@ -89,13 +89,13 @@ impl BellRef {
         self.board.len()
     }
 
-    /// Checks for sleepers like [`Bell::has_sleeper`].
+    /// Returns whether a thread may sleep on this doorbell, like [`Bell::has_sleeper`].
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         self.bell().has_sleeper()
     }
 
-    /// Wakes up all threads that sleep on this doorbell (see [`Bell::ring`]).
+    /// Wakes up all threads that sleep on this doorbell, like [`Bell::ring`].
     #[inline]
     pub fn ring(&self) -> bool {
         self.bell().ring(&SystemParker)

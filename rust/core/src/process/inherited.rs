@@ -1,10 +1,10 @@
 //! Drops mappings and descriptors that a forked child has inherited but does not need.
 //!
-//! The memory of a link is only freed when no process maps it, so an inherited mapping would leak the memory. A forked
-//! worker drops mappings of other workers and loaders before it starts threads.
+//! The memory of a link is freed only once no process maps it, so inherited mappings would keep the memory allocated. A
+//! forked worker drops mappings of other workers and loaders before it starts threads.
 //!
-//! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork. A
-//! child keeps the mappings of entries that were incomplete at the fork.
+//! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork. If
+//! an entry of the list was incomplete at the fork, the child keeps its mapping.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
@@ -16,17 +16,17 @@ const FREE: u32 = 0;
 const OPAQUE: u32 = 1;
 const MAPPING: u32 = 2;
 const DESCRIPTOR: u32 = 3;
-/// The entry describes a mapping that every forked child replaces by zeros, even if user code has forked.
+/// The entry describes a mapping that every forked child replaces by zeros, even if user code calls `fork`.
 const OWN_MAPPING: u32 = 4;
 
-/// Entries are reused and never freed.
+/// An entry of the list. Entries are reused and never freed.
 #[derive(Debug)]
 struct InheritedEntry {
     next: *const InheritedEntry,
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The number of pointers into the mapping, which forked children keep while this number is not 0.
+    /// The number of pointers into the mapping. Forked children keep the mapping while this number is not 0.
     pins: AtomicUsize,
 }
 
@@ -38,7 +38,7 @@ unsafe impl Send for InheritedEntry {}
 static FIRST: AtomicPtr<InheritedEntry> = AtomicPtr::new(ptr::null_mut());
 
 fn entries() -> impl Iterator<Item = &'static InheritedEntry> {
-    // SYNC(entries): pairs with `note`; a thread that sees an entry also sees its `next`.
+    // SYNC(entries): pairs with `note`; a thread that reads a pointer to an entry also reads the entry's `next`.
     let mut next: *const InheritedEntry = FIRST.load(Ordering::Acquire);
     std::iter::from_fn(move || {
         // SAFETY: the pointer is null, or points to an entry, which is never freed.
@@ -90,13 +90,14 @@ impl Mapping {
         Self(note(MAPPING, start as usize, len))
     }
 
-    /// Keeps the mapping in forked children until `unpin` is called, because a pointer refers to the mapping.
+    /// Counts a pointer into the mapping. Forked children keep the mapping until `unpin` is called.
     #[inline]
     pub fn pin(&self) {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes every later fork replace the mapping with private, zero-filled memory before other code runs in the child.
+    /// Makes every future fork replace the mapping in the child with private memory of zeros, before other code runs in
+    /// the child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
@@ -121,12 +122,12 @@ impl Drop for Mapping {
 pub struct Descriptor(&'static InheritedEntry);
 
 impl Descriptor {
-    /// Takes ownership of a descriptor.
+    /// Takes ownership of a descriptor, and registers it.
     pub fn note(fd: OwnedFd) -> Self {
         Self(note(DESCRIPTOR, fd.into_raw_fd() as usize, 0))
     }
 
-    /// Returns the descriptor, or None if this process has closed it.
+    /// Returns the descriptor, or None if this process or `drop_all_but` has closed it.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
         // SAFETY: the descriptor is open in this state, which a forked child changes before it starts threads.
@@ -137,7 +138,8 @@ impl Descriptor {
 impl Descriptor {
     /// Closes the descriptor. Must not be called while a result of `get` is in use.
     pub fn close(&self) {
-        // The state changes first, so that a child forked in between never closes a reused descriptor number.
+        // The state changes before the descriptor is closed. A child that is forked in between therefore never closes a
+        // reused descriptor number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owned the descriptor, and the state shows that no code in this process has closed it.
@@ -154,9 +156,9 @@ impl Drop for Descriptor {
     }
 }
 
-/// Drops all registered mappings and descriptors except `keep` and pinned mappings. Must be called in a forked child
-/// with a single thread. Private, zero-filled memory replaces the mappings, so remaining references to them are
-/// harmless.
+/// Drops all registered mappings and descriptors, except for the mappings in `keep` and pinned mappings. Must be called
+/// in a forked child with a single thread. Private memory of zeros replaces the mappings, so remaining references to
+/// them are harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {
@@ -177,8 +179,8 @@ pub fn drop_all_but(keep: &[&Mapping]) {
         }
     }
     for (start, end) in joined(dropped) {
-        // SAFETY: no lease, block or array points into these mappings, and the words that other owners may read are
-        // atomic and valid as zeros. Each mapping exists, because its owner frees the entry before the unmapping.
+        // SAFETY: no lease, block or array points into these mappings. Owners may still read words that are atomic and
+        // valid as zeros. Each mapping exists, because its owner frees the entry before it unmaps the memory.
         unsafe { put_zeros(start, end - start) };
     }
 }
@@ -188,7 +190,7 @@ fn span(entry: &InheritedEntry) -> (usize, usize) {
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// The links of many workers are adjacent, so one system call can replace several links.
+/// Joins adjacent ranges. The links of many workers are adjacent, so one system call can replace several links.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {
@@ -202,7 +204,7 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
 }
 
 /// # Safety
-/// The entry is a mapping of this process, and code that reads the mapping accepts zeros.
+/// The entry is a mapping of this process, and all code that reads the mapping accepts zeros.
 unsafe fn wipe(entry: &InheritedEntry) {
     // SAFETY: the owner frees the entry before it unmaps the memory, so the range still belongs to this mapping.
     unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
@@ -217,7 +219,8 @@ unsafe fn put_zeros(start: usize, len: usize) {
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
-/// Runs in a forked child before all other code, without locks or allocation.
+/// Replaces the mappings that are marked by `wipe_on_fork`. Runs in a forked child before all other code, without locks
+/// or allocation.
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {

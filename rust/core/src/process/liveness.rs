@@ -14,14 +14,15 @@ use crate::error::{self, OpenError};
 #[derive(Debug)]
 pub struct Watch {
     pid: i32,
-    /// A process descriptor, or None in the portable fallback, which checks the process id.
+    /// A process descriptor, or None in the portable fallback, which checks the process id instead.
     fd: Option<Descriptor>,
-    /// The portable fallback detects the exit of a parent by a changed parent id.
+    /// Whether the process is the parent of this process. The portable fallback detects the exit of a parent by a
+    /// changed parent id.
     parent: bool,
 }
 
 impl Watch {
-    /// Watches the process `pid`, which must not have been reaped.
+    /// Watches the process `pid`, whose exit status must not have been collected yet.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
             // The id must be positive, because `kill` interprets 0 or a negative number as a process group.
@@ -36,7 +37,7 @@ impl Watch {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
 
-    /// Returns whether the process has exited, even if it was not reaped yet.
+    /// Returns whether the process has exited, even if it is still a zombie.
     pub fn exited(&self) -> bool {
         match &self.fd {
             Some(fd) => poll_exit(fd, Duration::ZERO),
@@ -45,11 +46,12 @@ impl Watch {
     }
 
     fn number_exited(&self) -> bool {
-        // A parent that is a zombie still has its id, but its children have a new parent.
+        // A zombie keeps its id, but its children immediately have a new parent.
         if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
     }
 
-    /// Returns whether any of the processes has exited, with a single system call if all watches have descriptors.
+    /// Returns whether any of the processes has exited. If all watches have descriptors, this takes a single system
+    /// call.
     pub fn any_exited<'a>(watches: impl Iterator<Item = &'a Self>) -> bool {
         let mut fds = Vec::new();
         for watch in watches {
@@ -95,14 +97,15 @@ fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
 }
 
 fn has_exited(pid: i32) -> bool {
-    // SAFETY: `info` is a plain struct that waitid fills in. WNOWAIT leaves the reaping of the child to its owner.
+    // SAFETY: `info` is a plain struct that waitid fills in. WNOWAIT leaves the collection of the exit status to the
+    // parent's code.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // Only the id of a process that is not a child can be checked, and a later process may have this id.
+        // For a process that is not a child, only the id can be checked. A later process may have the same id.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -131,11 +134,11 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
         .map_err(error::system("cannot start the thread that watches the parent"))
 }
 
-/// Makes the kernel send SIGCONT to this process when its parent exits, because a stopped process could not notice the
-/// exit.
+/// Makes the kernel send SIGCONT to this process when its parent exits. A stopped process could not notice the exit
+/// otherwise.
 ///
-/// The kernel also sends the signal when the thread that created this process exits, possibly long before the parent.
-/// SIGCONT is used rather than SIGKILL, because it has no effect on a running process.
+/// The kernel also sends the signal if the thread that created this process exits, possibly long before the parent. The
+/// signal is SIGCONT rather than SIGKILL, because SIGCONT has no effect on a running process.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
     // SAFETY: the call sets an attribute of this thread, and reads no memory.

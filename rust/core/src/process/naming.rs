@@ -1,9 +1,9 @@
-//! Sets the name of a process that `ps`, `htop` and `nvidia-smi` show.
+//! Sets the process name that `ps`, `htop` and `nvidia-smi` show.
 
 /// The maximum length of a name in the kernel, in bytes.
 pub const LONGEST: usize = 15;
 
-/// Sets the name of the calling thread (on Linux only), and of the process if this is its main thread.
+/// Sets the name of the calling thread (on Linux only). If this is the main thread, the process also has this name.
 pub fn name_this_thread(name: &str) {
     #[cfg(target_os = "linux")]
     {

@@ -1,4 +1,4 @@
-//! Implements `System` with unlinked temporary files, short sleeps and process ids, which every Unix has.
+//! Implements `System` with calls that every Unix has: unlinked temporary files, short sleeps and process ids.
 
 use std::fs::File;
 use std::io;
@@ -19,12 +19,13 @@ impl System for Portable {
         temporary_file(len)
     }
 
-    /// A process that may write to a temporary file can also shrink it.
+    /// Returns false, because a process that may write to a temporary file can also shrink it.
     fn is_sealed(&self, _file: BorrowedFd<'_>) -> bool {
         false
     }
 
-    /// If no space were reserved, a process that touches a page of a full file system would get SIGBUS.
+    /// Reserves space in the file system. Without it, a process that writes to a page while the file system is full
+    /// would receive SIGBUS.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
         if len > 0 { reserve_file(file, offset, len) } else { Ok(()) }
     }
