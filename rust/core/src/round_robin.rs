@@ -17,14 +17,14 @@ impl RoundRobin {
         Self { ended: vec![false; peers], live: peers, current: 0, in_order }
     }
 
-    /// Starts an epoch with all peers active.
+    /// Starts an epoch with all peers active, at peer 0.
     pub fn start(&mut self) {
         self.ended.fill(false);
         self.live = self.ended.len();
         self.current = 0;
     }
 
-    /// Starts with all peers active and `peer` as the next peer.
+    /// Starts an epoch with all peers active, at this peer.
     pub fn start_at(&mut self, peer: usize) {
         assert!(peer < self.ended.len(), "there are {} peers, so there is no peer {peer}", self.ended.len());
         self.start();
@@ -37,12 +37,12 @@ impl RoundRobin {
         (self.live > 0).then_some(self.current)
     }
 
-    /// Returns whether the order is strict.
+    /// Returns whether the order of the peers is strict.
     pub fn is_in_order(&self) -> bool {
         self.in_order
     }
 
-    /// Makes the following active peer the next peer, if there is one.
+    /// Makes the next active peer the current peer, if there is one.
     #[inline]
     pub fn advance(&mut self) {
         for _ in 0..self.ended.len() {
@@ -73,8 +73,9 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the next peer if it is `ready`. Without strict order, the first ready peer becomes the next peer. Call
-    /// [`advance`](Self::advance) after taking the item.
+    /// Returns the next peer if it is `ready`. If the order is not strict and the next peer is not ready, the first
+    /// ready peer after it becomes the next peer. The caller must call [`advance`](Self::advance) after it has taken
+    /// the item.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

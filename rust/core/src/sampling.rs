@@ -10,12 +10,12 @@ const MIDDLE: usize = 397;
 /// The random number generator.
 pub struct MersenneTwister {
     words: [u32; WORDS],
-    /// The index is `WORDS` if new words must be computed.
+    /// The index of the next word, or `WORDS` if new words must be computed first.
     next: usize,
 }
 
 impl MersenneTwister {
-    /// Starts from a state. `drawn` is the number of words that were already used, at most `WORDS`.
+    /// Starts from a state. `drawn` is the number of words that have already been used, at most `WORDS`.
     pub fn new(words: [u32; WORDS], drawn: usize) -> Self {
         Self { words, next: drawn.min(WORDS) }
     }
@@ -29,7 +29,7 @@ impl MersenneTwister {
         self.next = 0;
     }
 
-    /// Returns the next 32 bits.
+    /// Returns the next 32 random bits.
     pub fn draw(&mut self) -> u32 {
         if self.next == WORDS {
             self.refill();
@@ -42,7 +42,7 @@ impl MersenneTwister {
         word ^ (word >> 18)
     }
 
-    /// Like Python, this function draws another number while the number is too large.
+    /// Draws a number below `limit`. Like Python, draws again while the number is too large.
     fn below(&mut self, limit: u32) -> u32 {
         let spare = limit.leading_zeros();
         loop {

@@ -12,7 +12,7 @@ const STATE_VERSION: u8 = 1;
 const STATE_LEN: usize = 1 + 2 * (32 + 16);
 const SHARED: u64 = 0x7368_6172_6564; // "shared"
 
-/// An error: the bytes are not a valid exported state.
+/// An error that means that the bytes are not a valid exported state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this is not a state of a seed generator of this release")]
 pub struct InvalidState;
@@ -57,7 +57,8 @@ impl SeedGenerator {
         self.shared.next_u64()
     }
 
-    /// Returns a seed that differs between ranks and workers. Without `spawn`, the seed equals `generate_shared_seed`.
+    /// Returns a seed that differs between ranks and workers. Without `spawn`, it equals the result of
+    /// `generate_shared_seed`.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }
@@ -92,7 +93,7 @@ impl SeedGenerator {
         state
     }
 
-    /// Restores an exported state.
+    /// Creates a generator from an exported state.
     pub fn import(state: &[u8]) -> Result<Self, InvalidState> {
         if state.len() != STATE_LEN || state[0] != STATE_VERSION {
             return Err(InvalidState);

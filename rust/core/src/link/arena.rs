@@ -78,7 +78,7 @@ impl Allocator {
 
     fn mirror(&self) {
         if let Some(flow) = &self.flow {
-            flow.arena_peak.store(self.peak, Ordering::Relaxed); // stored before `used`, so that `used` never exceeds `peak`
+            flow.arena_peak.store(self.peak, Ordering::Relaxed); // `used` must never exceed `peak`
             // SYNC(used): pairs with PageRef::read_flows.
             flow.arena_used.store(self.in_use, Ordering::Release);
         }

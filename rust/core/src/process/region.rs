@@ -23,17 +23,17 @@ pub struct Region {
     /// Fields are dropped in order, so `mapping` must precede `map`.
     mapping: Mapping,
     map: MmapRaw,
-    /// -1 after the descriptor was closed.
+    /// The descriptor, or -1 once it has been closed.
     fd: AtomicI32,
 }
 
 impl Region {
-    /// Creates a region of `len` zero bytes, of which the first `reserved` bytes can be used without `reserve`.
+    /// Creates a region of `len` zero bytes. The first `reserved` bytes can be used without a call of `reserve`.
     pub fn create(len: usize, reserved: usize) -> Result<Self, OpenError> {
         Self::create_named("torchdata", len, reserved)
     }
 
-    /// Creates a region like `create`, with a name that the system shows for the descriptor.
+    /// Creates a region like `create`, and sets the name that the system shows for the descriptor.
     pub fn create_named(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
@@ -45,13 +45,13 @@ impl Region {
         Ok(region)
     }
 
-    /// Ensures that `offset..offset + len` can be used, if this range contains no data yet.
+    /// Ensures that the bytes `offset..offset + len`, which must not contain data yet, can be used.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let system = system();
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
-    /// Frees the pages of `offset..offset + len`, which are zero afterwards.
+    /// Frees the pages of the bytes `offset..offset + len`, which are zero afterwards.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
         // SAFETY: the range is inside the mapping, which is shared memory, and callers do not need the freed contents.
@@ -63,7 +63,8 @@ impl Region {
         Self::map(File::from(fd))
     }
 
-    /// The file must be sealed against shrinking, because reading a removed page causes SIGBUS.
+    /// Maps a file for reading. The file must be sealed against shrinking, because reading a removed page causes
+    /// SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
         if !system().is_sealed(file.as_fd()) {
             return Err(OpenError::Invalid("it is not sealed against shrinking"));
@@ -105,7 +106,8 @@ impl Region {
         drop(self.take_descriptor());
     }
 
-    /// Must not be called while a result of `fd` is in use, or before `reserve`.
+    /// Takes the descriptor out of the region. Must not be called while a result of `fd` is in use, or if `reserve` is
+    /// needed later.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned the descriptor. After the swap, no other caller can take the descriptor.
@@ -116,7 +118,7 @@ impl Region {
         &self.mapping
     }
 
-    /// Returns the size in bytes.
+    /// Returns the size of the region in bytes.
     pub fn len(&self) -> usize {
         self.map.len()
     }
@@ -126,7 +128,7 @@ impl Region {
         self.map.as_mut_ptr()
     }
 
-    /// Requests huge pages for `offset..offset + len`.
+    /// Requests huge pages for the bytes `offset..offset + len`.
     pub fn advise_huge(&self, offset: usize, len: usize) {
         system().advise_huge(&self.map, offset, len);
     }
@@ -138,8 +140,8 @@ impl Drop for Region {
     }
 }
 
-/// Drops the regions and watches that this process has inherited, except pinned regions and `own` (see `inherited`).
-/// Must be called in a forked child with a single thread.
+/// Drops the regions and watches that this process has inherited, except for pinned regions and the regions in `own`
+/// (see `inherited`). Must be called in a forked child with a single thread.
 pub fn drop_inherited(own: &[&Region]) {
     let own: Vec<&Mapping> = own.iter().map(|region| region.mapping()).collect();
     super::inherited::drop_all_but(&own);

@@ -44,15 +44,15 @@ extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context
 fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     #[cfg(target_os = "linux")]
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
-        return false; // such a signal has no sender
+        return false; // the kernel, not a process, has sent the signal
     }
     // SAFETY: a signal from a process has a sender, and reading the field is also defined for other signals.
     unsafe { info.si_pid() == libc::getpid() }
 }
 
-/// Calls `start`, which starts a thread, with all signals blocked, so that the thread receives none. Python reacts to a
-/// signal immediately only in the main thread, and the alternate stack of Rust's threads is too small for Python's
-/// handlers.
+/// Calls `start`, which starts a thread, while all signals are blocked, so that the new thread receives none. Python
+/// reacts to a signal immediately only in the main thread, and the alternate stack of Rust's threads is too small for
+/// Python's signal handlers.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are initialized before they are read, and the mask of this thread is restored.
     unsafe {

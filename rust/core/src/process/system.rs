@@ -13,15 +13,16 @@ pub(super) trait System: Sync {
 
     fn is_sealed(&self, file: BorrowedFd<'_>) -> bool;
 
-    /// Ensures that a part of a memory file can be used, and may overwrite it with zeros.
+    /// Ensures that a range of a memory file can be used. May overwrite the range with zeros.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Whether `reserve` needs the open file while it is mapped.
+    /// Returns whether `reserve` needs the open file while the file is mapped.
     fn keeps_files(&self) -> bool;
 
     fn advise_huge(&self, map: &MmapRaw, offset: usize, len: usize);
 
-    /// Frees pages of a shared mapping, which are zero afterwards, or returns `Unsupported`.
+    /// Frees pages of a shared mapping, whose bytes are zero afterwards. Fails with `Unsupported` if the system cannot
+    /// do so.
     ///
     /// # Safety
     /// The range is a shared mapping of a memory file, and its contents are not needed.
@@ -43,6 +44,6 @@ pub(super) trait System: Sync {
 
     fn unpark(&self, word: &AtomicU32);
 
-    /// The descriptor becomes readable when the process exits, and is None if the system lacks such descriptors.
+    /// Returns a descriptor that becomes readable when the process exits, or None if the system lacks such descriptors.
     fn watch(&self, pid: i32) -> io::Result<Option<OwnedFd>>;
 }

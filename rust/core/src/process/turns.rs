@@ -1,9 +1,10 @@
 //! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
 //! If both processes of a link share a core, yielding avoids sleeps, and makes transfers with small windows on 2 cores
-//! 3 to 6 times faster. If the other process is slow, each yield wastes two context switches, so a wait that yields and
-//! still sleeps halves the yields of the next wait. A yield to an unrelated thread takes milliseconds, so yields stop
-//! for about 50 times the last yield's duration once such yields took over one eighth of the time.
+//! 3 to 6 times faster. If the other process is slow, each yield wastes two context switches. Therefore a wait that
+//! yields and still sleeps halves the yields of the next wait. A yield to an unrelated thread takes milliseconds. Once
+//! such yields have taken over one eighth of the time, yielding stops for about 50 times the duration of the last
+//! yield.
 //!
 //! All threads of a process share one `Turns` without synchronization, because it only contains statistics.
 
@@ -16,10 +17,10 @@ const TRY_AGAIN: u32 = 16;
 /// If a sleep takes fewer nanoseconds than this, the next wait yields `MOST` times.
 const NEAR: u64 = 50_000;
 
-/// A yield of at least this many nanoseconds is attributed to an unrelated thread. With up to 64 workers on 2 cores,
-/// yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
+/// A yield of at least this many nanoseconds is attributed to an unrelated thread. With up to 64 workers on 2 cores, a
+/// yield to a process of the loader lasts 0.1 to 0.5 ms, and a yield to a busy loop 2 to 8 ms.
 const UNRELATED_YIELD: u64 = 1_500_000;
-/// With more processes than this, yields to processes of the loader take as long as yields to unrelated threads.
+/// If a loader has more processes than this, all yields are long, so their duration does not show who caused them.
 const MOST_PROCESSES: usize = 32;
 const PRICE: u64 = 8;
 const CREDIT: u64 = 100_000_000;
@@ -29,10 +30,10 @@ const REST: u64 = 50;
 #[derive(Debug)]
 pub struct Turns {
     turns: AtomicU32,
-    /// The number of consecutive waits without yields.
+    /// The number of waits without yields since the last test whether yielding helps.
     since_tried: AtomicU32,
-    /// A time that each yield to an unrelated thread moves forward by `PRICE` times its duration. Waits do not yield if
-    /// this time is more than `CREDIT` in the future.
+    /// A time, which each yield to an unrelated thread moves forward by `PRICE` times the yield's duration. Waits do
+    /// not yield while this time is more than `CREDIT` in the future.
     paid: AtomicU64,
 }
 

@@ -2,7 +2,7 @@
 //! thread per process regularly reads all heartbeats.
 //!
 //! The thread holds no Python lock. The thread stops before a fork, so that the child does not inherit incomplete
-//! state. After a fork, the next call of a watched caller restarts the thread, and a child creates its own [`Watch`].
+//! state. After a fork, the next watched call in the parent restarts the thread, and a child creates its own [`Watch`].
 
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU64,
@@ -37,9 +37,9 @@ pub fn this_thread() -> u64 {
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A flag of a heartbeat: the caller must check whether the loader is paused or limited before the next call.
+/// A flag of a heartbeat: before the next call, the caller must check whether the loader is paused or limited.
 pub const HELD: u8 = 1;
-/// A flag of a heartbeat: the watching thread does not run since a fork.
+/// A flag of a heartbeat: the watching thread has not run since a fork.
 pub const UNWATCHED: u8 = 2;
 /// A flag of a heartbeat: an asynchronous exception, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
@@ -87,11 +87,11 @@ impl Pulse {
     }
 }
 
-/// Describes a call that does not return.
+/// A call that has not returned for some time.
 pub struct Stall {
-    /// The number of the watched loader.
+    /// The number of the watched loader, as passed to [`Watch::begin`].
     pub key: u64,
-    /// How long the watching thread has observed the call.
+    /// The time for which the watching thread has observed the call.
     pub waited: Duration,
     /// The calling thread, as returned by `pthread_self`.
     pub thread: u64,
@@ -110,8 +110,8 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The heartbeat's word since the time `since`, for which a stall is reported once the word was unchanged for the
-    /// time `next`.
+    /// The word of the heartbeat at the time `since`. A stall is reported if the word does not change for the duration
+    /// `next`.
     word: u64,
     since: Instant,
     next: Duration,
@@ -167,7 +167,7 @@ pub struct Watch {
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// Returns the watch of this process, whose thread calls `tell` without holding a lock.
+/// Returns the watch of this process. Its thread calls `tell` for each stall, without holding a lock.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
     loop {
@@ -189,11 +189,11 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
 }
 
 impl Watch {
-    /// Starts watching a heartbeat, or resumes after a fork.
+    /// Starts to watch a heartbeat, or continues after a fork. A call that takes longer than `patience` is reported.
     pub fn begin(&'static self, pulse: &Arc<Pulse>, key: u64, patience: Duration) {
         let mut state = self.state();
         if state.forks > 0 || OVER.load(Relaxed) {
-            return; // the next call starts watching
+            return; // a later call starts the thread
         }
         pulse.set_sign(UNWATCHED, false);
         let (weak, since) = (Arc::downgrade(pulse), Instant::now());
@@ -213,7 +213,7 @@ impl Watch {
         }
     }
 
-    /// Stops watching a heartbeat.
+    /// Stops watching this heartbeat.
     pub fn end(&self, pulse: &Arc<Pulse>) {
         pulse.set_sign(UNWATCHED, false);
         let mut state = self.state();
@@ -221,8 +221,8 @@ impl Watch {
         state.wake();
     }
 
-    /// Stops the thread before a fork or at the end of the process. Waits at most `GIVE_UP` for a thread that is
-    /// blocked in a report. The caller must not hold a lock that the thread may need.
+    /// Stops the thread before a fork or at the end of the process. If the thread is blocked in a report, waits for it
+    /// for at most `GIVE_UP`. The caller must not hold a lock that the thread may need.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stop = true;
@@ -253,7 +253,7 @@ impl Watch {
         }
     }
 
-    /// Prevents the thread from being started during a fork, and must be called before [`stop`](Self::stop).
+    /// Prevents the thread from being started during a fork. Must be called before [`stop`](Self::stop).
     pub fn fork_begins(&self) {
         let mut state = self.state();
         state.forks += 1;
@@ -302,7 +302,7 @@ impl Watch {
     }
 }
 
-/// Stops watching permanently.
+/// Prevents the thread from being started again in this process.
 pub fn over() {
     OVER.store(true, Relaxed);
 }

@@ -2,8 +2,7 @@
 
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The number and the rolling checksum of the items of an epoch, including the items of an earlier run that was
-/// resumed.
+/// The number and the rolling checksum of the items of an epoch, including the items before the epoch was resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Account {
     /// The number of items.

@@ -1,19 +1,19 @@
 //! Records which items of an epoch a reader has received from each peer, and the snapshots for resuming a later run.
 //!
-//! A writer sends snapshots of its graph between items, and the reader keeps each snapshot until the user has passed
-//! the next one. The user may be behind the reader, because pipes in the main process read ahead, so a log of the
-//! latest deliveries provides earlier positions.
+//! A writer sends snapshots of its graph between items. The reader keeps each snapshot until the user has received all
+//! items before the next one. The user may be behind the reader, because pipes in the main process read ahead.
+//! Therefore a log of the latest deliveries provides earlier positions.
 
 use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// The number of passes and dispatched items that a worker has read.
+/// A worker's position in the dispatched items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
-    /// The pass, counted from 1.
+    /// The number of the pass, counted from 1.
     pub pass: u32,
-    /// The number and checksum of the items that were read in this pass.
+    /// The number and checksum of the dispatched items that the worker has read in this pass.
     pub account: Account,
 }
 
@@ -28,7 +28,7 @@ impl Default for Share {
 pub struct Snapshot<S> {
     /// The number and checksum of the items that the writer had sent before the snapshot.
     pub sent: Account,
-    /// The dispatched items that the writer had read before the snapshot.
+    /// The writer's position in the dispatched items at the time of the snapshot.
     pub share: Share,
     /// The serialized graph.
     pub content: S,
@@ -37,7 +37,7 @@ pub struct Snapshot<S> {
 /// A snapshot of the dispatching process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealt<S> {
-    /// The pass.
+    /// The number of the pass, counted from 1.
     pub pass: u32,
     /// For each worker, the number and checksum of the items that were dispatched to it in this pass.
     pub accounts: Vec<Account>,
@@ -46,13 +46,13 @@ pub struct Dealt<S> {
 }
 
 impl<S> Dealt<S> {
-    /// Returns the number of items of the pass that were dispatched.
+    /// Returns the number of items that were dispatched in this pass.
     pub fn items(&self) -> u64 {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// A worker can only resume from this snapshot if the worker has read all items that it was sent before the
-    /// snapshot.
+    /// Returns whether a worker at `share` can resume from this snapshot. The worker must have read all items that were
+    /// dispatched to it before the snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -64,14 +64,14 @@ struct Peer<S> {
     ended: bool,
     /// Whether the oldest snapshot precedes every position that may be requested.
     begun: bool,
-    /// Only the oldest (first) snapshot is guaranteed to precede the user's position.
+    /// The snapshots in ascending order. Only the first is guaranteed to precede the user's position.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
 /// The position of one peer before the latest deliveries, from which a later run can resume.
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
-    /// The number and checksum of this peer's delivered items.
+    /// The number and checksum of the items that this peer has delivered before this position.
     pub given: Account,
     /// The latest snapshot at or before this position, or None if the peer must start at the beginning of the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
@@ -88,7 +88,7 @@ struct KeptDeliveries {
     unknown: usize,
 }
 
-/// The records of one epoch.
+/// The records of one epoch in a reader.
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
@@ -103,7 +103,7 @@ pub struct Books<S> {
 }
 
 impl<S> Books<S> {
-    /// Creates empty records.
+    /// Creates empty records for this number of peers.
     pub fn new(peers: usize) -> Self {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
@@ -147,7 +147,7 @@ impl<S> Books<S> {
         self.first = peer;
     }
 
-    /// Records that a peer has ended.
+    /// Records that a peer sends no more items in this epoch.
     pub fn end(&mut self, peer: usize) {
         self.peers[peer].ended = true;
     }
@@ -168,7 +168,8 @@ impl<S> Books<S> {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` returns how many delivered items the user has not received, or None if unknown.
+    /// Counts a delivered item. `lag` returns how many of the delivered items the user has not received, or None if
+    /// unknown.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;
@@ -189,8 +190,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns the accounts of all peers and the next peer before the last `back` deliveries, or None if the log is too
-    /// short.
+    /// Returns the accounts of all peers and the next peer in turn, as they were before the last `back` deliveries.
+    /// Returns None if the log is too short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -202,7 +203,7 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// Returns the positions of all peers and the next peer before the last `back` deliveries.
+    /// Returns the positions of all peers and the next peer in turn, as they were before the last `back` deliveries.
     pub fn positions(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.positions_at(accounts), turn))
@@ -214,12 +215,12 @@ impl<S> Books<S> {
         positions.map(|(peer, given)| PeerPosition { given, snapshot: newest(&peer.snapshots, given) }).collect()
     }
 
-    /// Returns whether a snapshot of `peer` is stored.
+    /// Returns whether a snapshot of this peer is stored.
     pub fn has_snapshot(&self, peer: usize) -> bool {
         !self.peers[peer].snapshots.is_empty()
     }
 
-    /// Returns whether there is a snapshot of the dispatching process.
+    /// Returns whether a snapshot of the dispatching process is stored.
     pub fn has_dealt(&self) -> bool {
         !self.dealt.is_empty()
     }

@@ -30,12 +30,12 @@ pub struct Collecting {
 }
 
 impl Collecting {
-    /// Creates the state for a number of peers.
+    /// Creates the state for this number of peers. If `in_order` is true, items are delivered in strict order.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
 
-    /// Begins an epoch.
+    /// Begins an epoch at peer 0.
     pub fn begin(&mut self) {
         self.turn.start();
     }
@@ -55,8 +55,8 @@ impl Collecting {
         self.turn.next()
     }
 
-    /// Returns the next step. The arguments return for a peer whether an item can be delivered, whether an item can be
-    /// received, and whether the peer waits for the dispatching process.
+    /// Returns the next step. For the number of a peer, `ready` returns whether its next item can be delivered,
+    /// `arrived` whether an item can be received, and `starves` whether the peer waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,
@@ -90,7 +90,7 @@ impl Collecting {
         live().find(|&peer| peer != starving && arrived(peer))
     }
 
-    /// Gives the turn to the next peer after an item was delivered.
+    /// Gives the turn to the next peer after an item has been delivered.
     #[inline]
     pub fn advance(&mut self) {
         self.turn.advance();
@@ -101,13 +101,13 @@ impl Collecting {
         self.turn.end(peer);
     }
 
-    /// Records that a process has exited. Items that have arrived are still delivered as far as the order allows, then
-    /// the next step is [`Next::Fail`].
+    /// Records that a process has exited. Items that have arrived are still delivered as far as the order allows. The
+    /// next step after these items is [`Next::Fail`].
     pub fn note_death(&mut self) {
         self.has_died = true;
     }
 
-    /// Records that all exited processes were replaced.
+    /// Records that all exited processes have been replaced.
     pub fn replaced(&mut self) {
         self.has_died = false;
     }

@@ -9,7 +9,7 @@ use crate::round_robin::RoundRobin;
 pub enum Deal {
     /// Compute an item and send it to this reader.
     To(usize),
-    /// Compute the next item and drop it, because this reader needs no more items or already has the item.
+    /// Compute the next item and drop it, because this reader needs no more items or already has this item.
     Skip(usize),
     /// Wait for this reader, because this reader must receive the next item.
     WaitFor(usize),
@@ -39,12 +39,12 @@ impl Dealing {
         self.turn.start_at(reader);
     }
 
-    /// Returns the reader of the next item, or None if all readers have received their end.
+    /// Returns the reader of the next item, or None if all readers have received the end of their items.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()
     }
 
-    /// Returns the next step, where `permit` returns whether a reader accepts an item now.
+    /// Returns the next step. `permit` returns whether a reader accepts an item now.
     #[inline]
     pub fn next(&self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
         let Some(target) = self.turn.next() else { return Deal::Nobody };
@@ -88,7 +88,8 @@ impl Dealing {
         self.turn.is_ended(reader)
     }
 
-    /// Returns whether to begin the next pass: a reader has requested a pass, and all readers have ended this pass.
+    /// Returns whether to begin the next pass, because a reader has requested it and all readers have ended the current
+    /// pass.
     pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {

@@ -58,10 +58,10 @@ fn difference(left: u64, right: u64, bits: u32) -> i64 {
 }
 
 impl Grant {
-    /// The word in a new link, before the reader has written a grant.
+    /// The grant in a new link, before the reader has written one.
     pub const NONE: u64 = seal(0);
 
-    /// Creates the grant of a reader in `stream` that wants `wish`.
+    /// Creates the grant of a reader in `stream` with this request.
     pub fn new(stream: Stream, wish: Wish) -> Self {
         Self { stream, wish }
     }
@@ -79,7 +79,7 @@ impl Grant {
         seal((((epoch << PASS_BITS) | pass) << 2 | wish) << COUNT_BITS | count)
     }
 
-    /// Interprets a stored word for a writer in `stream`, or returns None if the word is damaged.
+    /// Decodes a stored grant for a writer in `stream`. Returns None if the word is damaged.
     #[inline]
     pub fn read(word: u64, stream: Stream) -> Option<Reader> {
         let number = open(word)?;
@@ -102,7 +102,7 @@ impl Grant {
         })
     }
 
-    /// Returns how many more items the reader accepts, from the numbers of wanted and sent items modulo 2^30.
+    /// Returns how many more items the reader accepts. Both arguments are total numbers of items modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

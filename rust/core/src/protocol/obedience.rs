@@ -5,7 +5,8 @@
 pub enum Command {
     /// Run the epoch with this number, and abandon any other running epoch.
     Epoch(u32),
-    /// Recompute the end of this epoch to restore the child's state, although the main process has all items.
+    /// Recompute the end of this epoch to restore the child's state. The main process already has all items of the
+    /// epoch.
     Repeat(u32),
     /// Apply a function to the graph between two items of the running epoch.
     Call,
@@ -49,7 +50,7 @@ pub enum Acknowledged {
     Both,
 }
 
-/// How a child reacts to commands.
+/// Decides how a child reacts to commands.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Obedience {
     dispatches: bool,
@@ -57,7 +58,7 @@ pub struct Obedience {
 }
 
 impl Obedience {
-    /// Creates the state of a worker, or of a dispatching process.
+    /// Creates the state of a dispatching process if `dispatches` is true, or of a worker otherwise.
     pub fn new(dispatches: bool) -> Self {
         Self { dispatches, runs: false }
     }
@@ -79,12 +80,12 @@ impl Obedience {
         Step::Run(acknowledged)
     }
 
-    /// Records that the epoch has ended or was abandoned.
+    /// Records that the epoch has ended or has been abandoned.
     pub fn leave(&mut self) {
         self.runs = false;
     }
 
-    /// Returns whether an epoch runs.
+    /// Returns whether an epoch is running.
     pub fn runs(&self) -> bool {
         self.runs
     }

@@ -1,9 +1,10 @@
-//! The reader's state of a link: which units belong to its stream, and how many items the writer may send.
+//! The reader's state of a link. It determines which units belong to the current stream, and how many items the writer
+//! may send.
 
 use super::grant::{Grant, Wish};
 use super::stream::Stream;
 
-/// The reader's action for a unit.
+/// What the reader does with a unit (message).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Judgement {
     /// The unit belongs to the current stream: take it.
@@ -53,7 +54,7 @@ impl Receiving {
         u64::from(self.window)
     }
 
-    /// Sets how many items the writer may be ahead, where 0 pauses the writer.
+    /// Sets how many items the writer may be ahead of the reader. The value 0 pauses the writer.
     pub fn set_window(&mut self, window: u64) -> Grant {
         self.window = window.min(u64::from(WIDEST)) as u32;
         self.grant()
@@ -72,17 +73,17 @@ impl Receiving {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window)))
     }
 
-    /// Returns a grant for at least one more item, even if the window is 0.
+    /// Returns a grant that allows at least one more item, even if the window is 0.
     pub fn one_more(&self) -> Grant {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window.max(1))))
     }
 
-    /// Returns the grant that ends this pass early.
+    /// Returns the grant that ends the current pass early.
     pub fn leave(&self) -> Grant {
         Grant::new(self.stream, Wish::Left)
     }
 
-    /// Returns the grant that finishes the epoch with this number.
+    /// Returns the grant by which the reader wants no more items in this epoch.
     pub fn finish(&mut self, epoch: u32) -> Grant {
         if self.stream.epoch() != epoch {
             self.stream = Stream::new(epoch, 0);

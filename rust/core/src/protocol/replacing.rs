@@ -3,7 +3,7 @@
 //! If there is a dispatching process, one exit replaces all children, because the remaining children cannot determine
 //! which items were lost.
 
-/// The loader gives up after this many exits of one child at the same item.
+/// The number of exits of one child at the same item after which the loader gives up.
 pub const TRIES: usize = 3;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -17,9 +17,9 @@ struct Deaths {
 /// The result of counting one exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// How many processes have exited while computing this item.
+    /// The number of processes that have exited while they computed this item.
     pub deaths: usize,
-    /// Whether this exit was not counted before.
+    /// Whether this exit has not been counted before.
     pub is_new: bool,
 }
 
@@ -37,7 +37,7 @@ pub struct Replacing {
     dispatches: bool,
     resting: Vec<bool>,
     deaths: Vec<Deaths>,
-    /// Whether workers repeat the epoch, and may read dispatched items.
+    /// Whether a worker repeats the epoch to restore its state, and may therefore read dispatched items.
     repeating: bool,
 }
 
@@ -54,7 +54,7 @@ impl Replacing {
         }
     }
 
-    /// Records that an epoch begins, in which all children are needed.
+    /// Records the beginning of an epoch. From now on, all children are needed.
     pub fn begin(&mut self) {
         self.resting.fill(false);
         self.repeating = false;
@@ -65,9 +65,9 @@ impl Replacing {
         self.resting[child]
     }
 
-    /// Returns the children that must be replaced, where `ended` contains for each worker whether the main process has
-    /// all items of this worker. With a dispatching process, an exit replaces all children, unless the main process has
-    /// all items and no worker repeats the epoch.
+    /// Returns the children that must be replaced. For each worker, `ended` contains whether the main process has all
+    /// items of this worker. With a dispatching process, an exit replaces all children, unless the main process has all
+    /// items and no worker repeats the epoch.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
@@ -99,7 +99,8 @@ impl Replacing {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Returns whether the main process has all items of a child, so that a replacement only has to restore the state.
+    /// Returns whether the main process has all items of a child, so that its replacement only has to restore the
+    /// state.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;

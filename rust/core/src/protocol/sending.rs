@@ -1,4 +1,4 @@
-//! The writer's record of how many items the reader of a link wants.
+//! The writer's state of a link, which determines how many items the reader wants.
 
 use super::grant::{Grant, Reader};
 use super::stream::Stream;
@@ -34,16 +34,16 @@ impl Default for Ahead {
 }
 
 impl Ahead {
-    /// The lowest limit, in bytes.
+    /// The lowest value of the limit, in bytes.
     pub const LEAST: u64 = 64 << 20;
     const MOST: u64 = 1 << 40;
 
-    /// Returns the current limit for the blocks in flight, in bytes.
+    /// Returns the current limit for the bytes in flight.
     pub fn allowed(self) -> u64 {
         self.allowed
     }
 
-    /// Counts taken bytes.
+    /// Counts bytes that the reader has taken.
     #[inline]
     pub fn take(&mut self, bytes: u64) {
         self.taken = self.taken.saturating_add(bytes);
@@ -64,7 +64,7 @@ impl Ahead {
 pub struct Sending {
     stream: Stream,
     sent: u32,
-    /// The number of further items that the reader's control word has granted, when the writer last read it.
+    /// The number of further items that the reader's grant allowed when the writer last read it.
     credit: u32,
     owed: u64,
 }
@@ -121,13 +121,14 @@ impl Sending {
         })
     }
 
-    /// Like `permit`, but makes the next item wait, because the writer has reached its limit in bytes (see [`Ahead`]).
+    /// Returns the same as `permit`, but `Wait` instead of `Now`, because the writer has reached its byte limit (see
+    /// [`Ahead`]).
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })
     }
 
-    /// Returns which stream the reader is in, or None if `word` is damaged.
+    /// Returns the position of the reader's stream, or None if `word` is damaged.
     pub fn reader(&self, word: u64) -> Option<Reader> {
         Grant::read(word, self.stream)
     }

@@ -1,10 +1,9 @@
-//! Identifies the iteration to which a unit (message) belongs: an epoch, and a pass over dispatched items in this
-//! epoch.
+//! Identifies the iteration to which a unit (message) belongs: an epoch, and a pass over dispatched items in it.
 
 use std::fmt;
 
-/// The number of an epoch, and the number of a pass in this epoch. Passes count from 1, and only a pipe like `cycle`,
-/// which iterates several times over dispatched items, causes a second pass.
+/// The number of an epoch, and the number of a pass in this epoch. Passes are counted from 1. A second pass occurs only
+/// if a pipe such as `cycle` iterates several times over dispatched items.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 

@@ -1,4 +1,4 @@
-//! Tracks a consumer's position in a source that is read ahead: a snapshot (mark), and the items delivered since.
+//! Tracks a consumer's position in a source that is read ahead: a snapshot (mark), and the items delivered since then.
 //!
 //! Only received results count, so items in progress do not affect the position. To resume, the source is restored from
 //! the mark, and results that the consumer has already received are dropped.
@@ -17,26 +17,26 @@ pub struct QueuePosition<M> {
     mark: M,
     steps: u64,
     next: Index,
-    /// Items that were delivered before an item with a lower number.
+    /// The numbers of items that were delivered before an item with a lower number.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
-    /// Marks that are no longer needed and must be dropped by the caller.
+    /// Marks that are no longer needed, and that the caller must drop.
     pub spent: Vec<M>,
 }
 
 impl<M> QueuePosition<M> {
-    /// Creates a position at which the first `steps` items after `mark` and the items in `ahead` were delivered.
+    /// Creates a position at which the first `steps` items after `mark` and the items in `ahead` have been delivered.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
     }
 
-    /// Returns the latest mark such that all items before the mark were delivered.
+    /// Returns the latest mark before which all items have been delivered.
     pub fn mark(&self) -> &M {
         &self.mark
     }
 
-    /// Returns how many items after the mark were delivered without a gap.
+    /// Returns how many items after the mark have been delivered without a gap.
     pub fn steps(&self) -> u64 {
         self.steps
     }
@@ -72,7 +72,7 @@ impl<M> QueuePosition<M> {
         }
     }
 
-    /// Records the mark of an item that was already delivered.
+    /// Records the mark after an item that has already been delivered.
     pub fn note_late(&mut self, index: Index, mark: M) {
         if index >= self.next {
             self.marks.insert(index, mark);

@@ -16,7 +16,8 @@ enum Seat {
     Dead,
 }
 
-/// A rank has timed out, so the hub waits for missing ranks, and then decides which ranks are at fault.
+/// The procedure after a rank has timed out: the hub waits for missing ranks, and then decides which ranks are at
+/// fault.
 #[derive(Debug, Clone, Hash)]
 struct Trial {
     by: u32,
@@ -29,7 +30,7 @@ struct Trial {
 pub struct Hub {
     operation: u64,
     values: Vec<Option<i64>>,
-    /// The connection of each rank, where the entry of rank 0 (the hub itself) is not used.
+    /// The state of each rank's connection. The entry of rank 0, the hub itself, is not used.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -127,7 +128,7 @@ impl Hub {
         }
     }
 
-    /// Checks timeouts, and must be called at least once per heartbeat interval while an operation runs.
+    /// Checks timeouts. Must be called at least once per heartbeat interval while an operation runs.
     pub fn tick(&mut self, now: Instant) {
         self.judge(now);
     }
@@ -180,7 +181,7 @@ impl Hub {
         }
     }
 
-    /// The hub waits until each missing rank has sent a message, or until `WATCH` has passed.
+    /// Ends the trial once each missing rank has sent a message, or `WATCH` has passed.
     fn judge(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

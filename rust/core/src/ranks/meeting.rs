@@ -1,8 +1,8 @@
 //! Connects the ranks through sockets, which a thread reads and writes while callers wait for results.
 //!
-//! Callers serve the sockets until [`Meeting::serve`] starts the thread, so that a program can fork workers while it
-//! has a single thread. No wait holds the lock of the table, so the thread sends heartbeats even while the program is
-//! busy.
+//! Until [`Meeting::serve`] starts the thread, callers read and write the sockets, so that a program can fork workers
+//! while it has a single thread. No wait holds the lock of the table, so the thread sends heartbeats even while the
+//! program is busy.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -22,12 +22,12 @@ use super::stream::RankStream;
 use super::{Answer, BEAT};
 use crate::process::signals::without_signals;
 
-/// The maximum duration of one wait of a caller.
+/// The maximum duration of one call of [`Meeting::wait`].
 pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
 const HELLO: Duration = Duration::from_secs(5);
 
-/// The maximum number of unidentified connections beyond one per rank, because each uses a descriptor.
+/// The maximum number of unidentified connections in addition to one per rank. Each connection uses a descriptor.
 const MOST_UNIDENTIFIED: usize = 16;
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ struct Door {
 }
 
 impl Door {
-    /// A rank sends its first message immediately, and this message is read before further connections are accepted.
+    /// Accepts connections. A rank sends its first message immediately, and this message is read before the next call.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..MOST_UNIDENTIFIED {
             match self.listener.accept() {
@@ -78,9 +78,9 @@ fn is_equal(one: Token, other: Token) -> bool {
 /// The secrets with which a member and the hub identify each other.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
-    /// The secret of members.
+    /// The secret that a member sends to the hub.
     pub hello: Token,
-    /// The secret of the hub.
+    /// The secret that the hub sends to a member.
     pub welcome: Token,
 }
 
@@ -169,7 +169,7 @@ impl Table {
 struct Shared {
     table: Mutex<Table>,
     changed: Condvar,
-    /// A byte that is written to this socket wakes up the thread.
+    /// A socket to which a byte is written to wake up the thread.
     wake: UnixStream,
 }
 
@@ -212,7 +212,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The socket that wakes up the thread, before the thread starts, or the handle of the running thread.
+    /// The socket by which the thread is woken up, before the thread starts, or the handle of the running thread.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -271,7 +271,7 @@ impl Meeting {
         operation
     }
 
-    /// Waits up to `slice` for the end of an operation, or returns None if the operation is not finished.
+    /// Waits up to `slice` for the end of an operation. Returns None if the operation is not finished then.
     pub fn wait(&self, operation: u64, slice: Duration) -> Option<Answer> {
         let slice = slice.min(LONGEST_SLICE);
         let answer = self.shared.lock().answer(operation);
@@ -312,7 +312,7 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors that a forked child inherits, because an inherited descriptor keeps its connection open.
+    /// Returns the descriptors of all sockets. An inherited descriptor in a forked child keeps its connection open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();

@@ -22,7 +22,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Creates the member with a rank above 0.
+    /// Creates the member with this rank, which must not be 0.
     pub fn new(rank: u32) -> Self {
         Self {
             rank,
@@ -97,7 +97,7 @@ impl Member {
         self.fail(Fault::Dead);
     }
 
-    /// Checks whether the hub has timed out, at least once per heartbeat interval during an operation.
+    /// Checks whether the hub has timed out. Must be called at least once per heartbeat interval during an operation.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
         // The member waits for the hub's answer as long as the hub itself may wait for missing ranks.

@@ -2,7 +2,7 @@
 
 use super::{Fault, Verdict};
 
-/// A secret with which two ranks of a group identify each other, because any program can connect to a port.
+/// A secret with which two ranks of a group identify each other, because any program can connect to the port.
 pub type Token = [u8; 16];
 
 /// A message between hub and member.
@@ -24,7 +24,7 @@ pub enum Message {
     Value {
         /// The number of the operation.
         operation: u64,
-        /// The value.
+        /// The value that the rank has submitted.
         value: i64,
     },
     /// The result of an operation.
@@ -34,7 +34,7 @@ pub enum Message {
         /// The minimum of all values.
         value: i64,
     },
-    /// A heartbeat.
+    /// A heartbeat, which shows that the sender is running.
     Beat,
     /// A member informs the hub that it has timed out in an operation.
     Late {
@@ -49,16 +49,17 @@ pub enum Message {
     Failed(Verdict),
 }
 
-/// An error: the received bytes are not a message.
+/// An error that means that the received bytes are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damaged;
 
 const HEAD: usize = 3;
 
-/// The length of a [`Message::Hello`], which limits how much an unidentified connection can send.
+/// The number of bytes of a [`Message::Hello`], which limits how much an unidentified connection can send.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum length of a message without its head, so a failure report lists at most about 16,000 ranks.
+/// The maximum number of bytes of a message without its head. A failure report therefore lists at most about 16,000
+/// ranks.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];
@@ -107,7 +108,7 @@ impl Message {
         into[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
     }
 
-    /// Removes the first message from a buffer, if it is complete.
+    /// Removes the first message from a buffer, and returns the message, or None if it is incomplete.
     pub fn take(from: &mut Vec<u8>) -> Result<Option<Self>, Damaged> {
         let Some(head) = from.first_chunk::<HEAD>() else { return Ok(None) };
         let end = HEAD + usize::from(u16::from_le_bytes([head[1], head[2]]));

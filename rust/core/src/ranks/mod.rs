@@ -23,7 +23,7 @@ use std::time::Duration;
 /// The interval between two heartbeats.
 pub const BEAT: Duration = Duration::from_millis(250);
 
-/// A rank that has sent no message for this time, which is four heartbeats, counts as silent.
+/// The time without a message, equal to four heartbeat intervals, after which a rank counts as silent.
 pub const WATCH: Duration = Duration::from_millis(1000);
 
 /// The reason why an operation has failed.
@@ -43,12 +43,12 @@ pub enum Fault {
     Left,
 }
 
-/// The reason why an operation has failed, which all ranks receive.
+/// A failure report, which all ranks receive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// The reason.
+    /// The reason why the operation has failed.
     pub fault: Fault,
-    /// The ranks at fault, in order (never empty).
+    /// The ranks at fault, in ascending order (never empty).
     pub ranks: Vec<u32>,
     /// The rank that has detected the fault, or that has timed out.
     pub by: u32,

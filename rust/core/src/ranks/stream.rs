@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::message::{HELLO_LEN, Message};
 
-/// A heartbeat is dropped if more bytes are buffered for a rank that does not read.
+/// The number of buffered bytes beyond which heartbeats are dropped, because the other rank does not read.
 const MOST_BUFFERED: usize = 4096;
 
 const MOST_READ: usize = 64 << 10;
@@ -45,7 +45,8 @@ impl RankStream {
         self.flush();
     }
 
-    /// A failed write does not mark the connection as broken, because messages from the peer may still be readable.
+    /// Sends buffered bytes. A failed write does not mark the connection as broken, because messages from the other
+    /// rank may still be readable.
     pub fn flush(&mut self) {
         while !self.goes.is_empty() {
             match (&*self.socket).write(&self.goes) {
@@ -57,7 +58,7 @@ impl RankStream {
         }
     }
 
-    /// At most one [`Message::Hello`] is read from an unidentified connection.
+    /// Reads at most one [`Message::Hello`] from an unidentified connection.
     pub fn read_hello(&mut self) -> Option<Message> {
         let mut piece = [0; HELLO_LEN];
         while !self.broken {

@@ -19,20 +19,20 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The `generation` of a board that is only read, which equals the generation of no process.
+/// The `generation` of a board that is only read. This number is not the generation of any process.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The role of a process in its loader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Role {
-    /// The page is free.
+    /// No process uses the page.
     Nobody = 0,
     /// The main process, which owns the loader.
     Main = 1,
     /// A worker, which runs a replica of the graph.
     Worker = 2,
-    /// Distributes items to the workers.
+    /// The process that distributes items to the workers.
     Dispatcher = 3,
 }
 
@@ -54,7 +54,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// Creates a board.
+    /// Creates a board. If `full` is true, the processes measure the time of each pipe.
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
@@ -83,7 +83,7 @@ impl Board {
         Self::checked(region, generation)
     }
 
-    /// Maps a board of another loader, which may belong to another user, for reading.
+    /// Maps a board of another loader for reading. The loader may belong to another user.
     pub fn observe(path: &Path) -> Result<Arc<Self>, OpenError> {
         // A named pipe would block the call until another process opens it for writing.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
@@ -154,18 +154,18 @@ impl Board {
         self.header().wants_large.load(Relaxed) != 0
     }
 
-    /// Returns the size of the largest snapshot that was not sent because of its size, or 0.
+    /// Returns the size in bytes of the largest snapshot that was not sent because of its size, or 0.
     pub fn oversized(self: &Arc<Self>) -> u64 {
         let pages = (0..self.config.pages as usize).filter_map(|index| self.page(index));
         pages.map(|page| page.header().oversized.load(Relaxed)).max().unwrap_or(0)
     }
 
-    /// Returns the process that created the board, and the time of creation.
+    /// Returns the id of the process that created the board, and the time of creation in nanoseconds.
     pub fn made(&self) -> (u32, u64) {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }
 
-    /// Returns whether this process may write to the board, which is false after a fork.
+    /// Returns whether this process may write to the board. The result is false after a fork.
     pub fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
@@ -176,7 +176,7 @@ impl Board {
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 
-    /// Returns the page of process `index`, or None if this page does not exist.
+    /// Returns the page of process `index`, or None if there is no such page.
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
     }
@@ -240,7 +240,7 @@ impl PageRef {
         flows.chain([&header.idle, &header.first, &header.span]).for_each(|wait| wait.end(now));
     }
 
-    /// Returns the counters of a link end, whose opposite end belongs to the process of page `peer`.
+    /// Returns the counters of one end of a link. The opposite end belongs to the process of page `peer`.
     pub fn flow(&self, index: usize, peer: u32, sends: bool) -> Option<FlowRef> {
         let flow = self.flow_at(index)?;
         flow.peer.store(peer, Relaxed);
@@ -254,18 +254,18 @@ impl PageRef {
         self.index
     }
 
-    /// Returns the counter of waits for commands.
+    /// Returns the counter of the process's waits for commands.
     pub fn idle(&self) -> WaitRef {
         // SAFETY: the counter is in the memory of the board.
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
     }
 
-    /// In the main process: begins the wait for the first item of an epoch.
+    /// Records that the main process begins to wait for the first item of an epoch.
     pub fn begin_first(&self) {
         self.header().first.begin(nanoseconds());
     }
 
-    /// Ends the main process's wait for the first item of an epoch.
+    /// Records that the main process has received the first item of an epoch.
     pub fn end_first(&self) {
         self.header().first.end(nanoseconds());
     }
@@ -279,7 +279,7 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins epoch number `epoch`, or the next epoch.
+    /// Records that epoch number `epoch` begins, or the next epoch if `epoch` is None.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -287,37 +287,37 @@ impl PageRef {
         self.span().begin(nanoseconds());
     }
 
-    /// Ends the epoch, if one is running.
+    /// Records that the current epoch has ended, if one is running.
     pub fn end_span(&self) {
         self.span().end(nanoseconds());
     }
 
-    /// Sets the signal with which other programs request a stack from this process (or 0), and the descriptor to which
-    /// the process writes.
+    /// Sets the signal with which other programs request a stack trace from this process, or 0 for none, and the
+    /// descriptor to which the process writes the trace.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
         // SYNC(stack): pairs with the readers' load; a reader that sees a signal also sees the descriptor.
         self.header().signal.store(signal, Ordering::Release);
     }
 
-    /// Counts a snapshot that was sent.
+    /// Counts a snapshot that this process has sent.
     pub fn snapshot_sent(&self) {
         let count = &self.header().snapshots;
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// Records the size of a snapshot that was too large to be sent.
+    /// Records the size in bytes of a snapshot that was too large to be sent.
     pub fn set_oversized(&self, bytes: u64) {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the duration of a measured call of the main process's last pipe, which represents `weight` calls.
+    /// Adds the duration of a measured call of the main process's last pipe. The duration counts for `weight` calls.
     pub fn inside(&self, nanoseconds: u64, weight: u64) {
         super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
         super::layout::add(&self.header().inside_samples, 1);
     }
 
-    /// Sets the number of pipes in the graph of the process.
+    /// Sets the number of pipes in the graph of this process.
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
@@ -325,7 +325,7 @@ impl PageRef {
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
-    /// Sets the name of pipe `index` and the pipe `reader` that reads it, or returns None if `index` is too large.
+    /// Initializes the record of pipe `index`, which pipe `reader` reads. Returns None if `index` is too large.
     pub fn pipe(
         &self,
         index: usize,
@@ -345,7 +345,7 @@ impl PageRef {
         Some(PipeRef { page: self.clone(), index })
     }
 
-    /// Returns the record of a pipe, or None if `index` exceeds the capacity.
+    /// Returns the record of a pipe, or None if `index` is too large.
     pub fn pipe_at(&self, index: usize) -> Option<PipeRef> {
         self.record_at(index).map(|_| PipeRef { page: self.clone(), index })
     }
@@ -374,8 +374,7 @@ impl PipeRef {
         &self.page
     }
 
-    /// Returns the counter word in which the process stores its running pipe, and the value that this word has while
-    /// this pipe runs.
+    /// Returns the word in which the process stores its running pipe, and the value of this word while this pipe runs.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

@@ -30,11 +30,11 @@ pub enum Claim<T> {
 pub enum Outcome<T> {
     /// A result.
     Item(T),
-    /// An error instead of a result, after which later slots still have results.
+    /// An error instead of a result. Slots after it may still have results.
     Error(T),
     /// An error after which no item is computed until the consumer has received the error.
     Break(T),
-    /// The end of the results, with the exception of the source that has caused this end, if any.
+    /// The end of the results, and the exception by which the source ended, if any.
     End(Option<T>),
 }
 

@@ -20,8 +20,8 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have a result, and returns false after the
-    /// timeout. The item is not claimed, because references to Python objects must not be moved without the GIL.
+    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have a result. Returns false after the timeout.
+    /// The item is not claimed, because references to Python objects must not be moved without the GIL.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, |state| state.closed)
     }
@@ -31,8 +31,8 @@ impl<T> OrderedQueue<T> {
         self.wait_for_work(timeout, State::is_claimed)
     }
 
-    /// Claims the first submitted item that is not claimed, for a worker. `copy` copies the item, and returns whether
-    /// the worker may change the item, so that `wait_still` must wait.
+    /// Claims the first submitted item that is not claimed, for a worker. `copy` returns a copy of the item, and
+    /// whether the worker may change the item, so that `wait_still` must wait for the worker.
     pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
         let mut state = self.lock();
         if state.closed {
@@ -54,8 +54,8 @@ impl<T> OrderedQueue<T> {
         Claim::Given(slot, given)
     }
 
-    /// Releases the source, and submits the item of the slot, so that another worker can claim the item. Also reserves
-    /// the next slot if one is free, and must be called by the worker that uses the source.
+    /// Releases the source, and submits the item of the slot, so that another worker can claim the item. Reserves the
+    /// next slot if one is free. Must be called by the worker that uses the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -67,13 +67,12 @@ impl<T> OrderedQueue<T> {
         next
     }
 
-    /// Claims submitted items in order, and returns empty lists if no item is available now, or None after the last
-    /// item.
+    /// Claims submitted items in order. Returns empty lists if no item is available now, or None after the last item.
     ///
-    /// Each of `sharers` workers gets an equal part of the items, but at least `least` and at most `most`. Several
-    /// items are only returned together if `joins` is true for each item. `take` removes the part that the worker
-    /// needs, and the remaining part stays in the slot. `joins` and `take` are called under the lock, and must not call
-    /// this queue.
+    /// Each of `sharers` workers receives an equal part of the items, but at least `least` and at most `most` items.
+    /// Several items are only returned together if `joins` is true for each of them. `take` removes the part of an item
+    /// that the worker needs. The remaining part stays in the slot. `joins` and `take` are called under the lock, and
+    /// must not call this queue.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -113,8 +112,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Stores the outcomes that `complete` creates from the remaining part of each item and the processed part.
-    /// `complete` runs under the lock and must not call this queue. The caller drops the returned parts of drained
-    /// slots.
+    /// `complete` runs under the lock and must not call this queue. Returns the parts of drained slots, which the
+    /// caller must drop.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -134,7 +133,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Returns claimed items to the queue, where workers claim these items first. `restore` puts the part that `take`
-    /// has removed back into the item. The caller drops the returned parts of drained slots.
+    /// removed back into the item. Returns the parts of drained slots, which the caller must drop.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();
@@ -152,7 +151,7 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Submits an item after all earlier items, even beyond the capacity. Must be called by the consumer.
+    /// Submits an item after all items in the queue, even beyond the capacity. Must be called by the consumer.
     pub fn submit(&self, item: T) {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);

@@ -6,8 +6,8 @@ use super::OrderedQueue;
 use super::state::{Begun, sleep};
 
 impl<T> OrderedQueue<T> {
-    /// Prevents workers from starting items until `release` is called as often as `hold`. Workers may still be
-    /// computing items that they had started (see [`wait_still`](Self::wait_still)).
+    /// Prevents workers from starting items until `release` has been called as often as `hold`. Workers may still
+    /// compute items that they started before (see [`wait_still`](Self::wait_still)).
     pub fn hold(&self) {
         self.lock().holds += 1;
     }

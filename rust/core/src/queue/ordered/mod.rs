@@ -1,13 +1,13 @@
 //! The bounded queue between worker threads that read ahead and the thread that consumes their results.
 //!
-//! A worker gets a slot *before* it computes an item, so there is always space for the result. The worker takes an item
-//! from the source, which it uses exclusively ([`OrderedQueue::try_reserve`]), or claims an item that the consumer has
-//! submitted ([`OrderedQueue::try_claim`]).
+//! A worker reserves a slot *before* it computes an item, so there is always space for the result. The worker then
+//! takes an item from the source, which only one worker at a time may use ([`OrderedQueue::try_reserve`]).
+//! Alternatively, it claims an item that the consumer has submitted ([`OrderedQueue::try_claim`]).
 //!
 //! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or show the buffered items
 //! to saved states and Python's garbage collector.
 //!
-//! One lock protects all state, and is held for a few instructions only, never while the caller's code runs or
+//! One lock protects all state. The lock is held for a few instructions only, never while the caller's code runs or
 //! contents are dropped. Wake-ups are system calls, so only a sleeping thread is woken up, and one worker wakes up the
 //! next.
 
@@ -61,7 +61,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Returns whether the consumer is waiting.
+    /// Returns whether the consumer is waiting for a result.
     pub fn is_awaited(&self) -> bool {
         let state = self.lock();
         state.hungry > 0 && !state.fed
@@ -111,7 +111,7 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Reserves the source and a slot for its next item, for a worker.
+    /// Reserves the source, and a slot for the next item of the source, for a worker.
     pub fn try_reserve(&self) -> Reserve {
         let mut state = self.lock();
         if state.is_over() {
@@ -121,7 +121,7 @@ impl<T> OrderedQueue<T> {
         state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
     }
 
-    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result, and returns false after the
+    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
     /// timeout. The source is not reserved, because a worker that waits for the GIL would block other workers.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
@@ -145,8 +145,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Stores the outcome of a slot, and releases the source if the slot's worker uses it. The outcome is stored even
-    /// if the queue was closed, so that no item of the source is lost. The caller drops the queue's copy of a submitted
-    /// item.
+    /// if the queue is closed, so that no item of the source is lost. Returns the queue's copy of a submitted item,
+    /// which the caller must drop.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -186,8 +186,8 @@ impl<T> OrderedQueue<T> {
         state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
     }
 
-    /// Records that the worker of a slot no longer uses the source. `wait_still` no longer waits for the worker, whose
-    /// slot stays reserved until it stores the outcome.
+    /// Records that the worker of a slot no longer uses the source, so `wait_still` no longer waits for this worker.
+    /// The slot stays reserved until the worker stores the outcome.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -233,8 +233,8 @@ impl<T> OrderedQueue<T> {
         popped
     }
 
-    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome, and returns false after the
-    /// timeout. The outcome is not removed, because references to Python objects must not be moved without the GIL.
+    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns false after the timeout.
+    /// The outcome is not removed, because references to Python objects must not be moved without the GIL.
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -312,7 +312,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Replaces the content of a slot, unless a worker is processing the slot. Returns the replaced content, or
-    /// `content` if it was not stored, which the caller drops.
+    /// `content` if it was not stored. The caller must drop the result.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {

@@ -54,7 +54,7 @@ pub(super) struct State<T> {
     pub busy: usize,
     pub source_taken: bool,
     pub closed: bool,
-    /// `broken` means that no item is computed until the consumer has received an error.
+    /// After a `broken` source, no item is computed until the consumer has received the error.
     pub finished: bool,
     pub broken: bool,
     pub ended: bool,
@@ -169,7 +169,7 @@ impl<T> State<T> {
 }
 
 pub(super) struct Begun {
-    /// None for a timeout of zero, which avoids reading the clock.
+    /// The start of the wait, or None if the timeout is zero, which avoids reading the clock.
     at: Option<Instant>,
     timeout: Duration,
 }
@@ -179,7 +179,7 @@ impl Begun {
         Self { at: (!timeout.is_zero()).then(Instant::now), timeout }
     }
 
-    /// A deadline may exceed the range of `Instant`, so the remaining time is computed from the start of the wait.
+    /// Returns the duration of the next sleep. A deadline could exceed the range of `Instant`, so none is computed.
     pub fn slice(&self) -> Option<Duration> {
         let left = self.timeout.checked_sub(self.at?.elapsed())?;
         (!left.is_zero()).then_some(left.min(LONGEST_SLICE))
