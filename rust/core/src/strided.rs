@@ -1,4 +1,4 @@
-//! Copies elements with gaps between them, for example of a flipped or cropped image, into contiguous memory.
+//! Copies elements with gaps between them, such as the pixels of a flipped or cropped image, into contiguous memory.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {
@@ -9,7 +9,7 @@ struct Axis {
 const ONE: Axis = Axis { count: 1, stride: 0 };
 
 const LONGEST_GROUP: usize = 8;
-/// The number of groups that are copied as a block, which stays in the cache.
+/// The number of groups that are copied together as a block, which fits into the processor's cache.
 const BLOCK: usize = 1024;
 
 /// The layout of elements in memory.
@@ -23,8 +23,8 @@ pub struct Strided {
     len: usize,
 }
 
-/// Returns the order of an array's axes, outermost first, in which the memory is read as sequentially as possible. If a
-/// stride is 0, the order of the axes does not change.
+/// Returns the axes of an array, outermost first, in an order in which the memory is read as sequentially as possible.
+/// If a stride is 0, the order of the axes does not change.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
@@ -42,7 +42,8 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Creates the layout for axes of (count, byte stride), outermost first, or None if the layout is too large.
+    /// Creates the layout of elements of `size` bytes. Each axis is a count and a stride in bytes, outermost first.
+    /// Returns None if the layout is too large.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();
         let mut len = size;
@@ -92,8 +93,8 @@ impl Strided {
         unsafe { self.copy_around(&self.around, from, to, self.len) }
     }
 
-    /// # Safety
-    /// The conditions of `copy` hold for the elements that the axes `around` describe, which have `len` bytes in total.
+    /// The conditions of `copy` hold for the elements that the axes `around` describe. These elements have `len` bytes
+    /// in total.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
             // SAFETY: without outer axes, the elements are one line.
@@ -134,7 +135,7 @@ unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
     unsafe { from.offset(index as isize * axis.stride) }
 }
 
-/// Consecutive copies are `step` bytes apart in `to`.
+/// Copies `run` bytes of each element of `axis`. The copies begin `step` bytes apart in `to`.
 ///
 /// # Safety
 /// `run` bytes are readable at each element of `axis`, and `to` is writable for each copy.

@@ -1,4 +1,4 @@
-//! Gives Python buffers access to shared memory, and creates `bytes` objects in mapped memory.
+//! Gives Python's buffer protocol access to shared memory, and creates `bytes` objects in mapped memory.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl LeasedBuffer {
 }
 
 /// The memory of an array that `torchdata.empty` has created, in a block of this process's arena. If only an item
-/// refers to the array, the block is sent with the item without copying.
+/// refers to the array, the block is sent with this item without copying.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ArenaBuffer {
     pub block: Arc<Block>,
@@ -65,16 +65,16 @@ impl ArenaBuffer {
 }
 
 /// Creates a `bytes` object whose contents stay where they are. `memory` is a writable buffer with `room` bytes for the
-/// header of the object, the contents, and a zero. In a private mapping, the system therefore copies only the page of
-/// the header. The object and the buffer are never freed.
+/// header of the object, then the contents, then a zero. If the buffer is a private mapping, the system only copies the
+/// page of the header. The object and the buffer are never freed.
 #[pyfunction]
 pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<Bound<'py, PyAny>> {
     let buffer = PyBuffer::<u8>::get(memory)?;
     let refusal = || PyBufferError::new_err("the buffer has no room for the header and the final zero of the object");
     let len = buffer.len_bytes().checked_sub(room).and_then(|rest| rest.checked_sub(1)).ok_or_else(refusal)?;
-    // The header of a `bytes` object depends on the release of Python, so it is copied from an object with an equal
-    // length. The contents of the model are never touched, so they take no memory. SAFETY: without data, the function
-    // creates an object with arbitrary contents. A buffer has at most isize::MAX bytes.
+    // The header of a `bytes` object depends on the release of Python, so it is copied from a model, which is an object
+    // of equal length. The contents of the model are never touched, so they take no memory. SAFETY: without data, the
+    // function creates an object with arbitrary contents. A buffer has at most isize::MAX bytes.
     let model = unsafe {
         let model = ffi::PyBytes_FromStringAndSize(ptr::null(), len as ffi::Py_ssize_t);
         Bound::from_owned_ptr_or_err(memory.py(), model)?

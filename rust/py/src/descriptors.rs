@@ -25,8 +25,8 @@ pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
     Ok(copy)
 }
 
-/// A descriptor that is closed with its last reference, without running Python code. With a `__del__` method, an
-/// exception of a signal handler could leak the descriptor.
+/// A descriptor that is closed when its last reference is dropped, without running Python code. In a `__del__` method,
+/// an exception of a signal handler could prevent the closing.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
 
@@ -48,7 +48,7 @@ impl OwnedDescriptor {
         Ok(Self(Mutex::new(Some(take_fd(fd)?))))
     }
 
-    /// Returns -1 if the descriptor is closed.
+    /// Returns the number of the descriptor, or -1 if it is closed.
     fn fileno(&self) -> i32 {
         self.held().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }

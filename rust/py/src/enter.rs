@@ -1,7 +1,7 @@
-//! Waits for events without the GIL, in slices of time between which Python's signals are handled.
+//! Waits for events without the GIL, in short slices. Python's signals are handled between two slices.
 //!
-//! An exception from a signal handler ends the wait and is returned. No event is lost: an event during a slice ends the
-//! wait before signals are handled, and a later event ends the next wait.
+//! If a signal handler raises an exception, the wait ends and returns this exception. No event is lost: an event during
+//! a slice ends the wait before signals are handled, and a later event ends the next wait.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// Each slice is twice as long as the preceding slice, up to `longest`.
+/// The durations of slices. Each slice is twice as long as the preceding slice, up to `longest`.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,
@@ -18,10 +18,10 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// The slices for events that always interrupt the sleep.
+    /// For events that always interrupt the sleep.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// The slices for events that usually interrupt the sleep. The first slice is short, because a fast producer that
-    /// becomes slow may not wake up the consumer (see `torchdata_core::link::wake`).
+    /// For events that usually interrupt the sleep. The first slice is short, because a fast producer that becomes slow
+    /// may not wake up the consumer (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
@@ -30,7 +30,7 @@ impl Slices {
 ///
 /// # Arguments
 /// * `sleep` - sleeps for at most one slice without the GIL, and returns whether the event has occurred.
-/// * `look` - checks for the event with the GIL, after a slice without the event and after signals were handled.
+/// * `look` - checks for the event with the GIL, after a slice without the event and the handling of signals.
 pub fn wait(
     py: Python<'_>,
     limit: Option<Duration>,
@@ -57,7 +57,7 @@ pub fn wait(
     }
 }
 
-/// Waits like `wait`, for an event that must be checked regularly. `look` checks for the event immediately, and then
+/// Waits like `wait`, for an event that does not interrupt the sleep. `look` checks for the event immediately, and then
 /// after each slice.
 pub fn poll(
     py: Python<'_>,

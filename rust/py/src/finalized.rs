@@ -2,8 +2,8 @@
 //!
 //! If Ctrl-C interrupts a `__del__` method, Python ignores the KeyboardInterrupt, and the object is not finalized.
 //! Therefore the finalizer is implemented in Rust, where no signals are handled, and calls the method `_finalize`. If a
-//! signal interrupts `_finalize`, it is called again, must finalize the object, and then raise the KeyboardInterrupt.
-//! If the attribute `_ended` of an object is true, the finalizer runs no Python code.
+//! signal interrupts `_finalize`, the finalizer calls it again. The second call must finalize the object, and then
+//! raise the KeyboardInterrupt. If the attribute `_ended` of an object is true, the finalizer runs no Python code.
 
 use std::ffi::{c_int, c_void};
 
@@ -16,7 +16,7 @@ use crate::panics::caught;
 
 const TRIES: usize = 1000;
 
-/// A derived class must have a method `_finalize(interrupted)`.
+/// Creates the base class. A derived class must have a method `_finalize(interrupted)`.
 pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let slot = |number: c_int, pointer: *mut c_void| ffi::PyType_Slot { slot: number, pfunc: pointer };
     let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`.";
@@ -37,7 +37,7 @@ pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// If the object is dropped while an exception is raised, this exception is preserved.
+/// If another exception is raised while the object is dropped, that exception is preserved.
 unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     let run = |py: Python<'_>| {
         // SAFETY: the interpreter keeps the object alive during the call.
@@ -61,7 +61,7 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     }
 }
 
-/// An attribute lookup could run Python code, so the object's dictionary is read.
+/// Reads the object's dictionary, because an attribute lookup could run Python code.
 fn has_ended(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: the object exists, and the context may be NULL.
     let found = unsafe {

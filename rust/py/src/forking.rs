@@ -1,8 +1,9 @@
-//! Delays a fork until the lock of PyTorch's global generator is free, which only a Python function can take.
+//! Delays a fork until the lock of PyTorch's global generator is free. Only a Python function can take this lock.
 //!
-//! The hook of the C library is used because it runs after Python's own hooks, which may release the GIL. The GIL is
-//! not released between this hook and the fork, so other threads cannot start to draw random numbers. The forking
-//! thread takes and releases the lock repeatedly, so that a thread that waits for the lock without the GIL can take it.
+//! The hook is registered in the C library, because it must run after Python's own hooks, which may release the GIL.
+//! The GIL is not released between this hook and the fork, so no thread starts to draw random numbers in between. The
+//! forking thread takes and releases the lock repeatedly, so that a thread that waits for the lock without the GIL can
+//! take it.
 
 use std::cell::RefCell;
 use std::io;
@@ -11,17 +12,18 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// A call of `take` that lasts longer than this had to wait, because a call without a wait lasts about 3 µs.
+/// The duration of a call of `take` above which the call has waited for the lock. Without a wait, a call takes about 3
+/// µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
-/// After a wait, this many further calls must find the lock free before the process forks. Other threads can take the
-/// lock during `PAUSE` between two calls.
+/// After a wait, the number of further calls that must find the lock free before the process forks. Between two calls,
+/// other threads can take the lock for the time `PAUSE`.
 const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
-/// A fork is delayed by at most this time, because threads that need the GIL are blocked meanwhile.
+/// The maximum delay of a fork, during which threads that need the GIL are blocked.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
-    /// The function that takes and releases PyTorch's lock, in a thread that is about to fork. `RETURNED` keeps the
+    /// In a thread that is about to fork, the function that takes and releases PyTorch's lock. `RETURNED` keeps the
     /// results of this function until after the fork, because dropping a tensor releases the GIL.
     static TAKE: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
@@ -31,7 +33,7 @@ thread_local! {
 #[pyfunction]
 pub fn fork_waits_for(take: Option<Py<PyAny>>) {
     let before = (TAKE.replace(take), RETURNED.take());
-    drop(before); // outside of the cells, because dropping may run other code
+    drop(before); // after both cells are released, because dropping may run other code
 }
 
 extern "C" fn wait_before_fork() {
@@ -45,11 +47,11 @@ fn wait(py: Python<'_>) {
     let (began, mut wanted) = (Instant::now(), 1);
     while wanted > 0 && began.elapsed() < PATIENCE {
         let asked = Instant::now();
-        let Ok(returned) = take.call0(py) else { return }; // the child reports the error when it needs the lock
+        let Ok(returned) = take.call0(py) else { return }; // if the child needs the lock, the child reports the error
         wanted = if asked.elapsed() > UNCONTENDED { FREE_CALLS } else { wanted - 1 };
         RETURNED.with_borrow_mut(|all| all.push(returned));
         if wanted > 0 {
-            sleep(PAUSE); // with the GIL held, so that threads that have drawn a number wait for it
+            sleep(PAUSE); // with the GIL held, so that threads that have drawn a number wait for the GIL
         }
     }
 }

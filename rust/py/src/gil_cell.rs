@@ -1,10 +1,10 @@
 //! Stores values that only threads attached to the interpreter access.
 //!
-//! With a GIL, plain loads and stores suffice, whereas a free-threaded interpreter needs a mutex and atomic operations.
-//! A mutex would take ten times as long as a `RefCell`, which is several percent of a small item's time.
+//! With a GIL, plain loads and stores suffice. A free-threaded interpreter needs a mutex and atomic operations. A mutex
+//! would take ten times as long as a `RefCell`, which would be several percent of the time of a small item.
 //!
-//! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads, never during an access, so a child
-//! inherits no locked mutex.
+//! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads. No thread is stopped during an
+//! access, so a child inherits no locked mutex.
 
 #[cfg(not(Py_GIL_DISABLED))]
 use std::cell::RefCell as Cell;
@@ -14,11 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 
-/// No thread waits or runs Python code during an access, so signal handlers and other threads find a consistent value.
+/// A value for threads that are attached to the interpreter. No thread waits or runs Python code during an access, so
+/// signal handlers and other threads find a consistent value.
 pub struct GilCell<T>(Cell<T>);
 
-// SAFETY: `with` requires a token of the interpreter, which only one thread has at a time, and no `look` releases the
-// GIL. If a `look` released the GIL nevertheless, the `RefCell` would refuse access by another thread.
+// SAFETY: `with` requires a token of the interpreter, which only one thread has at a time, and no closure `look`
+// releases the GIL. If one did so, the `RefCell` would refuse access by another thread.
 #[cfg(not(Py_GIL_DISABLED))]
 unsafe impl<T: Send> Sync for GilCell<T> {}
 
@@ -27,7 +28,7 @@ impl<T> GilCell<T> {
         Self(Cell::new(value))
     }
 
-    /// `look` must not run Python code, or detach from the interpreter.
+    /// Calls `look` with the value. `look` must not run Python code, or detach from the interpreter.
     #[inline]
     pub fn with<R>(&self, _py: Python<'_>, look: impl FnOnce(&mut T) -> R) -> R {
         #[cfg(not(Py_GIL_DISABLED))]

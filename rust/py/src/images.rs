@@ -63,7 +63,8 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// The package uses Pillow for filters whose results differ from Pillow's by more than one level.
+/// Returns a filter. For other filters, whose results differ from Pillow's by more than one level, the package uses
+/// Pillow.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

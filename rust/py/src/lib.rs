@@ -34,20 +34,20 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
-/// Makes the kernel continue this process, if it is stopped, when its parent exits. Must be called by the main thread.
+/// If this process is stopped when its parent exits, makes the kernel continue it. Must be called by the main thread.
 #[pyfunction]
 fn continue_with_parent() {
     liveness::continue_with_parent();
 }
 
-/// Makes this process ignore a signal. Programs that this process executes do not inherit the empty handler, but would
-/// inherit an ignored signal.
+/// Makes this process ignore a signal by an empty handler. Programs that this process executes do not inherit the
+/// handler.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)
 }
 
-/// Sets the name of this process, if the main thread calls this function.
+/// Sets the name of this process. Must be called by the main thread.
 #[pyfunction]
 fn name_process(name: &str) {
     process::naming::name_this_thread(name);
@@ -58,14 +58,14 @@ fn is_portable() -> bool {
     process::portable()
 }
 
-/// Returns whether the system lacks or forbids a feature of Linux, so that the portable fallback is used.
+/// Returns whether the portable fallback is used because the system lacks or forbids a feature of Linux.
 #[pyfunction]
 fn system_lacks() -> bool {
     process::choice() == process::Choice::Lacking
 }
 
-/// Creates objects in advance that PyO3 would otherwise create while it holds a lock, which a forked child could
-/// inherit. Python's import lock prevents a fork during this call.
+/// Creates objects that PyO3 would otherwise create later while it holds a lock, which a forked child could inherit.
+/// Python's import lock prevents a fork during this call.
 fn initialize(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>();
     py.detach(|| Python::attach(|_| ()));

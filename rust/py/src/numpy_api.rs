@@ -2,8 +2,8 @@
 //! extension does not import NumPy.
 //!
 //! The lookup of the `numpy` crate panics if it fails, for example because a signal handler raises an exception. The
-//! crate also stores the table under a lock, which a forked child may inherit in locked state. In this module, a failed
-//! lookup raises an exception, and the next call tries again.
+//! `numpy` crate also protects the pointer to its table with a lock, which a forked child may inherit in locked state.
+//! In this module, a failed lookup raises an exception, and the next call tries again.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -20,13 +20,13 @@ pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// NumPy 1 and NumPy 2 have different layouts of dtypes.
+/// Whether the loaded NumPy is NumPy 2, whose dtypes have another layout than those of NumPy 1.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
-/// The feature version of the C API in NumPy 2.0.
+/// The feature version of the C API that NumPy 2.0 has.
 const SECOND_FEATURES: c_uint = 0x12;
 
-/// A built-in dtype of NumPy 2: the start of `_PyArray_LegacyDescr` in its headers.
+/// A built-in dtype of NumPy 2. The fields are the start of `_PyArray_LegacyDescr` in NumPy's headers.
 #[repr(C)]
 struct SecondDescr {
     object: ffi::PyObject,
@@ -45,10 +45,10 @@ struct SecondDescr {
     unit: *mut c_void,
 }
 
-/// The ABI version of NumPy 2, which is the newest that this module supports.
+/// The ABI version of NumPy 2, which is the newest version that this module supports.
 const NEWEST_ABI: c_uint = 0x0200_0000;
 
-/// If NumPy is already loaded, this call runs no Python code, so no signal handler can run.
+/// Returns the table. If NumPy is already loaded, this call runs no Python code, so no signal handler can run.
 #[inline]
 pub fn numpy(py: Python<'_>) -> PyResult<NumPy> {
     // SYNC(numpy): pairs with `look_up`.
@@ -89,7 +89,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     };
     SECOND.store(features >= SECOND_FEATURES, Ordering::Relaxed);
     std::mem::forget(capsule); // the capsule must exist as long as the pointer, even if the module is unloaded
-    // SYNC(numpy): pairs with `numpy`; the table and what it points to were initialized before.
+    // SYNC(numpy): pairs with `numpy`; the table and its targets have been initialized before.
     TABLE.store(table.as_ptr(), Ordering::Release);
     Ok(NumPy(table))
 }
@@ -105,7 +105,7 @@ fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>
 }
 
 impl NumPy {
-    /// `T` is the type that NumPy's headers declare for entry `index` of the table.
+    /// Returns entry `index` of the table, for which NumPy's headers declare the type `T`.
     ///
     /// # Safety
     /// `T` is the pointer type or function pointer type of this entry.
@@ -120,7 +120,7 @@ impl NumPy {
         unsafe { self.entry(2) }
     }
 
-    /// If `own` is true, the dtype is a new object that the caller may change.
+    /// Returns a built-in dtype. If `own` is true, the dtype is a new object that the caller may change.
     ///
     /// # Safety
     /// `number` is the type number of a built-in dtype.

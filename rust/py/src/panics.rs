@@ -1,5 +1,5 @@
-//! Converts panics to exceptions in slots and callbacks that PyO3 does not wrap, because a panic that reaches C code
-//! aborts the process.
+//! Converts panics to exceptions in slots and callbacks that PyO3 does not wrap. A panic that reaches C code would
+//! abort the process.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pyo3::exceptions::PySystemError;
 use pyo3::prelude::*;
 
-/// If `body` panics, returns `failed` with an exception set. The GIL must be held.
+/// Returns the result of `body`, or `failed` with an exception set if `body` panics. The GIL must be held.
 pub fn caught<R>(failed: R, body: impl FnOnce() -> R) -> R {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         raise(&*payload);

@@ -1,10 +1,11 @@
 //! Copies the counters of a process on another machine to the main process.
 //!
-//! Such a process counts on a board on its own machine, and the main process copies the page of counters to its own
-//! board. A replacement of the process continues from the counts on the main process's board.
+//! Such a process counts on a board on its own machine. The main process copies the page of this process to its own
+//! board. A replacement of the process continues the counts on the main process's board.
 //!
-//! Times are shifted by the difference between the two clocks when a page arrives, so they are too late by the transfer
-//! time. Received pages are not trusted: lengths are compared with the capacity, and readers check all other values.
+//! When a page arrives, its times are shifted by the difference between the two clocks, and are therefore too late by
+//! the transfer time. Received pages are not trusted: lengths are compared with the capacity, and readers check all
+//! other values.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -26,7 +27,7 @@ struct Span {
     moment: Option<usize>,
 }
 
-/// Returns the words that the process itself writes, except the words for requesting its stack.
+/// Returns the words that the process itself writes, except for the words with which others request its stack.
 fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     let span = |at: usize, words: Range<usize>, guard: Option<usize>, moment: Option<usize>| {
         let first = at / WORD;
@@ -54,7 +55,7 @@ fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     spans
 }
 
-/// A time of 0 means that there is no time.
+/// Shifts a time. The value 0 means that there is no time.
 fn moved(moment: u64, by: u64) -> u64 {
     if moment == 0 { 0 } else { moment.wrapping_add(by).max(1) }
 }
@@ -65,7 +66,7 @@ impl PageRef {
         unsafe { &*self.at::<Sequence>(word * WORD) }
     }
 
-    /// Returns a copy of the process's counters, to be written to another board.
+    /// Returns a copy of this page's counters, which `take_in` writes to a page of another board.
     pub fn carry_out(&self) -> Vec<u8> {
         // SYNC(pipes): pairs with PageRef::set_pipes.
         let pipes = self.header().pipes.load(Ordering::Acquire).min(self.board.config().pipes) as usize;
@@ -80,8 +81,8 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Overwrites this page with the copy of another process's page. Fails if the lengths are inconsistent, or if there
-    /// are more pipes or flows (link ends) than the capacity.
+    /// Overwrites this page with the copy of a page from another machine. Fails if the lengths are inconsistent, or if
+    /// the copy has more pipes or flows (link ends) than this page can store.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
@@ -107,7 +108,8 @@ impl PageRef {
 
     fn write(&self, span: &Span, values: &[u64], by: u64) {
         let words = self.words();
-        // Words are written in reverse, with Release, so that a reader of `arena_used` also sees the new `arena_peak`.
+        // Words are written in reverse, with Release, so that a reader that reads the new `arena_used` also reads the
+        // new `arena_peak`.
         for (word, &value) in span.words.clone().zip(values).rev() {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {
@@ -121,7 +123,7 @@ impl PageRef {
         }
     }
 
-    /// In the main process: stores counters and system times of a process on another machine.
+    /// In the main process: stores the counters and the system times of a process on another machine.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();
@@ -130,7 +132,7 @@ impl PageRef {
         Ok(())
     }
 
-    /// In the main process: sets the location of a process on another machine, after that process has started.
+    /// In the main process: sets the location of a process on another machine, which has just started.
     pub fn set_place(&self, place: &str) {
         write_text(&self.header().place, place);
         self.header().gone.store(0, Relaxed);

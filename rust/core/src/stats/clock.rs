@@ -1,4 +1,4 @@
-//! Reads the monotonic clock in nanoseconds, which all processes of a machine share.
+//! Reads the monotonic clock, which all processes of a machine share, in nanoseconds.
 
 fn read(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -7,13 +7,13 @@ fn read(clock: libc::clockid_t) -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Returns the current time in the same way as Python's `time.monotonic_ns()`.
+/// Returns the current time of this clock, which equals Python's `time.monotonic_ns()`.
 #[inline]
 pub fn nanoseconds() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// Returns the time of the same clock as `nanoseconds` much faster, but with an error of some milliseconds.
+/// Returns the current time much faster than `nanoseconds`, but with an error of some milliseconds.
 #[inline]
 pub fn coarse_nanoseconds() -> u64 {
     #[cfg(target_os = "linux")]

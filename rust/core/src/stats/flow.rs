@@ -9,17 +9,18 @@ use super::layout::{Flow, Wait};
 
 type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
-/// Counters on a board or in the header of a link, with a reference that keeps the memory mapped.
+/// A reference to counters on a board or in the header of a link, which keeps their memory mapped.
 #[derive(Debug)]
 pub struct Counter<C> {
     counters: NonNull<C>,
     keeper: Keeper,
 }
 
-/// The counters of a link.
+/// A reference to the counters of one end of a link.
 pub type FlowRef = Counter<Flow>;
 
-/// Measures waits, and owns its memory, so that other fields of its owner can be borrowed during the wait.
+/// A reference to a counter of waits. Unlike a borrow, it allows code to borrow other fields of its owner during the
+/// wait.
 pub type WaitRef = Counter<Wait>;
 
 // SAFETY: all access to the counters is atomic, and the keeper can be shared.
@@ -52,7 +53,7 @@ impl<C> Deref for Counter<C> {
 }
 
 impl WaitRef {
-    /// Returns the wait counter of one link end.
+    /// Returns the counter of the waits of one link end.
     pub fn of(flow: &FlowRef) -> Self {
         Self { counters: NonNull::from(&flow.wait), keeper: Arc::clone(&flow.keeper) }
     }
@@ -64,7 +65,7 @@ impl WaitRef {
     }
 }
 
-/// A wait in progress.
+/// The guard of a wait in progress.
 #[derive(Debug)]
 pub struct Waiting<'a>(&'a Wait);
 

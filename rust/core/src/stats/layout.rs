@@ -16,22 +16,22 @@ pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// The version of the layout, which must be increased with every change of the layout.
 pub(super) const VERSION: u32 = 6;
 pub(super) const MEMORY_PAGE: usize = 4096;
-/// The bins of a histogram of durations: four per doubling, starting at 16 ns.
+/// The number of bins in a histogram of durations: four per doubling, starting at 16 ns.
 pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
 pub(super) const LOCATION: usize = 192;
-/// Further exception types are only counted in `PipeRecord::skipped`.
+/// The number of exception types that are counted separately. Other types are only counted in `PipeRecord::skipped`.
 pub(super) const KINDS: usize = 4;
 pub(super) const KIND: usize = 56;
-/// The maximum number of bytes for the name of another machine.
+/// The number of bytes for the name of another machine.
 pub(super) const PLACE: usize = 112;
 
 /// The sizes of a board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoardConfig {
-    /// The number of processes.
+    /// The number of processes, each of which has a page.
     pub pages: u32,
-    /// The maximum number of link endpoints in a process.
+    /// The maximum number of link ends in a process.
     pub flows: u32,
     /// The maximum number of pipes of a process that are counted.
     pub pipes: u32,
@@ -54,14 +54,14 @@ impl BoardConfig {
         self.pages <= 1 << 16 && self.flows <= 1 << 16 && self.pipes <= 1 << 10
     }
 
-    /// Reading a board of another process allocates memory, so the size is limited.
+    /// Returns whether this process may read the board. The size is limited, because reading allocates memory.
     pub(super) fn is_readable(self) -> bool {
         self.is_sensible() && self.total() <= 512 << 20
     }
 }
 
-/// The main process writes this memory page before it shares the board, and later only changes `wants_large`. The
-/// version is written last.
+/// The header of a board. The main process writes it before it shares the board, with the version last, and later only
+/// changes `wants_large`.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -83,12 +83,12 @@ pub(super) struct BoardHeader {
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data, and repairs a sequence number that a killed writer has left odd.
+    /// Changes the guarded data. If a killed writer has left an odd sequence number, the next change repairs it.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
         self.0.store(odd, Relaxed);
-        // SYNC(sequence): pairs with the fence in `read`; a reader that sees a change also sees the odd number.
+        // SYNC(sequence): pairs with the fence in `read`; a reader that reads changed data also reads the odd number.
         fence(Ordering::Release);
         let changed = change();
         // SYNC(sequence): pairs with the first load of `read`.
@@ -117,23 +117,23 @@ impl Sequence {
     }
 }
 
-/// Waits of one kind: their number, their total time, and the wait in progress.
+/// The waits of one kind: their number, their total time, and the wait in progress.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// The index of the link end (flow) from which an item is awaited.
+    /// The number of the link end (flow) from which an item is awaited.
     pub whom: AtomicU32,
-    /// The start of the wait in progress as a time in nanoseconds, or 0 if no wait is in progress.
+    /// The start of the wait in progress in nanoseconds, or 0 if no wait is in progress.
     pub since: AtomicU64,
-    /// The nanoseconds of all finished waits.
+    /// The total duration of all finished waits in nanoseconds.
     pub total: AtomicU64,
     /// The number of finished waits.
     pub count: AtomicU64,
 }
 
 impl Wait {
-    /// Begins a wait.
+    /// Records that a wait begins.
     pub fn begin(&self, now: u64) {
         self.sequence.change(|| {
             self.whom.store(0, Relaxed);
@@ -141,7 +141,7 @@ impl Wait {
         });
     }
 
-    /// Ends the wait, if one is in progress.
+    /// Records that the wait in progress, if any, ends.
     pub fn end(&self, now: u64) {
         let since = self.since.load(Relaxed);
         if since != 0 {
@@ -164,13 +164,13 @@ impl Wait {
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Flow {
-    /// The number of items sent or received in all epochs.
+    /// The number of items that were sent or received in all epochs.
     pub items: AtomicU64,
     /// The number of bytes of units and their blocks that were sent in all epochs.
     pub bytes: AtomicU64,
-    /// The number of fragments sent.
+    /// The number of fragments that were sent.
     pub fragments: AtomicU64,
-    /// How often this process has woken up the process at the opposite end.
+    /// The number of times that this process has woken up the process at the opposite end.
     pub wakes: AtomicU64,
     /// The number of buffers that were copied because too many other buffers were leased.
     pub copies: AtomicU64,
@@ -178,18 +178,18 @@ pub struct Flow {
     pub copied: AtomicU64,
     /// The page number of the process at the opposite end of the link.
     pub peer: AtomicU32,
-    /// 0: unused, 1: the owner sends, 2: the owner receives.
+    /// The direction of the link end: 0 if it is unused, 1 if its process sends, 2 if its process receives.
     pub direction: AtomicU32,
     _pad: AtomicU64,
-    /// Counts the waits of this end: a sender waits for space or for a grant, and a receiver waits for items.
+    /// The waits of this end: a sender waits for space or for a grant, and a receiver waits for items.
     pub wait: Wait,
-    /// The number of bytes of the arena in use.
+    /// The number of bytes of the arena that are in use.
     pub arena_used: AtomicU64,
     /// The maximum of `arena_used` so far.
     pub arena_peak: AtomicU64,
-    /// Size of the arena in bytes.
+    /// The size of the arena in bytes.
     pub arena_capacity: AtomicU64,
-    /// How many items the sender may be ahead of the receiver.
+    /// The number of items that the sender may be ahead of the receiver.
     pub window: AtomicU64,
 }
 
@@ -202,7 +202,7 @@ pub fn add(counter: &AtomicU64, count: u64) {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SkippedKind {
-    /// The name of a new entry is stored before its count, which is 0 in an unused entry.
+    /// The number of skipped items, or 0 if the entry is unused. The name of a new entry is stored before this number.
     pub count: AtomicU64,
     pub name: [AtomicU8; KIND],
 }
@@ -211,7 +211,7 @@ pub(super) struct SkippedKind {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct PipeRecord {
-    /// The number of items that the current iterator has yielded, including items from before a resume.
+    /// The number of items that the current iterator has yielded, including items before a resumption.
     pub yielded: AtomicU64,
     /// The number of items that all iterators of this pipe have yielded, minus `yielded`.
     pub base: AtomicI64,
@@ -224,7 +224,7 @@ pub struct PipeRecord {
     pub(super) capacity: AtomicU64,
     /// The number of measured calls.
     pub samples: AtomicU64,
-    /// The nanoseconds spent in this pipe only, extrapolated to all calls.
+    /// The estimated total time in nanoseconds that all calls have spent in this pipe only.
     pub own: AtomicU64,
     /// The number of items that were skipped because of an exception.
     pub skipped: AtomicU64,
@@ -246,7 +246,8 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call of `own` nanoseconds, which represents `weight` calls with a total of `all` nanoseconds.
+    /// Records a measured call that took `own` nanoseconds. The call stands for `weight` calls, which took an estimated
+    /// total of `all` nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
@@ -254,7 +255,7 @@ impl PipeRecord {
         place.store(place.load(Relaxed).saturating_add(weight.min(u64::from(u32::MAX)) as u32), Relaxed);
     }
 
-    /// Counts an item that was skipped because of this exception type.
+    /// Counts an item that was skipped because of an exception of this type.
     pub fn skip(&self, kind: &str) {
         self.skipped.fetch_add(1, Relaxed);
         let mut cut = [const { AtomicU8::new(0) }; KIND];
@@ -278,7 +279,8 @@ impl PipeRecord {
         counts.filter(|(_, count)| *count > 0).map(|(place, count)| (read_text(&place.name), count)).collect()
     }
 
-    /// Sets the count of the current iterator, and keeps the total of earlier iterators.
+    /// Sets the count of the current iterator. If `count_all` is true, the items of earlier iterators stay in the
+    /// total.
     pub fn restart(&self, yielded: u64, count_all: bool) {
         self.sequence.change(|| {
             let kept = if count_all { self.yielded.load(Relaxed).wrapping_sub(yielded) } else { 0 };
@@ -292,28 +294,28 @@ impl PipeRecord {
 #[repr(C, align(64))]
 pub(super) struct PageHeader {
     pub sequence: Sequence,
-    /// The role is stored last, and is 0 if the page is free.
+    /// The role of the process, which is stored last, or 0 if no process uses the page.
     pub role: AtomicU32,
     pub pid: AtomicU32,
     pub number: AtomicU32,
     pub began: AtomicU64,
     pub epoch: AtomicU32,
-    /// `all_pipes` also includes uncounted pipes.
+    /// `pipes` is the number of pipes with a record, and `all_pipes` the number of all pipes.
     pub pipes: AtomicU32,
     pub all_pipes: AtomicU32,
-    /// 1 + the index of the running pipe, or 0 if it is unknown.
+    /// The index of the running pipe plus 1, or 0 if the running pipe is unknown.
     pub current: AtomicU32,
-    /// The signal (or 0) that makes the process write its stack to the descriptor `stack`.
+    /// The signal, or 0 for none, that makes the process write its stack to the descriptor `stack`.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
     /// `snapshots` is the number of snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
-    /// The nanoseconds that the main process spent in its last pipe.
+    /// The nanoseconds that the main process has spent in its last pipe.
     pub inside: AtomicU64,
     pub inside_samples: AtomicU64,
-    /// 1 if a process on another machine has exited. Only the main process writes the fields from `gone` to `carried`,
-    /// and `place`.
+    /// Whether a process on another machine has exited (1). Only the main process writes `place` and the fields from
+    /// `gone` to `carried`.
     pub gone: AtomicU64,
     /// The time at which counters from another machine were last received, or 0.
     pub heard: AtomicU64,
@@ -326,10 +328,10 @@ pub(super) struct PageHeader {
     pub carried: AtomicU64,
     pub idle: Wait,
     pub first: Wait,
-    /// The durations of epochs, which begin with the first item in the main process. In a child, an epoch begins when
+    /// The durations of epochs. In the main process, an epoch begins with the first item. In a child, it begins when
     /// the command to run the epoch arrives.
     pub span: Wait,
-    /// The size of the last snapshot that was too large to be sent, or 0.
+    /// The size in bytes of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,
     pub place: [AtomicU8; PLACE],
 }

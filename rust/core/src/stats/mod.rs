@@ -1,7 +1,7 @@
 //! Counts items, bytes and waits, so that other processes can read the counters at any time. A [`Board`] is shared
-//! memory in which each process of a loader writes only to its own page, as cheaply as to private counters.
+//! memory in which each process of a loader writes only to its own page, at the cost of private counters.
 //!
-//! Counters that belong together are guarded by a sequence number, which is odd while they are changed (seqlock).
+//! A sequence number guards counters that belong together. It is odd while these counters are changed (seqlock).
 //! Counters never influence decisions.
 
 mod board;

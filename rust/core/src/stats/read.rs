@@ -1,4 +1,4 @@
-//! Converts a page of counters to named values, with the names of the layout.
+//! Converts a page of counters to named values. The names are those of the fields in `layout`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -9,19 +9,19 @@ use super::layout::{Flow, PipeRecord, STEPS, Wait, middle_of, read_text};
 /// The value of a counter, or a group of such values.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// No value.
+    /// There is no value.
     Nothing,
     /// A boolean.
     Flag(bool),
     /// A number, such as a count, an id or a time in nanoseconds.
     Number(u64),
-    /// Estimated nanoseconds.
+    /// An estimated duration in nanoseconds.
     Estimate(f64),
-    /// A name.
+    /// A name, such as a label or a location.
     Text(String),
     /// A list of values of one kind.
     List(Vec<Self>),
-    /// Named values.
+    /// Values with their names.
     Fields(Vec<(&'static str, Self)>),
 }
 
@@ -63,23 +63,23 @@ macro_rules! fields {
     };
 }
 
-/// A page that contains invalid data.
+/// An error that means that a page contains invalid data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("page {page} of the counters {what}")]
 pub struct Unreadable {
     /// The number of the page.
     pub page: usize,
-    /// A description of the invalid data.
+    /// The description of the invalid data, which follows the page number in the error message.
     pub what: &'static str,
 }
 
 impl Board {
-    /// Reads the pages of all processes, except damaged ones (see `damage`).
+    /// Returns the values of the pages of all processes, except for damaged pages (see `damage`).
     pub fn read(self: &Arc<Self>) -> Vec<Value> {
         self.pages().filter_map(|page| page.read_as(page.index()).ok().flatten()).collect()
     }
 
-    /// Returns the first damaged page, that is, a page with contents that no process of this release would write.
+    /// Returns the first damaged page. A page is damaged if no process of this release would write its contents.
     pub fn damage(self: &Arc<Self>) -> Option<Unreadable> {
         self.pages().find_map(|page| page.counted_pipes().err())
     }
@@ -136,7 +136,8 @@ fn wait(wait: &Wait) -> Value {
 }
 
 fn flow(flow: &Flow) -> Value {
-    // SYNC(used): pairs with Allocator::mirror; a reader that sees a value of `arena_used` also sees its `arena_peak`.
+    // SYNC(used): pairs with Allocator::mirror; a reader that reads a value of `arena_used` also reads its
+    // `arena_peak`.
     let used = flow.arena_used.load(Ordering::Acquire);
     fields!(
         flow: peer, sends = flow.direction.load(Relaxed) == 1, items, bytes, fragments, wakes, copies, copied,

@@ -6,26 +6,28 @@ use std::ops::{Deref, DerefMut};
 
 use crate::sync::primitive::{AtomicUsize, Ordering};
 
-/// A value that only one thread at a time can access. Unlike a mutex, an `Exclusive` need not check for waiting threads
-/// when it is released. If the process forks while another thread holds the value, the child can never hold the value.
+/// A value that only one thread at a time can access. Unlike the release of a mutex, the release of an `Exclusive` need
+/// not check for waiting threads. If the process forks while another thread holds the value, no thread of the child can
+/// access it.
 #[derive(Debug)]
 pub struct Exclusive<T> {
     holder: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: only the thread that changed `holder` from 0 accesses the value, so the value moves from thread to thread.
+// SAFETY: only the thread that has changed `holder` from 0 accesses the value, so the value moves from thread to
+// thread.
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
-/// A guard for the value, which the current thread holds.
+/// A guard, by which the current thread accesses the value that it holds.
 #[derive(Debug)]
 pub struct Held<'a, T> {
     owner: &'a Exclusive<T>,
-    /// The guard cannot be sent to another thread.
+    /// Prevents the guard from being sent to another thread.
     _of_this_thread: PhantomData<*const ()>,
 }
 
-/// The address of a thread-local variable is unique while its thread runs.
+/// Returns the address of a thread-local variable, which is unique while its thread runs.
 fn this_thread() -> usize {
     thread_local!(static OWN: u8 = const { 0 });
     OWN.with(|own| std::ptr::from_ref(own) as usize)
@@ -37,7 +39,7 @@ impl<T> Exclusive<T> {
         Self { holder: AtomicUsize::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Returns the value, or None if any thread, even the current one, already holds the value.
+    /// Returns a guard for the value, or None if any thread, even the current one, already holds the value.
     #[inline]
     pub fn try_hold(&self) -> Option<Held<'_, T>> {
         // SYNC(exclusive): pairs with the drop of `Held`.

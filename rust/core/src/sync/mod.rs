@@ -1,4 +1,4 @@
-//! Synchronizes threads of a process, with a switch for checking the algorithms with loom.
+//! Synchronizes the threads of a process. The build flag `loom` replaces the primitives to check the algorithms.
 
 pub mod exclusive;
 pub mod primitive;

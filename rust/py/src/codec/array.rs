@@ -50,7 +50,7 @@ impl Order {
         }
     }
 
-    /// The bytes from `take` come from another process and are not trusted.
+    /// Reads an order of axes. The bytes from `take` come from another process and are not trusted.
     pub fn read<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         match take(1)?[0] {
             0 => Ok(Order::C),
@@ -119,10 +119,10 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
 }
 
 /// Returns the arena block (shared memory) of an array from `torchdata.empty`, if no other object can access any part
-/// of the block. The caller ensures that nothing except the item refers to the array.
+/// of the block. The caller ensures that nothing but the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
-    // SAFETY: the code only reads existing objects under the GIL. Fields are only read from objects whose type is
+    // SAFETY: the code only reads existing objects under the GIL. It only reads the fields of objects whose type is
     // exactly `ndarray`.
     unsafe {
         let class = ffi::Py_TYPE(object);
@@ -141,12 +141,12 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// Returns the arena block that a tensor from `torchdata.empty` over `array` covers. The caller ensures that nothing
-/// except the item refers to the array and the tensor.
+/// Returns the arena block of the `array` from `torchdata.empty`, if a tensor with these data covers the block. The
+/// caller ensures that nothing but the item refers to the array and the tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
-    // SAFETY: the call only reads the reference count of an existing object. One reference belongs to the array and one
-    // to this function, so more references mean that other code uses the block.
+    // SAFETY: the call only reads the reference count of an existing object. The array and this function hold one
+    // reference each, so more references mean that other code uses the block.
     if unsafe { ffi::Py_REFCNT(base.as_ptr()) } > 2 {
         return None;
     }
@@ -154,7 +154,8 @@ pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Opt
     (block.as_mut_ptr().cast_const() == data && block.len() == len).then(|| Arc::clone(block))
 }
 
-/// `over` contains memory and its owner, if the array does not have its own memory.
+/// Creates an array. `over` contains its memory and the owner of this memory, or None if the array allocates its
+/// memory.
 pub fn make<'py>(
     py: Python<'py>,
     dtype: Dtype,
@@ -249,7 +250,7 @@ impl Element for i32 {
 }
 
 impl Element for i64 {
-    /// NumPy's int64 is `long` if `long` has 64 bits, otherwise `long long`.
+    /// NumPy's int64 is `long` if `long` has 64 bits, and `long long` otherwise.
     const NUMBER: u8 = if size_of::<std::ffi::c_long>() == 8 { 7 } else { 9 };
 }
 

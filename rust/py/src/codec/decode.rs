@@ -1,4 +1,4 @@
-//! Decodes items from bytes and buffers, without trusting any length in these bytes.
+//! Decodes items from bytes and buffers. No length in the bytes is trusted.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::{Tag, malformed, numbers};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
 
-/// If `may_lease` is true, arrays use the shared memory of the buffers, otherwise copies.
+/// If `may_lease` is true, arrays refer to the shared memory of the buffers. Otherwise arrays are copies.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],
@@ -31,7 +31,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// The encoder never nests items so deeply.
+/// The maximum depth of nested items. The encoder never nests items more deeply.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {
@@ -56,7 +56,7 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// Bytes in shared memory must be copied before use.
+    /// Returns the address and the length. The bytes may be in shared memory, so they must be copied before use.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -116,7 +116,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
         usize::try_from(self.word()?).map_err(|_| malformed())
     }
 
-    /// Each member takes at least one byte, so a larger number is an error.
+    /// Each member takes at least one byte, so a larger count is an error.
     fn count(&mut self) -> PyResult<usize> {
         self.length().and_then(|count| if count <= self.rest.len() { Ok(count) } else { Err(malformed()) })
     }

@@ -1,7 +1,7 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
-//! The function table `__dlpack_c_exchange_api__` of DLPack 1.2 describes tensors without an additional object, and
-//! creates tensors without a capsule. Older releases of torch only have `torch.utils.dlpack`, with equal results.
+//! The function table `__dlpack_c_exchange_api__` of DLPack 1.2 describes and creates tensors without capsules. Older
+//! releases of torch only have `torch.utils.dlpack`, which gives equal results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -41,7 +41,7 @@ impl ElementType {
         self.code == Self::COMPLEX
     }
 
-    /// Torch negates some elements lazily, for example in the imaginary part of a conjugate.
+    /// Torch may negate elements of these types lazily, for example in the imaginary part of a conjugate.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -79,15 +79,15 @@ struct Versioned {
 #[repr(C)]
 struct ExchangeApi {
     version: [u32; 2],
-    /// This module does not use these three pointers.
+    /// This module does not use these three functions.
     others: [usize; 3],
     object_of: unsafe extern "C" fn(*mut Versioned, *mut *mut ffi::PyObject) -> c_int,
     describe: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut Described) -> c_int>,
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor in this process, for example a sparse tensor. After such a failure,
-/// each tensor is checked before torch is called, because catching an exception takes a millisecond.
+/// Whether torch has failed to describe a tensor, for example a sparse one, in this process. After such a failure, each
+/// tensor is checked before torch is called, because catching an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 const UNUSED: &CStr = c"dltensor";
 
@@ -106,7 +106,7 @@ struct Torch {
     stride: Py<PyString>,
 }
 
-/// FORK: no lock is used that a child could inherit.
+/// FORK: `OnceBox` has no lock that a child could inherit.
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {
@@ -150,7 +150,7 @@ fn call<'py>(object: &Bound<'py, PyAny>, name: &Py<PyString>) -> PyResult<Bound<
     }
 }
 
-/// A tensor in memory of this process, with at least one element, and without state other than its elements.
+/// A tensor in memory of this process that has at least one element, and no state other than its elements.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
@@ -197,8 +197,7 @@ impl<'py> Exported<'py> {
         if self.tensor.dimensions == 0 {
             return &[]; // the pointers may be null
         }
-        // SAFETY: a tensor has a length and a stride per dimension. The tensor or capsule keeps lengths and strides
-        // alive.
+        // SAFETY: a tensor has a length and a stride for each dimension. The tensor or the capsule keeps both alive.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
@@ -210,7 +209,7 @@ impl<'py> Exported<'py> {
         self.shape().iter().fold(self.size, |len, &count| len.saturating_mul(count as usize))
     }
 
-    /// The number of bytes from the start of the first element to the end of the last element.
+    /// Returns the number of bytes from the start of the first element to the end of the last element in memory.
     pub fn reach(&self) -> usize {
         let strides = self.extents(self.tensor.strides);
         reach(self.size, self.shape(), strides).unwrap_or(usize::MAX)
@@ -225,12 +224,12 @@ impl<'py> Exported<'py> {
         })
     }
 
-    /// For dimensions with one element, the strides of torch may differ from the strides of DLPack.
+    /// Returns torch's strides. For dimensions with one element, they may differ from the strides of DLPack.
     pub fn strides(&self) -> PyResult<Vec<i64>> {
         call(&self.item, &torch(self.item.py())?.stride)?.extract()
     }
 
-    /// Torch may apply operations such as conjugation lazily, so that the values differ from the bytes in memory.
+    /// Torch may apply operations such as conjugation lazily. In this case the values differ from the bytes in memory.
     fn has_lazy_bits(&self, torch: &Torch) -> PyResult<bool> {
         let element = self.tensor.element;
         let is = |name| call(&self.item, name).and_then(|is| is.is_truthy());
@@ -250,7 +249,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Returns None if the number of bytes overflows.
+/// Returns the number of bytes from the first to the last element, or None if this number overflows.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -321,7 +320,7 @@ impl Own {
     }
 }
 
-/// Torch frees this owner of a tensor's memory in any thread, after the last tensor that uses the memory.
+/// The owner of a tensor's memory. Torch frees this owner in any thread, after the last tensor that uses the memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,
@@ -337,13 +336,14 @@ impl<M> Home<M> {
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 
-    /// `free` later deletes the value on the heap.
+    /// Moves the value to the heap, from which `free` later deletes it.
     fn leave(self) -> *mut M {
         Box::into_raw(Box::new(self)).cast()
     }
 }
 
-/// `extents` contains the shape, followed by the strides in elements. All elements must be within `memory`.
+/// Creates a tensor. `extents` contains the shape, followed by the strides in elements. All elements must be within
+/// `memory`.
 pub fn tensor_over<'py>(
     py: Python<'py>,
     element: ElementType,
@@ -377,8 +377,8 @@ pub fn tensor_over<'py>(
     let managed =
         Home { managed: Managed { tensor, context, free: Some(Home::<Managed>::free) }, extents, _memory: memory }
             .leave();
-    // SAFETY: the call returns a new capsule, or NULL with an exception set. Torch renames the capsule when torch takes
-    // ownership of the tensor. If the call fails and the name is unchanged, this function still owns the tensor.
+    // SAFETY: the call returns a new capsule, or NULL with an exception set. When torch takes ownership of the tensor,
+    // it renames the capsule. If the call fails and the name is unchanged, this function still owns the tensor.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.cast(), UNUSED.as_ptr(), None);
         let Ok(capsule) = Bound::from_owned_ptr_or_err(py, capsule) else {

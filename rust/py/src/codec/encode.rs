@@ -20,13 +20,13 @@ use super::source::{OutBuffer, Owner, Source};
 use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
-/// More deeply nested items are pickled, and pickle has its own limit.
+/// The maximum depth of nested items. Deeper items are pickled, and pickle has its own limit.
 const DEEPEST: usize = 64;
 
-/// A string of at least this length is sent only once, even if it occurs several times in the item. Shorter strings,
-/// such as most dictionary keys, are always copied, because a copy is as fast as a lookup.
+/// The minimum length of a string that is sent only once if it occurs several times in the item. Shorter strings, such
+/// as most dictionary keys, are always copied, because a copy is as fast as a lookup.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// After each item, the encoder reduces larger tables of objects to this capacity.
+/// The capacity to which the encoder shrinks larger tables of objects after each item.
 const MOST_REMEMBERED: usize = 1024;
 
 /// The address of the first byte, and the address after the last byte.
@@ -40,8 +40,8 @@ struct Within<'a> {
 }
 
 impl Within<'_> {
-    /// An object with more references than one from its container and one from the encoder is also used outside the
-    /// item.
+    /// Returns whether no code outside the item uses the object. It then has at most two references: one from its
+    /// container and one from the encoder.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: the call only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
@@ -68,18 +68,18 @@ impl From<PyErr> for Stop {
 pub struct Encoder {
     pub payload: Vec<u8>,
     pub buffers: Vec<OutBuffer>,
-    /// The addresses of the item's containers and arrays to which other code also refers.
+    /// The addresses of the item's containers and arrays that have further references, so that they may occur twice.
     visited: FxHashSet<usize>,
-    /// The long strings and bytes objects to which other code also refers, by address. The stored reference keeps the
+    /// The long strings and bytes objects that have further references, by address. The stored reference keeps the
     /// address of each object valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     announced: u64,
-    /// The memory of the item's tensors: the end address for each start address.
+    /// The memory ranges of the item's tensors, as end addresses by start address.
     spans: BTreeMap<usize, usize>,
-    /// The member that must be pickled last, with its offset in the payload, because it may contain objects of other
-    /// members.
+    /// The member that must be pickled last, because it may contain objects of other members, and its offset in the
+    /// payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether an equal item may be encoded to different bytes. Pickles and references to strings depend on the
+    /// Whether the encoder may encode an equal item to different bytes. Pickles and references to strings depend on the
     /// identity of objects, and the bytes of arrays depend on the order of the axes.
     pub opaque: bool,
 }
@@ -125,7 +125,8 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// An object with two references cannot occur twice, because one reference belongs to the encoder.
+    /// Records that the item contains this object. An object with two references cannot occur twice, because one
+    /// reference belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -135,8 +136,8 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Writes a reference and returns true if the item already contains this string of `len` characters or bytes. A new
-    /// long string is always announced with `Kept`, because the encoding must not depend on reference counts.
+    /// If the item already contains this string of `len` characters or bytes, writes a reference to it and returns
+    /// true. A new long string is always written with `Kept`, because the encoding must not depend on reference counts.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -174,7 +175,7 @@ impl Encoder {
         if overlaps { Err(Stop::Whole) } else { Ok(()) }
     }
 
-    /// An item may contain only one pickled member, which must not share objects with other members.
+    /// An item may contain only one member that is pickled. This member must not share objects with other members.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {
             self.pickle(item)?;
@@ -187,8 +188,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Pickling is postponed until the rest of the item is encoded, because pickling may be expensive, and some objects
-    /// expect to be pickled only once.
+    /// Pickling is postponed until the rest of the item has been encoded, because pickling may be expensive, and some
+    /// objects expect to be pickled only once.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
         let behind = self.payload.split_off(place);
@@ -403,7 +404,7 @@ impl Encoder {
         true
     }
 
-    /// The returned memory ranges of the object's tensors do not overlap.
+    /// Pickles an object, and returns the memory ranges of its tensors, which do not overlap.
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         self.opaque = true;
         let py = item.py();

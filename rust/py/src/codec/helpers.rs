@@ -1,4 +1,4 @@
-//! Looks up the Python functions and types that the codec uses once.
+//! Looks up, once per process, the Python functions and types that the codec uses.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,20 +8,20 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 
 pub struct Helpers {
-    /// obj -> (pickle, [buffers], [memory of its tensors])
+    /// obj -> (pickle, [buffers], [memory ranges of its tensors])
     pub pickled_parts: Py<PyAny>,
     /// (pickle, [buffers]) -> obj
     pub loads: Py<PyAny>,
     /// () -> (function table or None, function that exports a capsule, function that imports a capsule)
     pub dlpack_ways: Py<PyAny>,
-    /// (tensor, address) -> the array of `torchdata.empty` if this tensor is its only user, or None
+    /// (tensor, address) -> the array of `torchdata.empty` if only this tensor uses it, or None
     pub room_of: Py<PyAny>,
     /// type -> whether user code defines how objects of this type are pickled
     pub has_own_reducer: Py<PyAny>,
     pub data_chunk: Py<PyType>,
 }
 
-/// FORK: the look-up uses no lock, and the first result is kept. `torchdata._engine.workers.child` has already imported
+/// FORK: the lookup uses no lock, and keeps the first result. `torchdata._engine.workers.child` has already imported
 /// these modules.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
@@ -49,7 +49,7 @@ pub enum Kind {
     Other,
 }
 
-/// The types are never freed, so their addresses stay unique.
+/// The known types by address. The types are never freed, so their addresses stay unique.
 ///
 /// FORK: the lock is only taken with the GIL held, and never held while Python code runs. Python forks with the GIL
 /// held, so a forked child never finds this mutex locked.

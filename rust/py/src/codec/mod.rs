@@ -8,8 +8,8 @@
 //!
 //! This module encodes exact built-in types, ints of at most 64 bits, plain NumPy arrays and scalars, plain CPU tensors
 //! of torch, and the batch class of torchdata. Other objects are pickled (protocol 5, with out-of-band buffers), or
-//! passed to cloudpickle if pickle fails. A long string that appears twice is sent once, followed by a reference. If
-//! another object appears twice, the whole item is pickled to preserve the object's identity.
+//! passed to cloudpickle if pickle fails. If a long string occurs twice, the second occurrence is a reference to the
+//! first. If another object occurs twice, the whole item is pickled to preserve the object's identity.
 
 mod array;
 mod decode;
@@ -36,9 +36,9 @@ pub fn malformed() -> PyErr {
     )
 }
 
-/// Buffers of at least this many bytes are sent out of band, because a lease is cheaper than two copies.
+/// The minimum number of bytes of a buffer that is sent out of band, because a lease is cheaper than two copies.
 pub const OUT_OF_BAND: usize = 8 << 10;
-/// An item has at most this many buffers, and larger parts beyond this number are sent inline.
+/// The maximum number of out-of-band buffers of an item. Further large parts are sent inline.
 pub const MOST_BUFFERS: usize = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

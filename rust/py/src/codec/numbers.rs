@@ -5,9 +5,9 @@
 //! tag)
 //! ```
 //!
-//! A sequence becomes a block if it has at least two members of one exact type: ints that fit into one kind of word,
-//! floats, or bools. A block does not preserve the identity of numbers, which Python and pickle do not preserve
-//! reliably.
+//! A sequence becomes a block if it has at least two members, and all are floats, all are bools, or all are ints that
+//! fit into the same kind of word. A block does not preserve the identity of numbers, which Python and pickle do not
+//! preserve reliably.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -24,13 +24,13 @@ fn width(element: Tag) -> usize {
     if element == Tag::True { 1 } else { 8 }
 }
 
-/// Leaves no Python exception set.
+/// Reads an int, and leaves no Python exception set.
 ///
 /// # Safety
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     let mut overflow = 0;
-    // SAFETY: as above. For large ints, the first call sets `overflow`, the second sets an exception.
+    // SAFETY: as above. For a large int, the first call sets `overflow`, and the second call sets an exception.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {
@@ -48,7 +48,7 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Returns false without a change if a block cannot contain the members.
+/// Writes a sequence as a block. Returns false and writes nothing if a block cannot contain the members.
 ///
 /// # Safety
 /// The GIL is held. For each index below `len`, `member` runs no Python code and returns a borrowed member or NULL.
@@ -79,7 +79,7 @@ pub unsafe fn put_block(
         };
         let Some(bytes) = len.checked_mul(width(element)) else { return false };
         if payload.try_reserve(bytes.saturating_add(11)).is_err() {
-            return false; // encoding the members one by one then reports the lack of memory
+            return false; // the caller then encodes each member, which reports the lack of memory
         }
         let start = payload.len();
         payload.extend_from_slice(&[Tag::Numbers as u8, container as u8, element as u8]);
@@ -170,7 +170,8 @@ pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
     // SAFETY: no other code refers to the new sequence until all members are set. After an exception, the remaining
-    // entries are NULL, which the destructor of the sequence allows. Setting a member takes ownership of the reference.
+    // entries are NULL, which the destructor of the sequence allows. Setting a member moves the reference into the
+    // sequence.
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
         let sequence = Bound::from_owned_ptr_or_err(py, object)?;

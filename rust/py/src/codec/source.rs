@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use torchdata_core::link::arena::Block;
 use torchdata_core::strided::Strided;
 
-/// Copies of at least this many bytes release the GIL.
+/// The minimum number of bytes of a copy that releases the GIL.
 pub const LONG_COPY: usize = 128 << 10;
 
 pub enum OutBuffer {
@@ -22,7 +22,7 @@ pub enum Owner {
     Buffer {
         _buffer: PyBuffer<u8>,
     },
-    /// The caller keeps the memory alive until it is copied.
+    /// The caller keeps the memory alive until it has been copied.
     Caller,
 }
 
@@ -33,7 +33,7 @@ impl Owner {
 }
 
 pub struct Source {
-    /// An address, because pointers cannot be sent to other threads.
+    /// The address of the data as a number, because pointers cannot be sent to other threads.
     address: usize,
     len: usize,
     strided: Option<Box<Strided>>,
@@ -53,7 +53,7 @@ impl Source {
         self.len
     }
 
-    /// Long copies release the GIL.
+    /// Copies the bytes. Long copies release the GIL.
     ///
     /// # Safety
     /// `to` has room for `len` bytes and does not overlap the source.
@@ -73,7 +73,7 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// If the elements have gaps, the returned address is that of a contiguous copy.
+    /// Returns the address of contiguous elements. If there are gaps between the elements, they are copied first.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);

@@ -8,9 +8,9 @@ use super::malformed;
 
 pub enum Layout {
     Contiguous,
-    /// The elements have no gaps, and the decoded tensor has these strides, in elements.
+    /// The elements have no gaps. The decoded tensor has these strides, in elements.
     MemoryOrder(Vec<i64>),
-    /// The elements have gaps, and the decoded tensor is a copy with these strides, in elements.
+    /// The elements have gaps. The decoded tensor is a copy without gaps with these strides, in elements.
     WithGaps(Strided, Vec<i64>),
 }
 
@@ -28,8 +28,8 @@ impl Layout {
     }
 }
 
-/// The strides of the copy are as after `torch.clone`, which preserves the memory order of the dimensions. Returns None
-/// if a dimension repeats its elements.
+/// Returns the strides of a copy without gaps. As with `torch.clone`, they preserve the memory order of the dimensions.
+/// Returns None if a dimension repeats its elements.
 fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided, Vec<i64>)> {
     if shape.iter().zip(strides).any(|(&count, &stride)| stride == 0 && count > 1) {
         return None;
@@ -59,7 +59,7 @@ pub struct Description {
     pub len: usize,
 }
 
-/// The bytes from `take` come from another process and are not trusted.
+/// Reads a description. The bytes from `take` come from another process and are not trusted.
 pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Description> {
     let &[code, bits, dimensions, has_strides] = take(4)? else { return Err(malformed()) };
     let element = ElementType { code, bits, lanes: 1 };

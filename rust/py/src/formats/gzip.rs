@@ -17,17 +17,16 @@ const FIRST: u8 = 0x1f;
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
     decoder: Option<GzDecoder<GzipSource>>,
-    /// This field must be dropped with the GIL held, because otherwise PyO3 would take a lock, which a forked child
-    /// could inherit.
+    /// Dropped only with the GIL held. Otherwise PyO3 would take a lock, which a forked child could inherit.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
-    /// The error is raised once all bytes that were decompressed before it were returned.
+    /// An error, which is raised once all bytes that were decompressed before it have been returned.
     failed: Option<Error>,
 }
 
 #[pymethods]
 impl GzipReader {
-    /// Creates a reader for the bytes in `unread`, followed by the bytes that `read(size)` returns.
+    /// Creates a reader for the bytes in `unread`, followed by the bytes that the function `read(size)` returns.
     #[new]
     #[pyo3(signature = (read, unread=None))]
     fn new(read: Py<PyAny>, unread: Option<&[u8]>) -> Self {
@@ -45,7 +44,7 @@ impl GzipReader {
         Ok(PyBytes::new(py, &self.buffer[..count.map_err(raised)?]))
     }
 
-    /// Needs no `__clear__`, because the reader never changes its references (see `FilterIterator`).
+    /// There is no `__clear__`, because the reader never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(self.decoder.as_ref().map(|decoder| &decoder.get_ref().read))
     }
@@ -72,7 +71,7 @@ impl GzipReader {
         self.decoder.as_ref().is_some_and(|decoder| !decoder.get_ref().is_drained())
     }
 
-    /// Writes bytes into the buffer from index `begin`, and returns 0 after the last gzip member.
+    /// Writes bytes into the buffer from index `begin`. Returns 0 after the last gzip member.
     fn inflate(&mut self, begin: usize) -> Result<usize, Error> {
         while let Some(mut decoder) = self.decoder.take() {
             let count = decoder.read(&mut self.buffer[begin..]);
@@ -93,7 +92,7 @@ impl GzipReader {
     }
 }
 
-/// Zeros before the next gzip member are skipped, and other data is ignored, as by gzip(1).
+/// Returns whether another gzip member follows. Like gzip(1), skips zeros before the member, and ignores other data.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;

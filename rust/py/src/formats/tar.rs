@@ -12,7 +12,7 @@ pub fn tar_file_header(block: &[u8]) -> Option<(&str, u64)> {
 }
 
 /// Returns the number of records in the body of an extended header. Raises ValueError if the body is invalid, because
-/// `tarfile` may need more than linear time for an invalid body.
+/// `tarfile` may take more than linear time for it.
 #[pyfunction]
 #[pyo3(signature = (body, /))]
 pub fn tar_pax_records(body: &[u8]) -> PyResult<usize> {

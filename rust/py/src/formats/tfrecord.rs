@@ -1,4 +1,4 @@
-//! Reads TFRecord files of examples.
+//! Reads examples from TFRecord files.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -10,7 +10,7 @@ use torchdata_core::formats::tfrecord::{LONGEST, Records};
 
 use crate::codec::array_of;
 
-/// A piece of this many bytes stays in the processor's cache until it is copied.
+/// The number of bytes of a piece, which stays in the processor's cache until it is copied.
 const PIECE: usize = 128 << 10;
 
 /// Iterates over the examples in a stream of TFRecords, as dictionaries.
@@ -24,10 +24,10 @@ pub struct TFRecordReader {
 
 #[pymethods]
 impl TFRecordReader {
-    /// `read(size)` returns the next bytes of the stream. If `wanted` is not None, only features with these names are
-    /// read. `convert(array)` converts each array, and `finish(example)` converts each dictionary. The stream is at
-    /// byte `offset`, where record number `record` begins. `unread` contains bytes after `offset` that were already
-    /// read from the stream.
+    /// The function `read(size)` returns the next bytes of the stream. If `wanted` is not None, only features with
+    /// these names are read. `convert(array)` converts each array, and `finish(example)` converts each dictionary. The
+    /// reader starts at byte `offset` of the file, where record number `record` begins. `unread` contains bytes after
+    /// `offset` that have already been read from the stream.
     #[new]
     #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]
@@ -85,7 +85,7 @@ impl TFRecordReader {
         PyBytes::new(py, self.records.unread())
     }
 
-    /// Needs no `__clear__`, because the reader never changes its references (see `FilterIterator`).
+    /// There is no `__clear__`, because the reader never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.read)?;
         visit.call(&self.maker.convert)?;

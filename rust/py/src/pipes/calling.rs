@@ -1,4 +1,4 @@
-//! Measures the user functions of indexed datasets separately from the pipe that calls these functions.
+//! Measures the user functions of indexed datasets separately from the pipe that calls them.
 
 use std::sync::atomic::Ordering::Relaxed;
 

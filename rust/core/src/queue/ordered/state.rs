@@ -54,7 +54,7 @@ pub(super) struct State<T> {
     pub busy: usize,
     pub source_taken: bool,
     pub closed: bool,
-    /// After a `broken` source, no item is computed until the consumer has received the error.
+    /// While `broken` is true, no item is computed, because the consumer has not received an error yet.
     pub finished: bool,
     pub broken: bool,
     pub ended: bool,
