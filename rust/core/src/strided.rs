@@ -93,8 +93,8 @@ impl Strided {
         unsafe { self.copy_around(&self.around, from, to, self.len) }
     }
 
-    /// The conditions of `copy` hold for the elements that the axes `around` describe. These elements have `len` bytes
-    /// in total.
+    /// # Safety
+    /// The conditions of `copy` hold for the elements that the axes `around` describe, which have `len` bytes in total.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
             // SAFETY: without outer axes, the elements are one line.

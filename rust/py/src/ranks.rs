@@ -1,6 +1,7 @@
 //! Provides the Python class `Meeting`, which connects the ranks by sockets.
 //!
-//! A forked child lacks the thread and may inherit a locked lock, so all methods raise an error and nothing is dropped.
+//! In a forked child, all methods raise an error and nothing is dropped, because the thread is missing and a lock may
+//! be locked.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +17,7 @@ use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
 
 use crate::enter::{self, Slices};
 
-/// The reason of a failure, the ranks at fault, and the rank that has detected the fault.
+/// The reason for a failure, the ranks at fault, and the rank that has detected the fault.
 type Blame = (&'static str, Vec<u32>, u32);
 
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]
@@ -153,7 +154,7 @@ impl PyMeeting {
         }
     }
 
-    /// A rank that has sent no message for this many seconds after the timeout counts as silent.
+    /// The seconds without a message after the timeout, after which a rank counts as silent.
     #[classattr]
     #[pyo3(name = "WATCH")]
     fn watch() -> f64 {

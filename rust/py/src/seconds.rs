@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The duration is at most `Duration::MAX`, and zero for a negative time or NaN.
+/// Returns a duration of at most `Duration::MAX`. A negative time or NaN becomes zero.
 pub fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(if seconds > 0.0 { Duration::MAX } else { Duration::ZERO })
 }

@@ -174,7 +174,7 @@ impl Hub {
     }
 
     fn try_missing(&mut self, by: u32, operation: u64, now: Instant) {
-        // If the operation has already ended, its result was sent, so the timeout is ignored.
+        // If the operation has already ended, its result has been sent, so the timeout is ignored.
         if operation == self.operation && self.trial.is_none() && self.verdict.is_none() {
             self.trial = Some(Trial { by, missing: self.missing().collect(), begun: now });
             self.judge(now);

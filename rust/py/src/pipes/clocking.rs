@@ -1,10 +1,10 @@
 //! Measures the time of pipes in some of their calls, so that measuring costs little even for small items.
 //!
-//! A root call is not nested in a call of another pipe. About one root call per `interval` is measured, together with
-//! its nested calls. The own time of a pipe excludes the pipes from which it reads in the same thread.
+//! A root call is a call that is not nested in a call of another pipe. About one of `interval` root calls is measured,
+//! together with its nested calls. The own time of a pipe excludes the pipes from which it reads in the same thread.
 //!
-//! A root call may make many nested calls, so a guard (`guard.rs`) calls this module for nested calls only if
-//! [`is_measuring`], or to detect that its calls are no longer nested.
+//! A root call may make many nested calls. A guard (`guard.rs`) therefore calls this module for a nested call only if
+//! [`is_measuring`] is true, or to detect that its calls are no longer nested.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -18,14 +18,14 @@ pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// An unmeasured call of more nanoseconds than this is slow, which the coarse clock detects.
+/// The duration in nanoseconds from which an unmeasured call counts as slow. The coarse clock detects such calls.
 pub const NOTICED: u64 = 12_000_000;
 
 /// The number of nested calls after which a guard checks whether its calls are still nested.
 pub const LOOK_AGAIN: u32 = 128;
 
-/// Race conditions are harmless, because a wrong number of measured root calls only slows down some calls or omits one
-/// measurement.
+/// The number of measured root calls in progress. Race conditions are harmless, because a wrong number only slows down
+/// some calls or omits one measurement.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
 #[inline]
@@ -36,7 +36,7 @@ pub fn is_measuring() -> bool {
 struct Clocking {
     /// The number of nested calls in progress, including the root call.
     depth: Cell<u32>,
-    /// The number of calls that the current root call represents, or 0 if it is not measured.
+    /// The number of calls for which the current root call counts, or 0 if this call is not measured.
     weight: Cell<u64>,
     /// The nanoseconds that the innermost measured call has spent in nested calls.
     children: Cell<u64>,
@@ -74,8 +74,8 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
 }
 
-/// Returns after how many calls to measure one, so that measuring `calls` nested calls costs at most 1/`price` of the
-/// time.
+/// Returns the average number of calls per measured call, so that measuring `calls` nested calls costs at most
+/// 1/`price` of the time.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
@@ -88,7 +88,7 @@ pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     around(random, least)
 }
 
-/// This process may have been forked during a nested call, so the nesting depth is reset.
+/// Resets the state of this thread, because this process may have been forked during a nested call.
 pub fn begin() {
     MEASURING.store(0, Relaxed);
     CLOCKING.with(|thread| {
@@ -103,14 +103,14 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// The nanoseconds of a measured call without nested calls, and the maximum number of calls that it represents.
+    /// The nanoseconds of a measured call without its nested calls, and the number of calls for which it counts.
     pub own: Option<(u64, u64)>,
-    /// The nanoseconds of a measured or slow root call, and the number of calls that it represents.
+    /// The nanoseconds of a measured or slow root call, and the number of calls for which it counts.
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
 }
 
-/// The returned bool is true for a nested call.
+/// Measures the call if it is due. The returned bool is true for a nested call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
@@ -143,7 +143,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Slow calls may follow each other, so the next call is measured.
+/// Records a slow call. More slow calls may follow, so the next call is measured.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);
@@ -152,7 +152,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// A slow call represents only itself, because each slow call is recorded.
+/// Returns for how many calls a measured call counts. A slow call counts once, because every slow call is recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

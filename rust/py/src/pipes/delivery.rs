@@ -41,7 +41,7 @@ pub struct Delivery {
     version: GilNumber,
     turn: Py<Turn>,
     begun: AtomicBool,
-    /// Items that the user has received in earlier runs are not counted.
+    /// The number of items that the user has received in this run.
     given: Arc<GilNumber>,
     /// The heartbeat of calls of the source, with flags for a paused or limited loader, a missing watching thread, and
     /// an interrupted call.
@@ -198,7 +198,8 @@ impl Delivery {
         self.pulse.is_inside()
     }
 
-    /// Whether the computation of the last item was interrupted, as by Ctrl-C, so that pipes may have lost items.
+    /// Whether the computation of the last item was interrupted, for example by Ctrl-C, so that pipes may have lost
+    /// items.
     #[getter]
     fn cut(&self) -> bool {
         self.pulse.signs() & CUT != 0
@@ -209,7 +210,8 @@ impl Delivery {
         self.pulse.set_sign(CUT, cut);
     }
 
-    /// Calls the function from `watch_with` with `key` if an item takes `seconds`, and whenever the time has doubled.
+    /// If an item takes `seconds`, calls the function from `watch_with` with `key`, and again whenever the time has
+    /// doubled.
     fn watch(&self, py: Python<'_>, key: u64, seconds: f64) {
         let how = (key, duration(seconds));
         self.watched.with(py, |watched| *watched = Some(how));
@@ -298,7 +300,7 @@ impl DeliveryIterator {
     }
 }
 
-/// Waits until the loader is neither paused, limited nor held by a thread that saves its state.
+/// Returns the next item, once the loader is neither paused, limited nor held by a thread that saves its state.
 #[cold]
 fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();

@@ -26,7 +26,7 @@ use crate::pipes::metering::Metering;
 use crate::pipes::sequence::SequenceIterator;
 use crate::pipes::token::IterationToken;
 
-/// The garbage collector makes a guard invalid with this number, which no iterator has.
+/// The number of a guard that the garbage collector has cleared. No iterator has this number.
 const CLEARED: u64 = u64::MAX;
 
 #[repr(C)]
@@ -41,19 +41,19 @@ struct Guard {
     /// `next_metered` with this guard.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The item counter of the pipe in shared memory, or null, valid as long as the token.
+    /// The item counter of the pipe in shared memory, or null. The counter is valid as long as the token.
     counter: *const AtomicU64,
     /// The guard owns the iterator, the pipe and the token, which are NULL after clearing.
     iterator: *mut ffi::PyObject,
     pipe: *mut ffi::PyObject,
     token_object: *mut ffi::PyObject,
     inner: ffi::iternextfunc,
-    /// The word in shared memory that shows the running pipe, or null if pipes are not measured. The word contains
-    /// `mark` while the pipe of this guard runs.
+    /// The word in shared memory that shows the running pipe, or null if pipes are not measured. While the pipe of this
+    /// guard runs, the word contains `mark`.
     current: *const AtomicU32,
     mark: u32,
     nested: bool,
-    /// `next_timed` only uses the countdown to detect nested calls.
+    /// `next_timed` uses only the countdown of this field, to check whether its calls are still nested.
     metering: Metering,
     /// Whether the iterator is the built-in `map`, whose function must not end the data with a StopIteration (PEP 479).
     sealed: bool,
@@ -188,7 +188,7 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
     }
 }
 
-/// Returns NULL if there is no item or the guard is invalid.
+/// Returns the next item, or NULL if there is no item or the guard is invalid.
 ///
 /// # Safety
 /// As in `next_item`.
@@ -225,7 +225,8 @@ unsafe fn count(guard: *mut Guard, items: u64) {
 /// The iterator is a guard.
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
-    // SAFETY: the caller passes an existing guard. A cleared guard returns early. Another guard owns its iterator.
+    // SAFETY: the caller passes an existing guard. This function returns early if the guard is cleared. Otherwise the
+    // guard owns its iterator.
     unsafe {
         let guard = iterator.as_ptr().cast::<Guard>();
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
@@ -406,7 +407,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Converting a panic exception to a Rust error would raise the panic again.
+/// Returns whether the current exception is a panic. Its conversion to a Rust error would raise the panic again.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
     unsafe {

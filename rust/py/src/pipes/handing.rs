@@ -1,8 +1,8 @@
 //! Implements an iterator that returns items from Python code without losing an item to Ctrl-C.
 //!
 //! Python can handle a signal between taking and returning an item, which would lose the item. The method `_wait`
-//! therefore waits for an item without taking it, so a signal handler can interrupt `_wait`. A Ctrl-C during
-//! `_hand_over`, which takes the item, is recorded, and raised after the item was returned.
+//! therefore waits for an item without taking it, so a signal handler can interrupt `_wait`. The method `_hand_over`
+//! takes the item. A Ctrl-C during `_hand_over` is recorded, and raised once the item has been returned.
 //!
 //! Threads read the iterator one at a time, and only the main thread handles signals.
 
@@ -100,7 +100,7 @@ struct Deferred<'py> {
 }
 
 impl<'py> Deferred<'py> {
-    /// A signal that arrived earlier is handled first.
+    /// Signals that arrived before this call are handled first.
     fn new(py: Python<'py>) -> PyResult<Self> {
         let handler = signals(py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
         if !handler.is_callable() {

@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 unsafe extern "C" {
-    /// Part of the stable ABI since CPython 3.12, and exported but not declared by CPython 3.11. Other C functions for
-    /// calls would create a tuple or read variable arguments for each item.
+    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 exports it without a declaration. Other
+    /// C functions for calls would create a tuple or read variable arguments for each item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -17,7 +17,7 @@ unsafe extern "C" {
     ) -> *mut ffi::PyObject;
 }
 
-/// The called function may use the slot before the arguments, which saves a copy for bound methods.
+/// A flag: the called function may use the slot before the arguments, which saves bound methods a copy.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 #[inline]
@@ -53,7 +53,7 @@ pub struct FilterIterator {
 }
 
 impl FilterIterator {
-    /// A StopIteration of the predicate would look like the end of the data (PEP 479).
+    /// Replaces a StopIteration of the predicate, which would look like the end of the data (PEP 479).
     #[cold]
     fn failure(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyStopIteration>(py) {
@@ -107,8 +107,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Needs no `__clear__`: like `filter`, this iterator never changes its references, so each cycle also contains a
-    /// mutable object, which is cleared.
+    /// There is no `__clear__`: like `filter`, this iterator never changes its references. Each cycle therefore also
+    /// contains a mutable object, which is cleared.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;
@@ -148,7 +148,7 @@ impl IndexedIterator {
         })
     }
 
-    /// Needs no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
+    /// There is no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.item_at)?;
         visit.call(&self.indices)?;

@@ -1,6 +1,6 @@
 //! Measures the time that a program spends in `next` of a loader, in some of the calls.
 //!
-//! A measured call represents itself and the unmeasured calls since the previous measured call. [`Meter`] measures
+//! A measured call counts for itself and for the unmeasured calls since the previous measured call. [`Meter`] measures
 //! iterators that are not pipes.
 
 use std::cell::Cell;
@@ -32,7 +32,7 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Returns the total nanoseconds of all calls that the measured call represents.
+    /// Returns the estimated total time in nanoseconds of all calls for which the measured call counts.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);

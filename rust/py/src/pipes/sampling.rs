@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::sampling::{MersenneTwister, WORDS};
 
-/// Returns a random order of the first `count` numbers as native 32-bit integers.
+/// Returns the numbers below `count` in random order, as native 32-bit integers.
 ///
 /// `words` and `drawn` come from `random.Random.getstate()`: 624 native 32-bit words, and the number of used words.
 #[pyfunction]

@@ -25,9 +25,9 @@ fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<SequenceKin
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
     kind: SequenceKind,
-    /// The length of a list is not stored, because a list can change.
+    /// The number of items, unless the sequence is a list, because a list can change.
     length: usize,
-    /// The index is `u64::MAX` after the end, which is final even if a list grows.
+    /// The index of the next item, or `u64::MAX` after the end, which is final even if a list grows.
     position: GilNumber,
 }
 
@@ -104,7 +104,7 @@ impl SequenceIterator {
         }
     }
 
-    /// Needs no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
+    /// There is no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.sequence)
     }

@@ -1,6 +1,6 @@
-//! Splits an indexable source into shares, none of which reads the items of another share.
+//! Splits an indexable source into shares. No share reads the items of another share.
 //!
-//! The guard of the source counts the skipped items of other shares as yielded.
+//! The iterator guard of the source counts the items of other shares, which are skipped, as yielded.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -17,15 +17,15 @@ pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// The number of items to skip first, followed by `left` items to yield.
+    /// `before` is the number of items to skip next, and `left` is the number of items to yield after them.
     before: AtomicUsize,
     left: AtomicUsize,
 }
 
 #[pymethods]
 impl ShareIterator {
-    /// `source` is the guard of a `SequenceIterator`, of which `before` items are skipped and `left` items are yielded
-    /// first. `left` and `run` are positive.
+    /// `source` is the guard of a `SequenceIterator`. First, `before` items are skipped and `left` items are yielded.
+    /// `left` and `run` are positive.
     #[new]
     fn new(source: &Bound<'_, PyAny>, before: usize, left: usize, between: usize, run: usize) -> PyResult<Self> {
         if !source.get_type().is(guard::guard_type(source.py())?) {
@@ -58,7 +58,7 @@ impl ShareIterator {
         Ok(item)
     }
 
-    /// Needs no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
+    /// There is no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)
     }

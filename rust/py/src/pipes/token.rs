@@ -36,11 +36,11 @@ impl BoardSlot {
 #[repr(C)]
 pub struct IterationToken {
     current: AtomicU64,
-    /// The number of items that the valid iterator has yielded or skipped, including items before a resume.
+    /// The number of items that the valid iterator has yielded or skipped, including items before a resumption.
     own: AtomicU64,
-    /// The record of the pipe in the statistics, as a boxed `BoardSlot` or null.
+    /// The record of the pipe in the statistics: a boxed `BoardSlot`, or null.
     place: AtomicPtr<BoardSlot>,
-    /// The record that the next `begin` activates, changed only together with `place`.
+    /// The record that the next `begin` activates. Changes only together with `place`.
     pending: GilCell<Option<Box<BoardSlot>>>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
@@ -53,7 +53,7 @@ impl IterationToken {
         self.current.load(Relaxed) == id
     }
 
-    /// Returns the item counter in shared memory, or null, valid as long as the token.
+    /// Returns the item counter in shared memory, or null. The pointer is valid as long as the token.
     pub fn counter(&self) -> *const AtomicU64 {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }
@@ -63,7 +63,7 @@ impl IterationToken {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
-    /// Do not keep the record while Python code runs, because Python code may bind the token to another record.
+    /// Callers must not keep the record while Python code runs, because this code may bind the token to another record.
     #[inline]
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.
@@ -71,7 +71,7 @@ impl IterationToken {
         unsafe { self.place.load(Acquire).as_ref() }
     }
 
-    /// Starts counting on a board with the next iteration.
+    /// Makes the token count in the record of `pipe` from the next iteration on.
     pub fn bind(&self, py: Python<'_>, pipe: PipeRef, root: bool, main: bool) {
         self.pending.with(py, |pending| {
             let is_same = |place: &BoardSlot| {
@@ -97,7 +97,7 @@ impl IterationToken {
         });
     }
 
-    /// The statistics still include the items of earlier iterators.
+    /// Resets the count. The statistics still include the items of earlier iterators.
     fn restart(&self, yielded: u64) {
         self.own.store(yielded, Relaxed);
         if let Some(place) = self.place() {
@@ -135,7 +135,7 @@ impl IterationToken {
         }
     }
 
-    /// Returns (id, whether to resume from a loaded state).
+    /// Begins an iteration. Returns its id, and whether it resumes from a loaded state.
     fn begin(&self, py: Python<'_>) -> (u64, bool) {
         self.activate(py);
         let id = self.current.fetch_add(1, Relaxed) + 1;

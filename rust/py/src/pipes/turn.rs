@@ -1,6 +1,7 @@
 //! Lets threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! A thread that requests an item in a signal handler while it reads gets an error, because it would wait for itself.
+//! If a thread requests an item in a signal handler while it reads, an error is raised, because it would wait for
+//! itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -21,8 +22,8 @@ use crate::seconds::duration;
 
 const ADDRESS: u32 = 48;
 
-/// A thread of the parent process may have the address of this thread, so the number also depends on the number of
-/// forks.
+/// Returns a number for this thread. A thread of the parent process may have the same address, so the number also
+/// depends on the number of forks.
 #[inline]
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
@@ -41,7 +42,7 @@ struct Crowd {
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     reader: GilNumber,
-    /// 1 if threads wait or `close` was called, which is rare, so that the common case avoids `crowd`.
+    /// 1 if threads wait or `close` has been called. In the common case 0, `crowd` is not accessed.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -74,7 +75,7 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Waits until earlier requests have ended, and lets the thread read until the returned guard is dropped.
+    /// Waits until earlier requests have ended. This thread may then read until the returned guard is dropped.
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
@@ -92,7 +93,7 @@ impl Turn {
         })
     }
 
-    /// If `reads` is true, raises an error after `close` was called.
+    /// If `reads` is true and `close` has been called, returns an error.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {
@@ -189,7 +190,7 @@ impl Turn {
         enter::poll(py, Some(duration(seconds)), is_free).map(drop)
     }
 
-    /// Waits without limit if `seconds` is None, and returns whether no other thread reads.
+    /// Waits until no other thread reads, at most `seconds` if given. Returns whether no other thread reads.
     #[pyo3(signature = (seconds = None))]
     fn await_left(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         enter::poll(py, seconds.map(duration), |_| Ok(self.is_left()))

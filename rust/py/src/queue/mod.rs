@@ -29,11 +29,11 @@ use crate::seconds::duration;
 
 struct Entry {
     content: Py<PyAny>,
-    /// None if the queue does not record positions.
+    /// The number of the item, or None if the queue does not record positions.
     index: Option<Index>,
     /// The state of the source after the item, or, without `index`, an object that the worker adds to the item.
     mark: Option<Py<PyAny>>,
-    /// Whether workers cannot change the item, so that `hold` need not wait for these workers.
+    /// Whether workers cannot change the item. In this case `hold` need not wait for a worker that processes it.
     is_plain: bool,
     is_small: bool,
 }
@@ -54,14 +54,14 @@ type Queue = OrderedQueue<Entry>;
 type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
 /// `sleep` waits for one slice and returns whether the event has occurred. Signals are handled before the caller takes
-/// an item, because an exception from a handler would lose a taken item.
+/// an item, because an exception from a handler would lose an item that has been taken.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
     enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false))?;
     py.check_signals()
 }
 
-/// The state of the source, the number of items delivered after this state, the total number, and the items delivered
-/// out of order.
+/// The state of the source, the number of items delivered after this state, the number of all delivered items, and the
+/// items delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
 /// The number of a slot, its kind ("waiting", "running", "result" or "error"), its content, and its `mark`.
@@ -71,14 +71,14 @@ type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
-    /// None if the number of items to read ahead does not grow for small items.
+    /// The rule by which the number of items to read ahead grows for small items, or None if it does not grow.
     window: GilCell<Option<Window>>,
     /// `generation` and `process` identify the process of the worker threads.
     generation: u64,
     process: u32,
     name: String,
     keeps: bool,
-    /// The error message of a closed queue, or None if it ends like an iterator.
+    /// The error message of a closed queue, or None if a closed queue ends like an iterator.
     when_closed: Option<String>,
 }
 
@@ -114,7 +114,8 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// A buffered error's traceback would keep the worker threads alive.
+    /// Drops the contents of a closed queue, because the traceback of a buffered error would keep the worker threads
+    /// alive.
     fn drop_if_closed(&self, queue: &Queue) {
         if !self.keeps && queue.is_closed() {
             drop(queue.drain());
@@ -304,7 +305,7 @@ impl ReadAheadQueue {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    /// Workers cannot change a plain item, so a hold does not wait for them.
+    /// A hold does not wait for workers that process a plain item, because they cannot change it.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
         Ok(())
@@ -444,9 +445,9 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// The collector must see equal objects in each of its passes, so the lock is awaited. Threads hold the lock only
-    /// for a few instructions, without the GIL. In a forked child, the lock may never be released, so nothing is
-    /// visited.
+    /// The garbage collector must find equal objects in each of its passes, so this method waits for the lock. Threads
+    /// hold the lock only for a few instructions, without the GIL. In a forked child, the lock may never be released,
+    /// so nothing is visited.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;

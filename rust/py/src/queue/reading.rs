@@ -1,4 +1,4 @@
-//! Takes numbered items, and sometimes the state, of a source for threads that read ahead.
+//! Takes numbered items of a source, and sometimes the state of the source, for threads that read ahead.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -23,19 +23,19 @@ pub struct SourceReader {
     state_of: Py<PyAny>,
     /// Converts the error of a source that cannot save its state to a placeholder for the state.
     unsaved: Py<PyAny>,
-    /// The number of items between two saved states, or 0.
+    /// The number of items between two saved states, or 0 if no states are saved.
     frequency: u64,
     /// The first `dropped` items and the items in `ahead` are dropped.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
     ended: AtomicBool,
-    /// An exception of `state_of` for the previous item, raised in place of the next item.
+    /// An exception that `state_of` raised after the previous item. It is raised in place of the next item.
     state_error: GilCell<Option<Py<PyAny>>>,
 }
 
 impl SourceReader {
-    /// If `next` raises an exception, the recorded position of the source has not changed.
+    /// If this method raises an exception, the recorded position of the source has not changed.
     fn next(&self, py: Python<'_>) -> PyResult<Taken> {
         self.ended.store(false, Relaxed);
         if let Some(state_error) = self.state_error.with(py, Option::take) {

@@ -19,7 +19,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// `given` items were delivered, and at most `ahead` further items were taken from the source.
+    /// Creates a window after `given` delivered items. At most `ahead` further items have been taken from the source.
     pub fn new(least: usize, most: usize, row: u64, given: u64, ahead: u64) -> Self {
         let mut window = Self { least, most: most.max(least), row, reach: 0 };
         window.reach = given.saturating_add(ahead.min(window.most as u64).max(window.size() as u64));
@@ -44,7 +44,7 @@ impl Window {
 const SHORT: ffi::Py_ssize_t = 256;
 const MOST_MEMBERS: usize = 16;
 
-/// Many small immutable objects can be read ahead and processed together.
+/// Returns whether an object is small and immutable. Many such objects can be read ahead and processed together.
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();

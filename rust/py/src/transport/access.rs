@@ -1,6 +1,7 @@
 //! Ensures that only one thread uses the [`Reader`] at a time, and only for the current epoch.
 //!
-//! Other threads and signal handlers stop or pause the reader by flags, which the reading thread checks while it waits.
+//! Flags of other threads and signal handlers stop or pause the reader. The reading thread checks these flags while it
+//! waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -18,7 +19,8 @@ use crate::enter;
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
-    /// Whether a stream begins with its first request instead of the epoch, as in a worker that reads dispatched items.
+    /// Whether a stream begins with its first request instead of the epoch. This is true in a worker that reads
+    /// dispatched items.
     on_demand: bool,
     /// A forked child must not take items of its parent.
     owner: OwningProcess,
@@ -44,12 +46,12 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the epoch and the pass of a new iterator, where 0 means that the iterator's first request begins a pass.
+    /// Returns the epoch and the pass of a new iterator. Pass 0 means that the iterator's first request begins a pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    /// Returns None if any thread, even the current one, is reading.
+    /// Returns None if any thread, even this one, is reading.
     pub fn try_hold(&self) -> Option<Held<'_, Reader>> {
         self.reader.try_hold()
     }
@@ -77,7 +79,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// The current thread would wait forever for itself.
+    /// Returns an error if this thread is reading, because it would wait forever for itself.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(format!(
@@ -87,7 +89,7 @@ impl Access {
         Ok(())
     }
 
-    /// Stops a thread that reads an earlier epoch.
+    /// Starts an epoch, and stops a thread that reads an earlier epoch.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;
@@ -145,7 +147,7 @@ impl Access {
         reader.replace_dead(py, dead).map(|()| true)
     }
 
-    /// The first request of an iterator has `pass` 0 and begins a pass.
+    /// Returns the next item of an iterator. If `pass` is 0, this is the iterator's first request, which begins a pass.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;
         let mut held = self.hold()?;
@@ -168,7 +170,7 @@ impl Access {
         next
     }
 
-    /// Without this call, unread items of this worker would block other workers.
+    /// Ends a pass early. Otherwise unread items of this worker would block other workers.
     pub fn leave(&self, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;

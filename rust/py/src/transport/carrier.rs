@@ -49,7 +49,8 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Returns the control words, or None if unchanged, and a list with the head and large buffers of a frame.
+    /// Returns the control words, or None if they have not changed, and a list with the head and the large buffers of a
+    /// frame.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -71,7 +72,8 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Returns False if only a part of the frame fitted, and the caller must retry with the same frame.
+    /// Returns False if only a part of the frame fitted. The caller must then call this method again with the same
+    /// frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {
@@ -92,7 +94,8 @@ impl PyCarrier {
     }
 
     /// Waits up to `seconds`, and then returns idle memory to the system. The wait also ends if a control word changes,
-    /// `ring` is called, wanted `units` are pending, or the rest of the last frame (`lacks`) has room.
+    /// if `ring` is called, if units are pending (with `units`), or if the rest of the last frame has room (with
+    /// `lacks`).
     fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {

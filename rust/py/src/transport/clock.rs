@@ -9,14 +9,14 @@ use pyo3::prelude::*;
 struct Stall {
     patience: Duration,
     next: Duration,
-    /// The callback with the arguments (peer, seconds) warns of a long wait.
+    /// A callback with the arguments (peer, seconds), which warns of a long wait.
     on_stall: Py<PyAny>,
 }
 
 struct Hang {
     next: Duration,
-    /// The callback with the arguments (peer, seconds, patience in seconds) kills a hanging process, or returns false
-    /// if none hangs.
+    /// A callback with the arguments (peer, seconds, patience in seconds). It kills a hanging process, or returns false
+    /// if no process hangs.
     on_hang: Py<PyAny>,
 }
 
@@ -29,7 +29,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// Each process that was killed during this wait doubles the item's time limit.
+    /// The number of processes that were killed during this wait. Each of them doubles the item's time limit.
     tries: u32,
 }
 
@@ -38,7 +38,7 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// `on_hang` is called regularly during waits, and replaces the error after the time limit.
+    /// `on_hang` is called regularly during waits. With it, no error is raised after the time limit.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();
@@ -81,7 +81,7 @@ impl Clock {
         }
     }
 
-    /// Waiting for `paused` peers is not a stall.
+    /// A wait for `paused` peers is not a stall.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {

@@ -31,18 +31,18 @@ use crate::pipes::delivery::Delivery;
 use crate::seconds::duration;
 
 /// Reads the items of several links as one sequence, in one thread at a time. Any thread can stop or pause the
-/// collector, or start another epoch, and then no more items of the previous epoch are taken.
+/// collector, or start another epoch. In each case, no more items of the running epoch are returned.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
-    /// Other threads find consistent positions and snapshots at any time.
+    /// The positions and snapshots. They are consistent whenever another thread reads them.
     books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
 }
 
 #[pymethods]
 impl Collector {
-    /// If no snapshot could be taken, this prefix and the reason are sent in place of the snapshot.
+    /// The prefix of the reason that is sent in place of a snapshot that could not be taken.
     #[classattr]
     const REASON: &[u8] = REASON;
 
@@ -94,15 +94,15 @@ impl Collector {
         self.access.hold()?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
-    /// `on_death(dead, received, ended, paused)` gets the indices of exited processes, the number of items and whether
-    /// the end was received from each peer, and whether all peers are paused. `on_death` returns the processes to
-    /// replace, after making sure that all of them have exited.
+    /// `on_death(dead, received, ended, paused)` receives the indices of exited processes, for each peer the number of
+    /// received items and whether the end was received, and whether all peers are paused. It returns the processes to
+    /// replace, after it has made sure that all of them have exited.
     ///
-    /// `on_replace(dead, positions, ended)` then gets each peer's received items and newest snapshot, and the snapshot
-    /// of the dispatching process. For each replaced process, `on_replace` returns the index, the new link or None, and
-    /// the id or descriptor of the replacement.
+    /// `on_replace(dead, positions, ended)` then receives these processes. `positions` contains the received items and
+    /// the newest snapshot of each peer, and the snapshot of the dispatching process. For each replaced process, the
+    /// callback returns the index, the new link or None, and the id or descriptor of the replacement.
     ///
-    /// If a callback raises, nothing has changed, and the next call tries again.
+    /// If a callback raises an exception, nothing has changed, and the next read calls the callbacks again.
     fn watch_and_replace(
         &self,
         processes: Vec<(usize, Sign<'_>)>,
@@ -157,9 +157,9 @@ impl Collector {
         Ok(())
     }
 
-    /// `on_hang(peer, seconds, patience)` is called regularly, where each process that was killed for the awaited item
-    /// doubles `patience`. The callback kills a process that takes longer than `patience`, and returns whether a
-    /// process was killed.
+    /// `on_hang(peer, seconds, patience)` is called regularly. It kills a process that takes longer than `patience`,
+    /// and returns whether it has killed a process. Each process that was killed for the awaited item doubles
+    /// `patience`.
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_hang_to(on_hang);
         Ok(())
@@ -182,8 +182,8 @@ impl Collector {
 
     /// Must be called before the command to start the epoch is sent. Stops a thread that still reads an earlier epoch.
     ///
-    /// `starts`, `turn` (the peer of the next item) and `passed` (passes over the dispatched items) describe the
-    /// position of an earlier run.
+    /// To resume, `starts`, `turn` (the peer of the next item) and `passed` (the number of passes over the dispatched
+    /// items) describe the position.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
@@ -204,9 +204,10 @@ impl Collector {
         Ok(())
     }
 
-    /// Returns the positions of all peers after `delivered` items, or now, or None if the log is too short. The result
-    /// contains each peer's items and snapshot, the next peer, and the snapshot of the dispatching process. Python code
-    /// must not count `delivered`, because a signal handler could use the count before it is updated.
+    /// Returns the positions of all peers after `delivered` items, or now. Returns None if the log is too short. The
+    /// result contains each peer's items and snapshot, the next peer, and the snapshot of the dispatching process.
+    /// Python code must not maintain the number `delivered`, because a signal handler could run between a delivery and
+    /// the increment.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
@@ -275,8 +276,8 @@ impl Collector {
     }
 
     /// Receives items early, because a peer could otherwise wait forever for the dispatching process, which may wait
-    /// for other peers. Must be called repeatedly until all children have executed a command, with `done` in the last
-    /// call.
+    /// for other peers. Must be called repeatedly until all children have executed a command. `done` is true in the
+    /// last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {
@@ -329,15 +330,15 @@ impl Collector {
         self.access.hold()?.receive_results(py, peer, last, seconds.map(duration))
     }
 
-    /// A reading thread's reference keeps this object alive, so nothing is visited. The lock is only used with the GIL,
-    /// so all passes of the collector visit the same references.
+    /// While a thread reads, its reference keeps this object alive, so nothing is visited. The lock is only used with
+    /// the GIL, so all passes of the garbage collector visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }
 
     fn __clear__(&self) {
         let cleared = self.access.try_hold().map(|mut reader| reader.clear());
-        drop(cleared); // the reader was released first, because a drop may run arbitrary code that calls this object
+        drop(cleared); // after the reader is released, because dropping may run code that calls this object
     }
 }
 

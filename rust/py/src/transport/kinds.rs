@@ -4,7 +4,7 @@ pub const ITEM: u16 = 0;
 pub const END: u16 = 1;
 pub const ERROR: u16 = 2;
 pub const MESSAGE: u16 = 3;
-/// A flag: the payload was too long to be sent inline, and is in the last buffer of the unit.
+/// A flag for a unit whose payload was too long to be sent inline. The payload is in the last buffer of the unit.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 /// A snapshot of the graph after all items that were sent before the snapshot.
 pub const STATE: u16 = 4;
@@ -16,7 +16,7 @@ pub const RESULT: u16 = 6;
 pub const NOTE: u16 = 7;
 pub const WHAT: u16 = 0xff;
 
-/// The bytes contain the number of the result, and the seconds since work on its batch began.
+/// Returns the bytes after a result: its number, and the seconds since work on its batch began.
 pub fn result_tail(number: u64, spent: f64) -> [u8; 16] {
     (u128::from(number) | u128::from(spent.to_bits()) << 64).to_le_bytes()
 }

@@ -39,7 +39,7 @@ impl PyLink {
         Link::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// Returns -1 after the descriptor was closed.
+    /// Returns the descriptor, or -1 if it has been closed.
     fn fileno(&self) -> i32 {
         if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }
@@ -72,7 +72,7 @@ impl PyBellBoard {
         BellBoard::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// Returns -1 after the descriptor was closed.
+    /// Returns the descriptor, or -1 if it has been closed.
     fn fileno(&self) -> i32 {
         if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }
@@ -82,7 +82,7 @@ impl PyBellBoard {
     }
 }
 
-/// Drops inherited shared memory in a forked child without threads, except the arguments and memory in use.
+/// Drops the inherited shared memory of a forked child without threads, except for the arguments and memory in use.
 #[pyfunction]
 #[pyo3(signature = (links, bells, stats = None))]
 pub fn drop_inherited(

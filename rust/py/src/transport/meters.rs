@@ -43,7 +43,7 @@ impl Meters {
         self.first = false;
     }
 
-    /// `IteratorGuard` measures the main process's wait for the first item of an epoch.
+    /// Returns None for the main process's first wait in an epoch, which `IteratorGuard` measures.
     pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {
             return self.waits.get(link.unwrap_or(0));

@@ -1,4 +1,4 @@
-//! Ensures that only the process that created the end of a link uses this end, and not a forked child.
+//! Ensures that only the process that created the end of a link uses this end. A forked child must not use it.
 //!
 //! If user code forks inside a worker, the child exits when the user's function returns, because only the worker may
 //! send units.
@@ -23,7 +23,7 @@ impl OwningProcess {
         self.generation == fork::generation()
     }
 
-    /// Returns an error in a forked child, or ends a process that user code forked inside a worker.
+    /// In a forked child, returns an error, or ends the process if user code has forked inside a worker.
     #[inline]
     pub fn check(self) -> PyResult<()> {
         if self.is_this() { Ok(()) } else { Err(Python::attach(|py| refused(py, self.pid))) }

@@ -35,13 +35,13 @@ impl Taken {
     }
 }
 
-/// A corrupted ring counts as a unit, because the attempt to take it reports the corruption.
+/// A corrupted ring counts as an arrived unit, because the attempt to take the unit reports the corruption.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns false if the buffers of items must be copied out of shared memory.
+/// Returns whether items may refer to shared memory. Otherwise their buffers must be copied.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -146,7 +146,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// `looked_into` is true if the stream was already begun with a window of 0 to get a snapshot.
+    /// `looked_into` is true if the stream has already begun with a window of 0, to receive only a snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -188,7 +188,8 @@ impl Peers {
         }
     }
 
-    /// Only items of this peer's link wake up this process, unless a peer has waited for the dispatching process.
+    /// From now on, only items of this peer's link wake up this process, unless a peer has waited for the dispatching
+    /// process.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -319,7 +320,7 @@ impl Peers {
     /// If a peer waits for the dispatching process, items of other peers are received early, so that these peers
     /// continue.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // Items of the next peer are received, too, because its answer to a command may follow its items.
+        // Items of the next peer are also received, because its answer to a command may follow its items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;
@@ -331,7 +332,7 @@ impl Peers {
         Ok(())
     }
 
-    /// The producer of the link has exited.
+    /// Receives all units of a link whose producer has exited.
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
             // The process that owns this memory has exited, so its leases need not be returned.

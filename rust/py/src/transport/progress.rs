@@ -11,9 +11,9 @@ use super::snapshots::{Content, Opened, Relay, Relayed};
 use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct StreamProgress {
-    /// Other threads find consistent records at any time.
+    /// The records. They are consistent whenever another thread reads them.
     pub books: Arc<GilCell<Books<Content>>>,
-    /// In a worker: snapshots of the dispatching process for the main process.
+    /// In a worker: the snapshot of the dispatching process that must be sent to the main process.
     pub relay: Arc<Relay>,
     pub given: Given,
     pub starts: Vec<Account>,
@@ -34,7 +34,7 @@ impl StreamProgress {
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// Threads may request positions at any time, so the records begin a stream before the peers.
+    /// Begins a stream in the records before the peers begin it, because threads may request positions at any time.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;

@@ -25,7 +25,7 @@ use crate::codec;
 use crate::errors;
 
 pub struct Signs {
-    /// A thread that still reads an earlier epoch must stop.
+    /// The current epoch. A thread that still reads an earlier epoch must stop.
     pub epoch: AtomicU64,
     pub stopped: AtomicBool,
     pub paused: AtomicBool,
@@ -160,7 +160,7 @@ impl Reader {
                 }
             }
             unit_kind if snapshots::is_snapshot(unit_kind) => self.keep(py, peer)?,
-            _ => {} // an answer that nobody waits for any more
+            _ => {} // an answer for which no code waits any more
         }
         Ok(true)
     }
@@ -230,8 +230,8 @@ impl Reader {
 
     /// Waits for each peer's first unit of this epoch, and stores it if it is a snapshot. If `dealt` is true, also
     /// waits for the snapshot of the dispatching process, which the first peer relays. A peer sends its snapshot before
-    /// its first item, so this wait takes no longer than waiting for an item. The next read reports why the wait has
-    /// ended.
+    /// its first item, so this wait takes no longer than waiting for an item. If the wait ends early, the next read
+    /// reports the reason.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
@@ -335,7 +335,7 @@ impl Reader {
         let starve = || interrupt.into_iter().for_each(|interrupt| interrupt.starve(epoch));
         let mut died = false;
         let awoken = wait_among(py, own, meters.wait(link), death, ready, starve, |py| {
-            starve(); // the word may have been overwritten
+            starve(); // the control word may have been overwritten
             died = watch.any_died();
             if died { Err(a_process_has_died()) } else { clock.look(py, turn, paused) }
         });
@@ -347,7 +347,7 @@ impl Reader {
         awoken.and_then(|()| py.check_signals()).map(|()| Some(next))
     }
 
-    /// `limit` counts from the time `started`.
+    /// Waits for the next unit of `peer`, up to `limit` after the time `started`.
     fn await_unit(
         &mut self,
         py: Python<'_>,

@@ -85,7 +85,7 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Sends snapshots (of each shard) only if there is space.
+    /// Sends a snapshot (in a worker, of each shard) if there is space.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
@@ -163,7 +163,7 @@ impl Outlet {
         }
     }
 
-    /// Must be called after the reader's last item.
+    /// Must be called after the last item for the shard or reader `target`.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

@@ -139,7 +139,7 @@ impl Sender {
     }
 
     /// The pump calls `noter(shard)` after each snapshot, and at the end of a shard. `noter` returns None or a note,
-    /// which the reading process passes to `on_note`, and must not send units.
+    /// which the reading process passes to `on_note`. `noter` must not send units.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet()?.noter = Some(noter);
         Ok(())
@@ -150,7 +150,7 @@ impl Sender {
         Ok(())
     }
 
-    /// If a command is pending, returns False, and the pump later sends the unsent part.
+    /// Sends a snapshot. If a command is pending, returns False, and the pump later sends the rest.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -170,11 +170,11 @@ impl Sender {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
 
-    /// Sends the items that the readers request, until `iterator` ends or fails, or a command is pending. A tuple
-    /// contains the iterators of several shards, from which items are requested in turn.
+    /// Sends the items that the readers request, until `iterator` ends or fails, or a command is pending. If `iterator`
+    /// is a tuple of the iterators of several shards, items are requested from these iterators in turn.
     ///
-    /// Returns False if a command is pending, after which the caller must call this method again. Returns True once all
-    /// requested items of this pass were sent.
+    /// Returns False if a command is pending. The caller must execute this command, and then call this method again.
+    /// Returns True once all requested items of this pass have been sent.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
         &self,
@@ -266,8 +266,8 @@ impl Sender {
         Ok(true)
     }
 
-    /// Sends a failure to all readers, because incomplete items would look complete after an end. Returns False if a
-    /// command is pending, after which the caller must call this method again.
+    /// Sends a failure to all readers, because after an end, incomplete items would look complete. Returns False if a
+    /// command is pending. The caller must execute this command, and then call this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
@@ -305,8 +305,8 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// `spent` is the seconds since work on the batch of the result began. If `more_comes` is true, the wake-up of the
-    /// peer may be delayed.
+    /// Sends a result. `spent` is the number of seconds since work on its batch began. If `more_comes` is true, the
+    /// wake-up of the peer may be delayed.
     fn send_result(
         &self,
         py: Python<'_>,
@@ -325,8 +325,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until the peer has acknowledged `count` messages, or returns False after `seconds`. `tick` is called
-    /// several times per second, and may raise to end the wait.
+    /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`. `tick` is called several
+    /// times per second, and may raise to end the wait.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;
@@ -336,7 +336,8 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// The number of items includes items of earlier runs, unwanted items, and the item that is being sent.
+    /// Returns the pass, and the number of computed items, including items of earlier runs, unwanted items, and the
+    /// item that is being sent.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
@@ -344,7 +345,7 @@ impl Sender {
         Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }
 
-    /// Returns None if the arena is full, or if the dtype must be pickled.
+    /// Creates an array in the arena. Returns None if the arena is full, or if arrays of this dtype must be pickled.
     fn allocate<'py>(
         &self,
         py: Python<'py>,
@@ -369,7 +370,7 @@ impl Sender {
         tidy(py, &self.arenas)
     }
 
-    /// A sending thread's reference keeps this object alive, so nothing is visited.
+    /// While a thread sends, its reference keeps this object alive, so nothing is visited.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;
@@ -381,7 +382,7 @@ impl Sender {
         drop(taken); // outside of the lock, because dropping may run code that calls this object
     }
 
-    /// Returns (bytes in use, peak, blocks) for each link.
+    /// Returns for each link the bytes in use, their maximum so far, and the number of blocks.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
         let usages = self.arenas.iter().map(|arena| arena.usage());
         usages.map(|usage| (usage.in_use, usage.peak, usage.blocks)).collect()

@@ -25,7 +25,7 @@ use torchdata_core::sampled_clock::SampledClock;
 use super::kinds as kind;
 use crate::errors;
 
-/// If no snapshot can be taken, the first snapshot contains this prefix and the reason instead of a state.
+/// The prefix of the reason why no snapshot can be taken. The first snapshot contains this text instead of a state.
 pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;
@@ -42,7 +42,8 @@ pub struct Cadence {
     clock: SampledClock,
 }
 
-/// The maximum number of items between clock readings, to which the number grows while readings are closer than `NEAR`.
+/// The maximum number of items between two readings of the clock. The number grows while readings are closer than
+/// `NEAR`.
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
@@ -114,7 +115,7 @@ impl Relay {
     }
 }
 
-/// Longer content is sent in a block, because the ring is meant for items.
+/// The maximum length of inline content. Longer content is sent in a block, because the ring is meant for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
@@ -173,7 +174,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// A second copy would further delay a reader that waits for an item.
+    /// Copies the content only once, because a second copy would further delay a reader that waits for an item.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),

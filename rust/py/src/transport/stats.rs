@@ -152,7 +152,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts items of a pipe, where one measured call took `nanoseconds` and represents `weight` calls.
+    /// Counts items of a pipe. One measured call took `nanoseconds`, and counts for `weight` calls.
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
             add_work(&self.pipe(page, pipe)?, items, nanoseconds, weight);
@@ -160,7 +160,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts and measures an iterator's items in a pipe's record on the main process's page, from the next epoch on.
+    /// From the next epoch on, counts and measures the items of an iterator in a pipe's record on the main process's
+    /// page.
     fn count_items(&self, py: Python<'_>, iterator: Counted<'_>, page: usize, pipe: usize) -> PyResult<()> {
         let pipe = self.pipe(page, pipe)?;
         match iterator {

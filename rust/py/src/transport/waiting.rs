@@ -1,4 +1,5 @@
-//! Waits on a doorbell for Python code: checks a few times, yields, and then sleeps in slices without the GIL.
+//! Waits on a doorbell for a Python thread: checks a few times, yields the processor, and then sleeps in slices without
+//! the GIL.
 
 use std::time::{Duration, Instant};
 
@@ -72,8 +73,8 @@ pub fn wait_among(
     Ok(())
 }
 
-/// The thread does not take the GIL if the bell rings but `ready` returns false, for example after an item of another
-/// worker.
+/// If the bell rings but `ready` returns false, for example after an item of another worker, this thread does not take
+/// the GIL.
 fn sleep(
     bell: &BellRef,
     slice: Duration,

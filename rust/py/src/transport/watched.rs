@@ -26,7 +26,7 @@ impl Sign<'_> {
     }
 }
 
-/// None if the process had already exited when watching began.
+/// The watch of a process, or None if the process had already exited when watching began.
 type WatchedProcess = Option<Watch>;
 
 fn has_died(process: &WatchedProcess) -> bool {
