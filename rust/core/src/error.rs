@@ -1,4 +1,4 @@
-//! The errors that the functions of links and of shared memory return.
+//! The errors of links and of shared memory.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ pub enum OpenError {
     /// A system call failed.
     #[error("{what}: {source}{}", way_out(source))]
     System {
-        /// The description of the failed operation, which starts the error message.
+        /// The failed operation, as the start of the error message.
         what: &'static str,
         /// The error that the operating system reported.
         source: io::Error,
@@ -69,7 +69,7 @@ pub enum TakeError {
     NoMemory(#[from] NoMemory),
 }
 
-/// The system could not allocate memory for an item of this many bytes.
+/// The system could not allocate this many bytes for an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);

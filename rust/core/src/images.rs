@@ -41,24 +41,24 @@ pub struct Pixels<'a> {
     pub width: u32,
     /// The number of rows.
     pub height: u32,
-    /// The number of channels (bytes) per pixel, which is 1 or 3.
+    /// The number of bytes (channels) per pixel: 1 or 3.
     pub channels: usize,
 }
 
-/// A rectangular part of an image. The edges may lie within pixels.
+/// A part of an image. Distances are in fractional pixels.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
-    /// The left edge in pixels from the left edge of the image.
+    /// The distance from the left edge of the image to the left edge of the part.
     pub left: f64,
-    /// The top edge in pixels from the top edge of the image.
+    /// The distance from the top edge of the image to the top edge of the part.
     pub top: f64,
-    /// The right edge in pixels from the left edge of the image.
+    /// The distance from the left edge of the image to the right edge of the part.
     pub right: f64,
-    /// The bottom edge in pixels from the top edge of the image.
+    /// The distance from the top edge of the image to the bottom edge of the part.
     pub bottom: f64,
 }
 
-/// The size and the memory layout of the resized image.
+/// The size and layout of the resized image.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
     /// The number of pixels per row.
@@ -67,7 +67,7 @@ pub struct Target {
     pub height: u32,
     /// Whether each row is reversed from left to right.
     pub mirrored: bool,
-    /// Whether all values of one channel are stored before those of the next channel.
+    /// Whether each channel is stored as a separate plane.
     pub planar: bool,
 }
 

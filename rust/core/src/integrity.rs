@@ -3,7 +3,7 @@
 //! The checks detect accidental damage, such as stray writes, but not attacks. Large buffers have no full checksum,
 //! because computing it would cost as much as a copy.
 
-/// The factor of a word's check. The factor is odd, so every change within one byte of a value changes the check.
+/// The factor of a word's check. It is odd, so every change within one byte of a value changes the check.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A constant that is mixed into each check, so that wiped memory (a word of zeros) does not pass as valid.
 const NOT_ZERO: u64 = 0x5bd1;
@@ -52,8 +52,7 @@ pub(crate) fn placed(value: u64, place: u64) -> u64 {
     fold(value ^ KEYS[0], place ^ KEYS[1]) >> 34
 }
 
-/// The checksum of a unit (message): a sum of products of two words. The multiplications do not depend on each other,
-/// so a processor executes them in parallel.
+/// The checksum of a unit (message): a sum of products of two words. The multiplications do not depend on each other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checksum {
     sum: u64,
@@ -187,7 +186,7 @@ impl Digest {
         self.buffers = fold(self.buffers ^ KEYS[1], word ^ KEYS[0]);
     }
 
-    /// Returns the digest of a unit. `payload` is the checksum of the payload, and `len` is its length in bytes.
+    /// `payload` and `len` are the checksum of the payload and its length in bytes.
     #[inline]
     pub fn finish(self, payload: u64, len: usize) -> u64 {
         self.buffers ^ payload ^ (len as u64).wrapping_mul(WORD)

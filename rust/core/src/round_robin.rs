@@ -73,9 +73,8 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the next peer if it is `ready`. If the order is not strict and the next peer is not ready, the first
-    /// ready peer after it becomes the next peer. The caller must call [`advance`](Self::advance) after it has taken
-    /// the item.
+    /// Returns the next peer if it is `ready`. Otherwise, without strict order, makes the first ready peer the next
+    /// peer. The caller must call [`advance`](Self::advance) after taking the item.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

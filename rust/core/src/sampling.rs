@@ -10,7 +10,7 @@ const MIDDLE: usize = 397;
 /// The random number generator.
 pub struct MersenneTwister {
     words: [u32; WORDS],
-    /// The index of the next word, or `WORDS` if new words must be computed first.
+    /// The index of the next word, or `WORDS` to compute new words first.
     next: usize,
 }
 

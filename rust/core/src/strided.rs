@@ -42,8 +42,8 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Creates the layout of elements of `size` bytes. Each axis is a count and a stride in bytes, outermost first.
-    /// Returns None if the layout is too large.
+    /// Creates the layout for elements of `size` bytes and axes of (count, byte stride), outermost first. Returns None
+    /// if the layout is too large.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();
         let mut len = size;
@@ -135,7 +135,7 @@ unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
     unsafe { from.offset(index as isize * axis.stride) }
 }
 
-/// Copies `run` bytes of each element of `axis`. The copies begin `step` bytes apart in `to`.
+/// Copies `run` bytes of each element to places that are `step` bytes apart.
 ///
 /// # Safety
 /// `run` bytes are readable at each element of `axis`, and `to` is writable for each copy.

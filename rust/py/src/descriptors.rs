@@ -48,7 +48,7 @@ impl OwnedDescriptor {
         Ok(Self(Mutex::new(Some(take_fd(fd)?))))
     }
 
-    /// Returns the number of the descriptor, or -1 if it is closed.
+    /// Returns the descriptor, or -1 if it is closed.
     fn fileno(&self) -> i32 {
         self.held().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }

@@ -14,8 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 
-/// A value for threads that are attached to the interpreter. No thread waits or runs Python code during an access, so
-/// signal handlers and other threads find a consistent value.
+/// No thread waits or runs Python code during an access, so signal handlers and other threads find a consistent value.
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: `with` requires a token of the interpreter, which only one thread has at a time, and no closure `look`
@@ -28,7 +27,7 @@ impl<T> GilCell<T> {
         Self(Cell::new(value))
     }
 
-    /// Calls `look` with the value. `look` must not run Python code, or detach from the interpreter.
+    /// `look` must not run Python code, or detach from the interpreter.
     #[inline]
     pub fn with<R>(&self, _py: Python<'_>, look: impl FnOnce(&mut T) -> R) -> R {
         #[cfg(not(Py_GIL_DISABLED))]

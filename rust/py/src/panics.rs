@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pyo3::exceptions::PySystemError;
 use pyo3::prelude::*;
 
-/// Returns the result of `body`, or `failed` with an exception set if `body` panics. The GIL must be held.
+/// Returns `failed` with an exception set if `body` panics. The GIL must be held.
 pub fn caught<R>(failed: R, body: impl FnOnce() -> R) -> R {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         raise(&*payload);

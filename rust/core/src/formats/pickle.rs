@@ -1,9 +1,8 @@
 //! Checks that a pickle contains only the instructions that Python writes for plain data.
 //!
-//! An unpickler executes the instructions of a pickle. Instructions from an untrusted source could change objects, or
-//! make the unpickler allocate gigabytes for a large memo index or length. This check therefore rejects instructions
-//! such as BUILD and LONG_BINPUT, and lengths beyond the end of the bytes. The unpickler, not this check, restricts
-//! which functions are called.
+//! An unpickler executes the instructions of a pickle. Untrusted instructions could change objects, or allocate
+//! gigabytes for a large memo index or length. This check therefore rejects instructions such as BUILD and LONG_BINPUT,
+//! and lengths beyond the end of the bytes. The unpickler, not this check, restricts which functions are called.
 
 use thiserror::Error;
 
@@ -50,8 +49,8 @@ pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     Err(PlainError::Short(at))
 }
 
-/// Returns the length of an instruction's argument in bytes, or None if the instruction is not allowed. The inner
-/// option is None if the bytes end within the argument's own length field.
+/// Returns the length of an instruction's argument, or None if the instruction is not allowed. The inner option is None
+/// if the bytes end within the argument's length field.
 fn argument(opcode: u8, rest: &[u8]) -> Option<Option<usize>> {
     let fixed = |length| Some(Some(length));
     if BARE.contains(&opcode) {

@@ -43,8 +43,8 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// The maximum number of digits in a pax header. Longer numbers could make the regular expressions of readers take
-/// quadratic time.
+/// The maximum number of digits in a pax header. With longer numbers, readers' regular expressions could take quadratic
+/// time.
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 

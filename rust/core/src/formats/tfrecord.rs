@@ -23,7 +23,7 @@ pub enum RecordError {
     /// The data does not match its checksum.
     #[error("the checksum of its data is wrong: the file is damaged")]
     Data,
-    /// The length exceeds the maximum length that the caller has set.
+    /// The length exceeds the maximum of the caller.
     #[error(
         "its length of {length} bytes is more than max_length={longest}: the file is damaged, or needs a larger max_length"
     )]
@@ -57,8 +57,8 @@ pub struct Records {
 }
 
 impl Records {
-    /// Creates a reader that starts at byte `offset` of a file, where record number `record` begins. The reader rejects
-    /// records that are longer than `longest` (at most [`LONGEST`]) before it reads their data.
+    /// Creates a reader that starts at byte `offset` of a file, where record number `record` begins. Records that are
+    /// longer than `longest` (at most [`LONGEST`]) are rejected before they are read.
     pub fn new(offset: u64, record: u64, verify: bool, longest: u64) -> Self {
         Self { buffer: Vec::new(), begin: 0, offset, record, verify, longest: longest.min(LONGEST) }
     }
@@ -78,7 +78,7 @@ impl Records {
         &self.buffer[self.begin..]
     }
 
-    /// Adds the bytes of the file that follow the bytes added so far.
+    /// Adds the next bytes of the file.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.begin);
         self.begin = 0;
@@ -107,7 +107,7 @@ impl Records {
         }
     }
 
-    /// Checks that the file does not end within a record. The caller must call this method at the end of the file.
+    /// Checks, at the end of the file, that the file does not end within a record.
     pub fn finish(&self) -> Result<(), RecordError> {
         let found = self.unread().len() as u64;
         let wanted = self.length()?.map_or(HEAD, |length| HEAD + length + TAIL) as u64;

@@ -22,7 +22,7 @@ pub enum WireError {
 /// The bytes of a field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireValue<'a> {
-    /// An integer in 7-bit groups, with the lowest group first.
+    /// An integer in 7-bit groups, lowest group first.
     Varint(&'a [u8]),
     /// A value of 8 bytes.
     Fixed64(&'a [u8]),
@@ -91,7 +91,7 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Appends to `out` the integers that are encoded one after another in `bytes`.
+/// Appends the integers in `bytes` to `out`.
 pub fn varints(mut bytes: &[u8], out: &mut Vec<i64>) -> Result<(), WireError> {
     while let Some(&first) = bytes.first() {
         let length = if first < 0x80 { 1 } else { varint_length(bytes)? };

@@ -134,7 +134,7 @@ impl Allocator {
     }
 }
 
-/// The amount of memory in an arena that is in use.
+/// The memory use of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaUse {
     /// The number of bytes in allocated blocks.
@@ -174,8 +174,8 @@ impl Arena {
         allocator.mirror();
     }
 
-    /// Allocates a page-aligned block of at least `len` bytes. Returns None if no free range is long enough, or if the
-    /// system has no memory left.
+    /// Allocates a page-aligned block of at least `len` bytes. Returns None if no range is long enough or no memory is
+    /// left.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
         if self.generation != fork::generation() {
             return None;
@@ -215,8 +215,8 @@ impl Arena {
         Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
-    /// Reclaims returned blocks, and returns free pages to the system if they were unused for some seconds. Returns
-    /// whether a later call may have an effect. Must be called every few seconds.
+    /// Reclaims returned blocks, and returns free pages to the system if they were unused for some seconds. Must be
+    /// called every few seconds while the result is true.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
     }
@@ -272,7 +272,7 @@ impl Arena {
             && (address as usize).wrapping_sub(self.layout.arena_ptr(0) as usize) < self.capacity() as usize
     }
 
-    /// Returns how much memory of the arena is in use now.
+    /// Returns the current memory use.
     pub fn usage(&self) -> ArenaUse {
         let allocator = self.lock();
         ArenaUse { in_use: allocator.in_use, peak: allocator.peak, blocks: allocator.taken.len() }

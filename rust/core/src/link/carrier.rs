@@ -1,7 +1,7 @@
 //! Transfers units and control words from a link on one machine to the copy of this link on another machine.
 //!
-//! For a worker on another machine, each of the two machines runs a carrier, which is the consumer of one link and the
-//! producer of the other link.
+//! For a worker on another machine, a carrier on each of the two machines is the consumer of one link and the producer
+//! of the other link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
@@ -25,8 +25,7 @@ use crate::error::{Corrupted, OpenError, TakeError};
 use crate::process::board::BellRef;
 use crate::protocol::Stream;
 
-/// The minimum length in bytes of a buffer that is sent separately. Shorter buffers are copied into the head of a
-/// frame.
+/// The minimum length in bytes of a buffer that is sent separately instead of in the head of a frame.
 pub const OUT_OF_BAND: usize = 32 << 10;
 
 const SEPARATE: u64 = 1 << 63;
@@ -41,7 +40,7 @@ pub type Words = [u64; 4];
 /// Several units that are transferred together.
 #[derive(Debug, Default)]
 pub struct Frame {
-    /// The bytes of all units, except for their large buffers.
+    /// The bytes of all units except their large buffers.
     pub head: Vec<u8>,
     /// The large buffers, in the order of their units.
     pub buffers: Vec<Buffer>,
@@ -192,15 +191,14 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a control word has changed since the last call of `take`. If `units` is true, also returns true
-    /// if a unit is pending.
+    /// Returns whether a control word has changed since the last `take`, or, if `units` is true, a unit is pending.
     pub fn has_news(&mut self, units: bool) -> bool {
         // An error counts as a pending unit, because the caller then calls `take`, which reports the error.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Moves units into the frame until the link is empty or the frame has `most` bytes. Returns the control words if
-    /// they have changed since the last call.
+    /// Takes units until the link is empty or the frame has `most` bytes. Returns the control words if they have
+    /// changed.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
@@ -227,8 +225,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Writes the units of a frame to the outbound link. Returns false if only a part of the units fitted. The caller
-    /// then calls this method with the same frame again once [`Carrier::has_room`] returns true.
+    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. The caller then repeats
+    /// the call with the same frame once [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], separate: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (head_left, separate_left) =
@@ -270,7 +268,7 @@ impl Carrier {
         })
     }
 
-    /// Writes a buffer to a block of the arena. A buffer that does not fit into the arena is sent as fragments.
+    /// Writes a buffer to the arena. A buffer that does not fit into the arena is sent as fragments.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
         let Self { outbound, progress: FrameProgress { parts, streamed, .. }, .. } = self;
         if *streamed == 0 {

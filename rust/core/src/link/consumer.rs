@@ -19,7 +19,7 @@ use crate::stats::{FlowRef, add};
 /// A large buffer of a received unit.
 #[derive(Debug, Clone)]
 pub enum Buffer {
-    /// A block in shared memory, which the producer can reuse once the lease is dropped.
+    /// A block in shared memory, which the lease keeps allocated.
     Leased(Arc<Lease>),
     /// Memory of this process, with bytes that were copied, or joined from fragments.
     Owned(Arc<Vec<u8>>),
@@ -51,7 +51,7 @@ pub struct Unit {
     pub kind: u16,
     /// The number of the shard that sent the unit. Each producer counts its shards from 0.
     pub shard: u16,
-    /// The bytes of the unit that were in the ring.
+    /// The bytes of the unit in the ring.
     pub payload: Vec<u8>,
     /// The large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,
@@ -78,8 +78,7 @@ pub struct Consumer {
     early: bool,
     wanted: bool,
     taken: u64,
-    /// The numbers of items, bytes, and bytes in blocks that were taken since the consumer last rang the producer's
-    /// bell.
+    /// The items, bytes, and bytes in blocks that were taken since the consumer last rang the producer's bell.
     unrung: u64,
     unrung_bytes: u64,
     unrung_blocks: u64,
@@ -116,7 +115,7 @@ impl Consumer {
         &self.peer
     }
 
-    /// Continues the stream and the counters of `earlier`, which is the consumer of a link that this link replaces.
+    /// Continues the stream and the counters of `earlier`, the consumer of a link that this link replaces.
     pub(super) fn follow(&mut self, earlier: &Self) {
         self.count_into(earlier.flow.clone());
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
@@ -158,8 +157,7 @@ impl Consumer {
     }
 
     /// Sets whether items of this link wake up this process while it sleeps. Must be called before this process checks
-    /// for items, because only items that are published after the call wake up the process. Units other than items
-    /// always wake up the process.
+    /// for items, because items that were published before do not wake it up. Units other than items always do.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -182,7 +180,7 @@ impl Consumer {
         self.tell(grant);
     }
 
-    /// Informs the producer that this process has received `count` messages so far.
+    /// Informs the producer that `count` messages have been received.
     pub fn acknowledge(&self, count: u64) {
         // SYNC(acknowledge): pairs with Producer::acknowledged.
         self.layout.header().acknowledged.store(seal(count), Ordering::Release);
@@ -201,7 +199,7 @@ impl Consumer {
         self.taken
     }
 
-    /// Sets the number of items that the producer may send before the consumer takes an item.
+    /// Sets how many items the producer may send before the consumer takes an item.
     pub fn set_window(&mut self, window: u64) {
         let grant = self.receiving.set_window(window);
         self.tell(grant);
@@ -251,8 +249,7 @@ impl Consumer {
         }
     }
 
-    /// Records that this process has to wait for the next item of this link, which may raise the limit for blocks in
-    /// flight.
+    /// Records that this process has to wait for the next item of this link.
     pub fn wait(&mut self) {
         if self.ahead.wait() {
             self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);
@@ -274,8 +271,7 @@ impl Consumer {
         }
     }
 
-    /// Counts the bytes in blocks that were taken. A producer at its memory limit is woken up once half of its bytes in
-    /// flight have been taken.
+    /// A producer at its memory limit is woken up once half of its bytes in flight have been taken.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -289,7 +285,7 @@ impl Consumer {
         }
     }
 
-    /// Returns whether the ring contains a unit that can be read. The unit may belong to an earlier stream.
+    /// Returns whether the ring contains a readable unit, which may belong to an earlier stream.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)
@@ -368,8 +364,7 @@ impl Consumer {
         }
     }
 
-    /// Copies the unit at `head`, and returns its header and its digest. Returns None if padding follows up to the end
-    /// of the ring.
+    /// Copies the unit at `head`. Returns None for padding at the end of the ring.
     #[inline]
     fn copy_unit(
         &mut self,

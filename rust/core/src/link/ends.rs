@@ -21,7 +21,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Creates the shared memory of a link with these sizes.
+    /// Creates a link with these sizes.
     pub fn create(config: LinkConfig) -> Result<Self, OpenError> {
         Ok(Self { layout: Arc::new(Layout::create(config)?) })
     }
@@ -41,7 +41,7 @@ impl Link {
         self.layout.region()
     }
 
-    /// Takes the producer end, whose consumer sleeps on the bell `peer`. Fails if a process has taken this end before.
+    /// Takes the producer end. `peer` is the bell of the consumer. Each end can be taken once.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -49,7 +49,7 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end, whose producer sleeps on the bell `peer`. Fails if a process has taken this end before.
+    /// Takes the consumer end. `peer` is the bell of the producer. Each end can be taken once.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -57,8 +57,7 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end of a new link, which replaces the link of `earlier` because the producer's process was
-    /// replaced.
+    /// Takes the consumer end of a new link that replaces the link of `earlier`, whose producer has exited.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);

@@ -23,7 +23,7 @@ use crate::protocol::Ahead;
 use crate::stats::{Flow, FlowRef};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
-/// The version of the layout. Must be increased whenever the layout of the header, the units or the rings changes.
+/// Must be increased whenever the layout of the header, the units or the rings changes.
 const VERSION: u32 = 9;
 const HEADER_LEN: usize = 4096;
 pub(crate) const BLOCK_ALIGN: u64 = 4096;
@@ -68,14 +68,14 @@ impl LinkConfig {
     }
 }
 
-/// A word in its own cache line. The words of the two sides must not share a line, and processors fetch lines in pairs.
+/// A sealed word (see `integrity::seal`) in its own cache line. Processors fetch these lines in pairs.
 type Word = CachePadded<AtomicU64>;
 
 /// The header of a link. A stray write to the header is either detected or harmless.
 ///
-/// Cursors and the entries of the return ring are sealed (see `integrity::seal`), and units have checksums. Damage to
-/// `sent` and `received` falsifies statistics. `producer_taken` and `consumer_taken` only detect misuse. Damage to
-/// `blocks_wanted` or `items_wanted` causes an unnecessary wake-up, or delays a wake-up by at most 100 ms.
+/// Words and the entries of the return ring are sealed, and units have checksums. Damage to `sent` and `received`
+/// falsifies statistics. `producer_taken` and `consumer_taken` only detect misuse. Damage to `blocks_wanted` or
+/// `items_wanted` causes an unnecessary wake-up, or delays a wake-up by at most 100 ms.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -87,8 +87,7 @@ pub(crate) struct Header {
     ring_capacity: AtomicU64,
     return_capacity: AtomicU64,
     arena_capacity: AtomicU64,
-    /// The total number of bytes that the producer has written to the data ring. Sealed, like all of the following
-    /// words.
+    /// The total number of bytes that the producer has written to the data ring.
     pub tail: Word,
     /// The total number of bytes that the consumer has read from the data ring.
     pub head: Word,
@@ -100,7 +99,7 @@ pub(crate) struct Header {
     pub granted: Word,
     /// A flag that the producer sets while it waits for returned blocks.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The epoch in which the producer's process waits for another process, or 0 if the process does not wait.
+    /// The epoch in which the producer's process waits for another process, or 0 if it does not wait.
     pub starving: Word,
     /// The latest epoch that the main process has ordered. Only control links use this word.
     pub order: Word,
@@ -236,12 +235,12 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
-    /// Reserves memory for a range of the arena. Returns false if the system is out of memory.
+    /// Returns false if the system has no memory for this range of the arena.
     pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
         self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
 
-    /// Returns the pages of a range of the arena to the system. Returns false if the system cannot free the pages.
+    /// Returns a range of the arena to the system. Returns false if the system cannot free the pages.
     pub fn punch_arena(&self, offset: u64, len: u64) -> bool {
         self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }

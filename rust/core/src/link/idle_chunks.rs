@@ -42,7 +42,7 @@ impl IdleChunks {
         self.known == 0
     }
 
-    /// Returns the byte ranges of chunks that have become idle, in ascending order. Adjacent chunks form one range.
+    /// Returns the byte ranges of chunks that have become idle, in ascending order, with adjacent chunks merged.
     pub fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         if self.is_empty() || now.saturating_duration_since(self.began) < PERIOD {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Manages leases. A lease is the consumer's right to use a block of the producer's arena until the lease is dropped.
+//! Manages leases: rights of the consumer to use blocks of the producer's arena.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -74,7 +74,7 @@ impl Returns {
             queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
-        // Most returned blocks do not wake up the producer, because it only needs a wake-up while it waits for blocks.
+        // The producer only needs a wake-up while it waits for blocks.
         if header.blocks_wanted.is_raised() {
             self.peer.ring();
         }

@@ -1,5 +1,5 @@
-//! A link transports data from a producer to a consumer. It consists of a ring of units (messages), an arena for large
-//! buffers, and a ring of returned blocks.
+//! A link transports data from a producer to a consumer through a ring of units (messages), an arena for large buffers,
+//! and a ring of returned blocks.
 
 pub mod cursor;
 

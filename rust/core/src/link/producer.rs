@@ -21,8 +21,7 @@ use crate::stats::{FlowRef, add};
 
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between two readings of the clock, which decides whether to call `tidy`.
-/// Reading the clock for each item would be expensive if items are small.
+/// The minimum and maximum number of items between calls of `tidy`. Reading the clock is expensive for small items.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -74,8 +73,8 @@ pub struct Producer {
     sending: Sending,
     account: Account,
     current: u16,
-    /// For each shard, the items that it has sent, and the number of items that it must still recompute. The entry of
-    /// the current shard is outdated, because `account` and `sending` contain its current values.
+    /// For each shard, the items that it has sent, and the number of items to recompute. The entry of the current shard
+    /// is outdated, because `account` and `sending` replace it.
     shards: Vec<ShardProgress>,
     /// Whether fragments were pushed whose unit has not been pushed yet.
     streaming: bool,
@@ -150,7 +149,7 @@ impl Producer {
         }
     }
 
-    /// Begins a stream, and resets the counts of all shards.
+    /// Begins a stream with empty counts.
     pub fn begin(&mut self, stream: Stream) {
         self.sending.begin(stream);
         self.account = Account::default();
@@ -179,7 +178,7 @@ impl Producer {
         self.all_shards().map(|shard| shard.account)
     }
 
-    /// Returns the first shard that must still recompute items, or None if no shard must recompute items.
+    /// Returns the first shard that must still recompute items, or None if there is none.
     pub fn owing(&self) -> Option<u16> {
         self.all_shards().position(|shard| shard.owed > 0).map(|shard| shard as u16)
     }
@@ -263,8 +262,8 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Records the size of the blocks of a sent item. Small items share an entry of `ahead`, which limits the number of
-    /// entries. The blocks of an entry count as taken once the consumer has taken the last item of the entry.
+    /// Small items share an entry of `ahead`, which limits the number of entries. The blocks of an entry count as taken
+    /// once the consumer has taken the last item of the entry.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -329,7 +328,7 @@ impl Producer {
     }
 
     /// Returns whether to repeat a failed allocation, because blocks were returned, or because waiting would free no
-    /// memory. If the result is false, each returned block wakes up the producer from now on.
+    /// memory. If the result is false, each returned block will wake up the producer.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -405,8 +404,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes an optional unit. Returns false if there is no room, or if fragments have been pushed whose unit is
-    /// missing.
+    /// Pushes an optional unit if there is room and no fragments are waiting for their unit.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);

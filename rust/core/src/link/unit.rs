@@ -14,7 +14,7 @@ pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 /// A flag in the kind of an item whose bytes may differ between runs, for example because the item is pickled.
 pub const OPAQUE: u16 = 0x200;
 
-/// The number of bits of a length. The remaining upper bits contain a sample of the buffer's bytes.
+/// The number of bits for a length. The remaining bits contain a sample of the buffer's bytes.
 const LEN_BITS: u32 = 48;
 
 /// Returns the length of a buffer, combined with a sample of the buffer's bytes in the upper bits.
@@ -42,12 +42,11 @@ pub(crate) struct UnitHeader {
     pub epoch: u64,
 }
 
-/// The size of a header in bytes. Its three words contain (1) the length and the checksum, (2) the padding, shard, kind
-/// and number of blocks, and (3) the epoch.
+/// The bytes of a header: (1) the length and the checksum, (2) the padding, shard, kind and number of blocks, and (3)
+/// the epoch.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag in the length field that marks padding instead of a unit. The flag is free because lengths are multiples of
-/// 8.
+/// A flag for padding in the length field, which is free because lengths are multiples of 8.
 const PAD: u32 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +122,7 @@ impl UnitHeader {
         Ok(Self { total, payload: payload as u32, shard, kind, blocks, epoch })
     }
 
-    /// Returns the checksum of the header, to which the caller adds the block table and the payload.
+    /// Returns the header's checksum, to which the caller adds the block table and the payload.
     #[inline]
     pub fn checksum(self, position: u64) -> Checksum {
         let [_, sizes, epoch] = self.words(0);

@@ -1,8 +1,8 @@
 //! Decides when a producer wakes up a sleeping consumer.
 //!
-//! Each wake-up costs scheduler time, which would limit the throughput of small items. If the consumer sleeps, a
-//! producer therefore rings the bell after a batch of items, or if the oldest item has waited for some tens of
-//! microseconds. If items are rare, the producer rings for each item.
+//! Each wake-up costs scheduler time, which would limit the throughput of small items. For a sleeping consumer, a
+//! producer therefore rings the bell for a batch of items, or for an item that has waited for some tens of
+//! microseconds. If items are rare, it rings for each item.
 //!
 //! If a consumer reads several links in turn, only items of the link for which it waits wake up the consumer.
 
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use crate::process::bell::Wanted;
 use crate::process::board::BellRef;
 
-/// The maximum time by which the wake-up of the consumer is delayed. If the interval between items is longer, the
-/// producer rings the bell for each item.
+/// The maximum delay of the consumer's wake-up. If items have longer intervals, the producer rings the bell for each
+/// item.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 /// Decides when one producer wakes up its consumer.

@@ -28,7 +28,7 @@ pub trait Parker {
 pub struct Bell {
     /// A counter that is incremented whenever the bell is rung while a thread sleeps. The counter may overflow.
     word: AtomicU32,
-    /// The number of sleepers that no ringing thread has claimed (lower half), and the number of claims (upper half).
+    /// The number of unclaimed sleepers (lower half), and the number of claims (upper half).
     sleepers: AtomicU64,
 }
 
@@ -46,8 +46,8 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// Sleeps until `ready` returns true, the bell rings, or the timeout expires, and returns the last result of
-    /// `ready`. Once `ready` has returned true, it is not called again.
+    /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`,
+    /// which is not called again after true.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
         // SYNC(claim): pairs with `ring`; if the word was read after a claim, this thread is counted after this claim.
         let seen = self.word.load(Ordering::Acquire);

@@ -89,7 +89,7 @@ impl BellRef {
         self.board.len()
     }
 
-    /// Returns whether a thread may sleep on this doorbell, like [`Bell::has_sleeper`].
+    /// Checks for sleepers like [`Bell::has_sleeper`].
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         self.bell().has_sleeper()

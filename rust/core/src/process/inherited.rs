@@ -19,7 +19,7 @@ const DESCRIPTOR: u32 = 3;
 /// The entry describes a mapping that every forked child replaces by zeros, even if user code calls `fork`.
 const OWN_MAPPING: u32 = 4;
 
-/// An entry of the list. Entries are reused and never freed.
+/// Entries are reused and never freed.
 #[derive(Debug)]
 struct InheritedEntry {
     next: *const InheritedEntry,
@@ -138,8 +138,7 @@ impl Descriptor {
 impl Descriptor {
     /// Closes the descriptor. Must not be called while a result of `get` is in use.
     pub fn close(&self) {
-        // The state changes before the descriptor is closed. A child that is forked in between therefore never closes a
-        // reused descriptor number.
+        // The state changes first, so that a child that is forked in between never closes a reused descriptor number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owned the descriptor, and the state shows that no code in this process has closed it.

@@ -13,8 +13,7 @@ use rustix::thread::futex;
 
 use super::system::System;
 
-/// Returns whether the kernel provides the required calls. Errors such as a lack of memory do not count as missing
-/// support.
+/// Errors such as a lack of memory do not count as missing support.
 pub(super) fn is_whole() -> bool {
     let is_there = |result: rustix::io::Result<OwnedFd>| match result {
         Ok(_) => true,

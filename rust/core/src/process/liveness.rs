@@ -16,8 +16,7 @@ pub struct Watch {
     pid: i32,
     /// A process descriptor, or None in the portable fallback, which checks the process id instead.
     fd: Option<Descriptor>,
-    /// Whether the process is the parent of this process. The portable fallback detects the exit of a parent by a
-    /// changed parent id.
+    /// Whether the process is the parent, whose exit changes the parent id of this process.
     parent: bool,
 }
 

@@ -63,8 +63,7 @@ impl Region {
         Self::map(File::from(fd))
     }
 
-    /// Maps a file for reading. The file must be sealed against shrinking, because reading a removed page causes
-    /// SIGBUS.
+    /// The file must be sealed against shrinking, because reading a removed page causes SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
         if !system().is_sealed(file.as_fd()) {
             return Err(OpenError::Invalid("it is not sealed against shrinking"));
@@ -106,8 +105,7 @@ impl Region {
         drop(self.take_descriptor());
     }
 
-    /// Takes the descriptor out of the region. Must not be called while a result of `fd` is in use, or if `reserve` is
-    /// needed later.
+    /// Must not be called while a result of `fd` is in use, or before the last call of `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned the descriptor. After the swap, no other caller can take the descriptor.

@@ -21,7 +21,7 @@ pub(super) trait System: Sync {
 
     fn advise_huge(&self, map: &MmapRaw, offset: usize, len: usize);
 
-    /// Frees pages of a shared mapping, whose bytes are zero afterwards. Fails with `Unsupported` if the system cannot
+    /// Frees pages of a shared mapping, whose bytes are zero afterwards. May fail with `Unsupported`.
     /// do so.
     ///
     /// # Safety

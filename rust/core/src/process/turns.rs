@@ -30,7 +30,7 @@ const REST: u64 = 50;
 #[derive(Debug)]
 pub struct Turns {
     turns: AtomicU32,
-    /// The number of waits without yields since the last test whether yielding helps.
+    /// The number of waits since yielding was last tested.
     since_tried: AtomicU32,
     /// A time, which each yield to an unrelated thread moves forward by `PRICE` times the yield's duration. Waits do
     /// not yield while this time is more than `CREDIT` in the future.

@@ -189,7 +189,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
 }
 
 impl Watch {
-    /// Starts to watch a heartbeat, or continues after a fork. A call that takes longer than `patience` is reported.
+    /// Starts watching a heartbeat, or continues after a fork. Calls longer than `patience` are reported.
     pub fn begin(&'static self, pulse: &Arc<Pulse>, key: u64, patience: Duration) {
         let mut state = self.state();
         if state.forks > 0 || OVER.load(Relaxed) {
@@ -302,7 +302,7 @@ impl Watch {
     }
 }
 
-/// Prevents the thread from being started again in this process.
+/// Prevents the thread from being started again.
 pub fn over() {
     OVER.store(true, Relaxed);
 }

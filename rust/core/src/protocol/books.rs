@@ -37,7 +37,7 @@ pub struct Snapshot<S> {
 /// A snapshot of the dispatching process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealt<S> {
-    /// The number of the pass, counted from 1.
+    /// The number of the pass.
     pub pass: u32,
     /// For each worker, the number and checksum of the items that were dispatched to it in this pass.
     pub accounts: Vec<Account>,
@@ -71,7 +71,7 @@ struct Peer<S> {
 /// The position of one peer before the latest deliveries, from which a later run can resume.
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
-    /// The number and checksum of the items that this peer has delivered before this position.
+    /// The number and checksum of this peer's items before this position.
     pub given: Account,
     /// The latest snapshot at or before this position, or None if the peer must start at the beginning of the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
@@ -103,7 +103,7 @@ pub struct Books<S> {
 }
 
 impl<S> Books<S> {
-    /// Creates empty records for this number of peers.
+    /// Creates empty records for a number of peers.
     pub fn new(peers: usize) -> Self {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
@@ -147,7 +147,7 @@ impl<S> Books<S> {
         self.first = peer;
     }
 
-    /// Records that a peer sends no more items in this epoch.
+    /// Records that a peer sends no more items.
     pub fn end(&mut self, peer: usize) {
         self.peers[peer].ended = true;
     }
@@ -190,8 +190,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns the accounts of all peers and the next peer in turn, as they were before the last `back` deliveries.
-    /// Returns None if the log is too short.
+    /// Returns the accounts of all peers and the next peer, as of the time before the last `back` deliveries. Returns
+    /// None if the log is too short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -203,7 +203,7 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// Returns the positions of all peers and the next peer in turn, as they were before the last `back` deliveries.
+    /// Returns the positions of all peers and the next peer, as of the time before the last `back` deliveries.
     pub fn positions(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.positions_at(accounts), turn))

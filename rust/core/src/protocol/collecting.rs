@@ -30,7 +30,7 @@ pub struct Collecting {
 }
 
 impl Collecting {
-    /// Creates the state for this number of peers. If `in_order` is true, items are delivered in strict order.
+    /// Creates the state for a number of peers, whose items may be delivered in strict order.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
@@ -55,8 +55,8 @@ impl Collecting {
         self.turn.next()
     }
 
-    /// Returns the next step. For the number of a peer, `ready` returns whether its next item can be delivered,
-    /// `arrived` whether an item can be received, and `starves` whether the peer waits for the dispatching process.
+    /// Returns the next step. The arguments return whether a peer's next item can be delivered, whether an item can be
+    /// received from the peer, and whether the peer waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,

@@ -58,7 +58,7 @@ pub struct Obedience {
 }
 
 impl Obedience {
-    /// Creates the state of a dispatching process if `dispatches` is true, or of a worker otherwise.
+    /// Creates the state of a worker, or, if `dispatches` is true, of a dispatching process.
     pub fn new(dispatches: bool) -> Self {
         Self { dispatches, runs: false }
     }

@@ -78,9 +78,9 @@ fn is_equal(one: Token, other: Token) -> bool {
 /// The secrets with which a member and the hub identify each other.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
-    /// The secret that a member sends to the hub.
+    /// The secret that members send.
     pub hello: Token,
-    /// The secret that the hub sends to a member.
+    /// The secret that the hub sends.
     pub welcome: Token,
 }
 

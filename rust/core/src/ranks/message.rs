@@ -24,7 +24,7 @@ pub enum Message {
     Value {
         /// The number of the operation.
         operation: u64,
-        /// The value that the rank has submitted.
+        /// The rank's value.
         value: i64,
     },
     /// The result of an operation.
@@ -34,7 +34,7 @@ pub enum Message {
         /// The minimum of all values.
         value: i64,
     },
-    /// A heartbeat, which shows that the sender is running.
+    /// A sign that the sender is running.
     Beat,
     /// A member informs the hub that it has timed out in an operation.
     Late {
@@ -108,7 +108,7 @@ impl Message {
         into[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
     }
 
-    /// Removes the first message from a buffer, and returns the message, or None if it is incomplete.
+    /// Removes and returns the first message of a buffer, or returns None if it is incomplete.
     pub fn take(from: &mut Vec<u8>) -> Result<Option<Self>, Damaged> {
         let Some(head) = from.first_chunk::<HEAD>() else { return Ok(None) };
         let end = HEAD + usize::from(u16::from_le_bytes([head[1], head[2]]));

@@ -54,7 +54,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// Creates a board. If `full` is true, the processes measure the time of each pipe.
+    /// Creates a board. `full` is true if the time of each pipe is measured.
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
@@ -160,7 +160,7 @@ impl Board {
         pages.map(|page| page.header().oversized.load(Relaxed)).max().unwrap_or(0)
     }
 
-    /// Returns the id of the process that created the board, and the time of creation in nanoseconds.
+    /// Returns the id of the creating process and the time of creation in nanoseconds.
     pub fn made(&self) -> (u32, u64) {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }
@@ -279,7 +279,7 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Records that epoch number `epoch` begins, or the next epoch if `epoch` is None.
+    /// Records that epoch number `epoch`, or the next epoch, begins.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -292,8 +292,8 @@ impl PageRef {
         self.span().end(nanoseconds());
     }
 
-    /// Sets the signal with which other programs request a stack trace from this process, or 0 for none, and the
-    /// descriptor to which the process writes the trace.
+    /// Sets the signal (or 0) with which other programs request this process's stack, and the descriptor to which this
+    /// process writes it.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
         // SYNC(stack): pairs with the readers' load; a reader that sees a signal also sees the descriptor.

@@ -81,8 +81,8 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Overwrites this page with the copy of a page from another machine. Fails if the lengths are inconsistent, or if
-    /// the copy has more pipes or flows (link ends) than this page can store.
+    /// Overwrites this page with the copy of another page. Fails if the lengths are inconsistent, or if the copy has
+    /// more pipes or flows (link ends) than this page can store.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();

@@ -16,7 +16,7 @@ pub struct Counter<C> {
     keeper: Keeper,
 }
 
-/// A reference to the counters of one end of a link.
+/// The counters of one end of a link.
 pub type FlowRef = Counter<Flow>;
 
 /// A reference to a counter of waits. Unlike a borrow, it allows code to borrow other fields of its owner during the

@@ -20,7 +20,7 @@ pub(super) const MEMORY_PAGE: usize = 4096;
 pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
 pub(super) const LOCATION: usize = 192;
-/// The number of exception types that are counted separately. Other types are only counted in `PipeRecord::skipped`.
+/// The number of separately counted exception types. Others are only counted in `PipeRecord::skipped`.
 pub(super) const KINDS: usize = 4;
 pub(super) const KIND: usize = 56;
 /// The number of bytes for the name of another machine.
@@ -29,7 +29,7 @@ pub(super) const PLACE: usize = 112;
 /// The sizes of a board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoardConfig {
-    /// The number of processes, each of which has a page.
+    /// The number of pages (processes).
     pub pages: u32,
     /// The maximum number of link ends in a process.
     pub flows: u32,
@@ -178,7 +178,7 @@ pub struct Flow {
     pub copied: AtomicU64,
     /// The page number of the process at the opposite end of the link.
     pub peer: AtomicU32,
-    /// The direction of the link end: 0 if it is unused, 1 if its process sends, 2 if its process receives.
+    /// The direction: 0 (unused), 1 (its process sends) or 2 (its process receives).
     pub direction: AtomicU32,
     _pad: AtomicU64,
     /// The waits of this end: a sender waits for space or for a grant, and a receiver waits for items.
@@ -202,7 +202,7 @@ pub fn add(counter: &AtomicU64, count: u64) {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SkippedKind {
-    /// The number of skipped items, or 0 if the entry is unused. The name of a new entry is stored before this number.
+    /// The number of skipped items, or 0 in an unused entry. The name is stored before it.
     pub count: AtomicU64,
     pub name: [AtomicU8; KIND],
 }
@@ -246,8 +246,8 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call that took `own` nanoseconds. The call stands for `weight` calls, which took an estimated
-    /// total of `all` nanoseconds.
+    /// Records a measured call of `own` nanoseconds. It stands for `weight` calls, which took `all` nanoseconds
+    /// together.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
@@ -279,8 +279,7 @@ impl PipeRecord {
         counts.filter(|(_, count)| *count > 0).map(|(place, count)| (read_text(&place.name), count)).collect()
     }
 
-    /// Sets the count of the current iterator. If `count_all` is true, the items of earlier iterators stay in the
-    /// total.
+    /// Sets the count of the current iterator. If `count_all` is true, earlier items stay in the total.
     pub fn restart(&self, yielded: u64, count_all: bool) {
         self.sequence.change(|| {
             let kept = if count_all { self.yielded.load(Relaxed).wrapping_sub(yielded) } else { 0 };
@@ -300,7 +299,7 @@ pub(super) struct PageHeader {
     pub number: AtomicU32,
     pub began: AtomicU64,
     pub epoch: AtomicU32,
-    /// `pipes` is the number of pipes with a record, and `all_pipes` the number of all pipes.
+    /// `pipes` counts pipes with a record, and `all_pipes` all pipes.
     pub pipes: AtomicU32,
     pub all_pipes: AtomicU32,
     /// The index of the running pipe plus 1, or 0 if the running pipe is unknown.

@@ -17,7 +17,7 @@ pub enum Value {
     Number(u64),
     /// An estimated duration in nanoseconds.
     Estimate(f64),
-    /// A name, such as a label or a location.
+    /// A text, such as a label.
     Text(String),
     /// A list of values of one kind.
     List(Vec<Self>),
@@ -69,7 +69,7 @@ macro_rules! fields {
 pub struct Unreadable {
     /// The number of the page.
     pub page: usize,
-    /// The description of the invalid data, which follows the page number in the error message.
+    /// The problem, as a part of the error message.
     pub what: &'static str,
 }
 

@@ -50,7 +50,7 @@ impl Order {
         }
     }
 
-    /// Reads an order of axes. The bytes from `take` come from another process and are not trusted.
+    /// The bytes from `take` come from another process and are not trusted.
     pub fn read<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         match take(1)?[0] {
             0 => Ok(Order::C),
@@ -141,8 +141,8 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// Returns the arena block of the `array` from `torchdata.empty`, if a tensor with these data covers the block. The
-/// caller ensures that nothing but the item refers to the array and the tensor.
+/// Returns the arena block of `array`, which `torchdata.empty` has created, if these data cover the block. The caller
+/// ensures that nothing but the item refers to the array and its tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
     // SAFETY: the call only reads the reference count of an existing object. The array and this function hold one
@@ -154,8 +154,7 @@ pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Opt
     (block.as_mut_ptr().cast_const() == data && block.len() == len).then(|| Arc::clone(block))
 }
 
-/// Creates an array. `over` contains its memory and the owner of this memory, or None if the array allocates its
-/// memory.
+/// `over` contains the memory and its owner, or None if the array allocates its own memory.
 pub fn make<'py>(
     py: Python<'py>,
     dtype: Dtype,

@@ -31,7 +31,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// The maximum depth of nested items. The encoder never nests items more deeply.
+/// The encoder nests items less deeply.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {
@@ -56,7 +56,7 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// Returns the address and the length. The bytes may be in shared memory, so they must be copied before use.
+    /// The bytes may be in shared memory, so they must be copied before use.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),

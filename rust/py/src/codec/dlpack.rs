@@ -249,7 +249,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Returns the number of bytes from the first to the last element, or None if this number overflows.
+/// Returns None if the number of bytes overflows.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;

@@ -15,7 +15,7 @@ pub struct Dtype {
     unit: Option<TimeUnit>,
 }
 
-/// A NumPy unit of time: the number that NumPy gives to the base unit, and how many base units form the unit.
+/// A NumPy unit of time: NumPy's number for the base unit, and how many base units form the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TimeUnit {
     base: u32,
@@ -37,7 +37,7 @@ fn is_time(number: c_int) -> bool {
     matches!(number, 21 | 22)
 }
 
-/// The maximum size of an element in bytes. A complex number consists of two `long double`s with up to 16 bytes each.
+/// The size of a complex number, which consists of two `long double`s with up to 16 bytes each.
 pub const LARGEST: usize = 32;
 
 fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
@@ -90,7 +90,7 @@ impl Dtype {
         }
     }
 
-    /// Reads a dtype. The bytes from `take` come from another process and are not trusted.
+    /// The bytes from `take` come from another process and are not trusted.
     pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         let number = take(1)?[0];
         let mut unit = None;

@@ -125,8 +125,7 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Records that the item contains this object. An object with two references cannot occur twice, because one
-    /// reference belongs to the encoder.
+    /// An object with two references cannot occur twice, because one reference belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {

@@ -49,7 +49,7 @@ pub enum Kind {
     Other,
 }
 
-/// The known types by address. The types are never freed, so their addresses stay unique.
+/// The types are never freed, so their addresses stay unique.
 ///
 /// FORK: the lock is only taken with the GIL held, and never held while Python code runs. Python forks with the GIL
 /// held, so a forked child never finds this mutex locked.

@@ -48,7 +48,7 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Writes a sequence as a block. Returns false and writes nothing if a block cannot contain the members.
+/// Writes nothing and returns false if a block cannot contain the members.
 ///
 /// # Safety
 /// The GIL is held. For each index below `len`, `member` runs no Python code and returns a borrowed member or NULL.

@@ -33,7 +33,7 @@ impl Owner {
 }
 
 pub struct Source {
-    /// The address of the data as a number, because pointers cannot be sent to other threads.
+    /// An address, because pointers cannot be sent to other threads.
     address: usize,
     len: usize,
     strided: Option<Box<Strided>>,

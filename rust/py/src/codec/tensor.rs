@@ -59,7 +59,7 @@ pub struct Description {
     pub len: usize,
 }
 
-/// Reads a description. The bytes from `take` come from another process and are not trusted.
+/// The bytes from `take` come from another process and are not trusted.
 pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Description> {
     let &[code, bits, dimensions, has_strides] = take(4)? else { return Err(malformed()) };
     let element = ElementType { code, bits, lanes: 1 };

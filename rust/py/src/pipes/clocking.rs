@@ -110,7 +110,7 @@ pub struct Timed {
     pub passed: u64,
 }
 
-/// Measures the call if it is due. The returned bool is true for a nested call.
+/// The returned bool is true for a nested call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
@@ -152,7 +152,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns for how many calls a measured call counts. A slow call counts once, because every slow call is recorded.
+/// Returns for how many calls a measured call counts. Slow calls count once, because each of them is recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

@@ -53,7 +53,7 @@ struct Guard {
     current: *const AtomicU32,
     mark: u32,
     nested: bool,
-    /// `next_timed` uses only the countdown of this field, to check whether its calls are still nested.
+    /// `next_timed` uses only the countdown, to check whether its calls are still nested.
     metering: Metering,
     /// Whether the iterator is the built-in `map`, whose function must not end the data with a StopIteration (PEP 479).
     sealed: bool,
@@ -407,7 +407,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the current exception is a panic. Its conversion to a Rust error would raise the panic again.
+/// Returns whether the exception is a panic, which its conversion to a Rust error would raise again.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
     unsafe {

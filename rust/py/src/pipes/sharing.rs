@@ -17,7 +17,7 @@ pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// `before` is the number of items to skip next, and `left` is the number of items to yield after them.
+    /// First, `before` items must be skipped, and then `left` items are yielded.
     before: AtomicUsize,
     left: AtomicUsize,
 }

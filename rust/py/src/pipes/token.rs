@@ -71,7 +71,7 @@ impl IterationToken {
         unsafe { self.place.load(Acquire).as_ref() }
     }
 
-    /// Makes the token count in the record of `pipe` from the next iteration on.
+    /// From the next iteration on, counts in the record of `pipe`.
     pub fn bind(&self, py: Python<'_>, pipe: PipeRef, root: bool, main: bool) {
         self.pending.with(py, |pending| {
             let is_same = |place: &BoardSlot| {
@@ -135,7 +135,7 @@ impl IterationToken {
         }
     }
 
-    /// Begins an iteration. Returns its id, and whether it resumes from a loaded state.
+    /// Returns the id of the iteration, and whether it resumes from a loaded state.
     fn begin(&self, py: Python<'_>) -> (u64, bool) {
         self.activate(py);
         let id = self.current.fetch_add(1, Relaxed) + 1;

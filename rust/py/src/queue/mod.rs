@@ -71,7 +71,7 @@ type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
-    /// The rule by which the number of items to read ahead grows for small items, or None if it does not grow.
+    /// None if the number of items to read ahead does not grow for small items.
     window: GilCell<Option<Window>>,
     /// `generation` and `process` identify the process of the worker threads.
     generation: u64,
@@ -114,8 +114,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Drops the contents of a closed queue, because the traceback of a buffered error would keep the worker threads
-    /// alive.
+    /// The traceback of a buffered error would keep the worker threads alive.
     fn drop_if_closed(&self, queue: &Queue) {
         if !self.keeps && queue.is_closed() {
             drop(queue.drain());

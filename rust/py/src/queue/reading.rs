@@ -23,7 +23,7 @@ pub struct SourceReader {
     state_of: Py<PyAny>,
     /// Converts the error of a source that cannot save its state to a placeholder for the state.
     unsaved: Py<PyAny>,
-    /// The number of items between two saved states, or 0 if no states are saved.
+    /// The number of items between two saved states, or 0 for no states.
     frequency: u64,
     /// The first `dropped` items and the items in `ahead` are dropped.
     dropped: Index,

@@ -79,7 +79,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error if this thread is reading, because it would wait forever for itself.
+    /// If this thread is reading, it would wait forever for itself.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(format!(
@@ -147,7 +147,7 @@ impl Access {
         reader.replace_dead(py, dead).map(|()| true)
     }
 
-    /// Returns the next item of an iterator. If `pass` is 0, this is the iterator's first request, which begins a pass.
+    /// If `pass` is 0, this is the iterator's first request, which begins a pass.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;
         let mut held = self.hold()?;

@@ -29,7 +29,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// The number of processes that were killed during this wait. Each of them doubles the item's time limit.
+    /// The number of processes killed during this wait. Each doubles the item's time limit.
     tries: u32,
 }
 

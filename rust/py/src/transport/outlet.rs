@@ -27,8 +27,8 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Returns whether a command interrupts this process. While items of the epoch `held` are recomputed, only a command
-/// for a later epoch or a stop does so (see `Outlet::held`).
+/// While items of the epoch `held` are recomputed, only a command for a later epoch or a stop interrupts this process
+/// (see `Outlet::held`).
 pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool {
     let obeys = |probe: &Probe| held.is_none_or(|epoch| probe.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|probe| probe.pending() && obeys(probe))
@@ -38,7 +38,7 @@ pub(super) struct Outlet {
     pub owner: OwningProcess,
     /// A worker has one producer for all its shards, and the dispatching process has one producer for each worker.
     pub producers: Vec<Producer>,
-    /// The arenas of the producers, because `tidy` runs during waits that borrow the producers.
+    /// `tidy` runs during waits, which borrow the producers.
     arenas: Vec<Arc<Arena>>,
     /// Selects the shard (in a worker) or the worker (in the dispatching process) of the next item.
     pub dealing: Dealing,
@@ -59,7 +59,7 @@ pub(super) struct Outlet {
     pub deadline: Option<Instant>,
     pub taker: Option<(Py<PyAny>, Cadence)>,
     pub noter: Option<Py<PyAny>>,
-    /// In a worker: the snapshot of the dispatching process that must be sent to the main process.
+    /// In a worker: the snapshot of the dispatching process that is sent to the main process.
     pub relay: Option<Arc<Relay>>,
     /// The checksum of the items to recompute, for each shard or reader.
     pub expected: Vec<Option<u64>>,
@@ -70,7 +70,7 @@ pub(super) struct Outlet {
     pub page: Option<PageRef>,
 }
 
-/// A unit that is being sent. Commands may be executed while the unit waits for free space.
+/// Commands may be executed while this unit waits for free space.
 pub(super) struct Departing {
     /// The index of the shard (in a worker) or of the reader (in the dispatching process).
     pub target: usize,
@@ -231,8 +231,8 @@ impl Outlet {
         self.dealing.end(target);
     }
 
-    /// Closes a shard whose iterator has ended. The next call of `settle` sends the shard's last note, and then a
-    /// message that the shard has ended.
+    /// Records that a shard's iterator has ended. The next `settle` sends the shard's last note and the message that
+    /// the shard has ended.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
@@ -377,7 +377,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Stores a buffer in the arena. Returns None if waiting would free no memory.
+    /// Returns None if waiting would free no memory.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,

@@ -13,7 +13,7 @@ use crate::gil_cell::{GilCell, GilNumber};
 pub struct StreamProgress {
     /// The records. They are consistent whenever another thread reads them.
     pub books: Arc<GilCell<Books<Content>>>,
-    /// In a worker: the snapshot of the dispatching process that must be sent to the main process.
+    /// In a worker: the snapshot of the dispatching process that is sent to the main process.
     pub relay: Arc<Relay>,
     pub given: Given,
     pub starts: Vec<Account>,

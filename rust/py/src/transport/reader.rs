@@ -347,7 +347,7 @@ impl Reader {
         awoken.and_then(|()| py.check_signals()).map(|()| Some(next))
     }
 
-    /// Waits for the next unit of `peer`, up to `limit` after the time `started`.
+    /// `limit` counts from the time `started`.
     fn await_unit(
         &mut self,
         py: Python<'_>,

@@ -163,7 +163,7 @@ impl Outlet {
         }
     }
 
-    /// Must be called after the last item for the shard or reader `target`.
+    /// Must be called after the last item for `target`.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

@@ -336,8 +336,8 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the pass, and the number of computed items, including items of earlier runs, unwanted items, and the
-    /// item that is being sent.
+    /// Returns the pass, and the number of its items, including items of earlier runs, unwanted items, and the item
+    /// that is being sent.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
@@ -345,7 +345,7 @@ impl Sender {
         Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }
 
-    /// Creates an array in the arena. Returns None if the arena is full, or if arrays of this dtype must be pickled.
+    /// Returns None if the arena is full, or if arrays of this dtype must be pickled.
     fn allocate<'py>(
         &self,
         py: Python<'py>,
@@ -382,7 +382,7 @@ impl Sender {
         drop(taken); // outside of the lock, because dropping may run code that calls this object
     }
 
-    /// Returns for each link the bytes in use, their maximum so far, and the number of blocks.
+    /// Returns (bytes in use, maximum so far, blocks) for each link.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
         let usages = self.arenas.iter().map(|arena| arena.usage());
         usages.map(|usage| (usage.in_use, usage.peak, usage.blocks)).collect()

@@ -115,7 +115,7 @@ impl Relay {
     }
 }
 
-/// The maximum length of inline content. Longer content is sent in a block, because the ring is meant for items.
+/// Longer content is sent in a block, because the ring is meant for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
@@ -174,7 +174,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// Copies the content only once, because a second copy would further delay a reader that waits for an item.
+    /// A second copy would further delay a reader that waits for an item.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),

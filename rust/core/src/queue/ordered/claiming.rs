@@ -31,8 +31,8 @@ impl<T> OrderedQueue<T> {
         self.wait_for_work(timeout, State::is_claimed)
     }
 
-    /// Claims the first submitted item that is not claimed, for a worker. `copy` returns a copy of the item, and
-    /// whether the worker may change the item, so that `wait_still` must wait for the worker.
+    /// Claims the first unclaimed item for a worker. `copy` returns a copy of the item, and whether the worker may
+    /// change the item, in which case `wait_still` waits for the worker.
     pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
         let mut state = self.lock();
         if state.closed {

@@ -169,7 +169,7 @@ impl<T> State<T> {
 }
 
 pub(super) struct Begun {
-    /// The start of the wait, or None if the timeout is zero, which avoids reading the clock.
+    /// The start of the wait, or None for a timeout of zero.
     at: Option<Instant>,
     timeout: Duration,
 }
