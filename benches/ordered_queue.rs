@@ -1,4 +1,4 @@
-//! Measures the cost of the ordered queue compared with a channel, in nanoseconds per item, within one thread and
+//! Measures the cost of the ordered queue in nanoseconds per item, compared with a channel, within one thread and
 //! between two threads.
 #![allow(missing_docs)] // criterion's macros create public items
 

@@ -52,7 +52,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// If the receiving link is full, the consumer takes units from it until the frame fits.
+/// Transfers a frame. If the receiving link is full, the consumer takes units from it until the frame fits.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();

@@ -1,6 +1,6 @@
 //! Tests the effects of killing a process: published units (messages) stay available, and the exit is detected.
 //!
-//! A child kills itself by SIGKILL at a named point, so that the test is reproducible.
+//! A child kills itself by SIGKILL at a given point, so that the test is reproducible.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -25,7 +25,7 @@ fn everything_holds_on_the_portable_backing_as_well() {
     run_again_portably("everything_holds_on_the_portable_backing_as_well");
 }
 
-/// The link has space for all items, so that the children never wait.
+/// The sizes of a link with space for all items, so that the children never wait.
 const ROOMY: LinkConfig = LinkConfig { arena_capacity: 1 << 20, ..SMALL };
 
 const WHOLE: u64 = 7;
@@ -79,7 +79,7 @@ fn die_at(point: &str) -> ! {
 fn drain_until_death(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
     let mut arrived = Vec::new();
     loop {
-        // The exit is checked before taking units, so that all units published before the exit are taken.
+        // The exit is checked before units are taken, so that all units that were published before the exit are taken.
         let dead = watch.exited();
         while let Some((_, unit)) = receiver.poll().expect("a death does not corrupt") {
             arrived.push(unit);
@@ -117,8 +117,8 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
                 _ => assert_eq!(unit.inline, b"batch", "{point}"),
             }
         }
-        // The producer was killed, so no process reuses returned blocks, and leased items stay readable without the
-        // receiver.
+        // The producer was killed, so no process reuses returned blocks. Leased items therefore stay readable without
+        // the receiver.
         drop(receiver);
         assert!(arrived[0].item() == item(0));
     }
@@ -146,7 +146,7 @@ fn an_exit_is_detected_and_a_running_process_is_not_reported() {
 fn a_child_exits_when_its_parent_is_killed() {
     let _watchdog = watchdog(30);
     let (link, bells) = open(ROOMY);
-    // The grandchild inherits the pipe, so the pipe reaches its end only when the grandchild has exited.
+    // The grandchild inherits the pipe, so the pipe ends only once the grandchild has exited.
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "middle_process", "--ignored", "--nocapture"]).stdout(Stdio::piped());
     let mut middle = Process(command.spawn().unwrap());
@@ -157,7 +157,7 @@ fn a_child_exits_when_its_parent_is_killed() {
         assert_eq!(pipe.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&text));
         text.push(byte[0]);
     }
-    // The grandchild's parent is a zombie, and the watchdog would abort the test if the grandchild kept running.
+    // The parent of the grandchild is a zombie. If the grandchild kept running, the watchdog would abort the test.
     middle.0.kill().unwrap();
     pipe.read_to_end(&mut text).unwrap();
     drop((link, bells));
@@ -167,7 +167,7 @@ fn a_child_exits_when_its_parent_is_killed() {
 #[ignore = "played by a child process of another test"]
 fn middle_process() {
     let parent = std::process::id() as i32;
-    // SAFETY: the child runs a thread, sleeps and exits. The child does not take a lock that another thread might hold.
+    // SAFETY: the child runs a thread, sleeps and exits. It takes no lock that another thread might hold.
     if unsafe { libc::fork() } == 0 {
         exit_with(Watch::open(parent).unwrap()).unwrap();
         println!("ready");

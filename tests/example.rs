@@ -133,7 +133,7 @@ fn repeated_messages_are_merged_and_the_last_alternative_is_used() {
 #[test]
 fn damaged_fields_are_errors() {
     for (bad, error) in [
-        (&[5 << 3 | 3][..], WireError::Tag), // groups are an unknown wire type
+        (&[5 << 3 | 3][..], WireError::Tag), // groups are not supported
         (&[0][..], WireError::Tag),
         (&[1 << 3 | 6][..], WireError::Tag),
         (&[0xff; 11][..], WireError::Varint),

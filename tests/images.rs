@@ -1,4 +1,4 @@
-//! Tests how images are resized: the layouts of pixels, regions at the edges, and invalid arguments.
+//! Tests how images are resized: layouts of pixels, regions at the edges, and invalid arguments.
 
 use proptest::prelude::*;
 use torchdata_core::images::{Filter, Pixels, Region, ResizeError, Target, resize};

@@ -1,6 +1,6 @@
 //! Tests the guarantees of a link with both kinds of shared memory, between threads and between processes.
 //!
-//! A process uses one kind, so `everything_holds_on_the_portable_backing` runs this test binary again.
+//! A process can use only one kind, so `everything_holds_on_the_portable_backing` runs this test binary again.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -27,7 +27,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
     Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
 }
 
-/// Tests with a single thread must never wait for the peer.
+/// Creates both ends for a test with a single thread, which must never wait for the other end.
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -98,7 +98,7 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-            // Moves both cursors to the given index, in steps of at most a quarter of the ring.
+            // Moves both cursors to the given index. Each step is at most a quarter of the ring.
             let mut rest = place;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
@@ -263,7 +263,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let held = receiver.poll().unwrap();
     assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
     drop(held);
-    // The leased items are small, but fill half of the return ring's entries.
+    // The leased items are small, but use half of the entries of the return ring.
     let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 16 << 20, ..SMALL }, 10_000);
     let mut held = Vec::new();
     while !receiver.end.should_copy(1) {

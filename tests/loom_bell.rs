@@ -1,4 +1,4 @@
-//! Explores with loom all interleavings of processes that sleep and processes that wake them.
+//! Explores with loom all interleavings of processes that sleep and processes that wake up the sleepers.
 //!
 //! Sleeps never time out here, so loom reports a lost wake-up as a deadlock.
 #![cfg(loom)]
@@ -15,7 +15,7 @@ use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::process::bell::{Bell, Parker, Wanted};
 use torchdata_core::sync::primitive::{AtomicU32, AtomicU64, Ordering};
 
-/// As in the kernel, no wake-up can occur between comparing the value and going to sleep.
+/// A model of the kernel's futex: no wake-up can occur between the comparison of the value and the sleep.
 struct Futex {
     lock: Mutex<()>,
     changed: Condvar,

@@ -1,4 +1,4 @@
-//! Explores all interleavings of threads that use one value. Only one thread at a time may access the value, and must
+//! Explores all interleavings of threads that use one value. Only one thread at a time may access the value. It must
 //! see the changes of the previous thread.
 #![cfg(loom)]
 #![allow(missing_docs)]

@@ -1,5 +1,5 @@
-//! Explores all interleavings of workers, a consumer and threads that stop the workers. Sleeps never time out in loom,
-//! which reports a lost wake-up as a deadlock.
+//! Explores all interleavings of workers, a consumer, and threads that stop the workers. In loom, sleeps never time
+//! out, so a lost wake-up is reported as a deadlock.
 #![cfg(loom)]
 #![allow(missing_docs)]
 

@@ -14,7 +14,7 @@ use torchdata_core::integrity::seal;
 use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::sync::primitive::AtomicU64;
 
-/// Loom reports an error if two threads access a slot concurrently.
+/// A ring. Loom reports an error if two threads access a slot concurrently.
 struct Ring {
     slots: Vec<UnsafeCell<u64>>,
     tail: AtomicU64,

@@ -1,4 +1,4 @@
-//! Tests the ordered queue: order, bounds, stopped workers, closing, errors, and views of buffered items.
+//! Tests the ordered queue: order, capacity, holds, closing, errors, and views of buffered items.
 
 #![cfg(not(loom))]
 
@@ -87,7 +87,7 @@ fn results_of_several_workers_arrive_in_the_order_of_the_slots_or_as_they_are_re
                 let (queue, source) = (Arc::clone(&queue), Arc::clone(&source));
                 thread::spawn(move || {
                     while let Reserve::Granted(slot) = queue.reserve(Duration::MAX) {
-                        let item = source.load(Ordering::Relaxed); // only one worker at a time runs this line
+                        let item = source.load(Ordering::Relaxed); // only one worker at a time uses the source
                         source.store(item + 1, Ordering::Relaxed);
                         if item >= 2_000 {
                             queue.put(slot, Outcome::End(None));

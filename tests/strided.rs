@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use torchdata_core::strided::{Strided, memory_order};
 
-/// The buffer ends with the last element of the array.
+/// An array in a buffer, which ends with the last element of the array.
 #[derive(Debug, Clone)]
 struct Array {
     size: usize,

@@ -92,8 +92,8 @@ proptest! {
     fn a_header_with_a_wrong_byte_is_none(at in 0usize..BLOCK, change in 1u8..) {
         let mut block = header(b"name", "0000123\0", b'0');
         block[at] = block[at].wrapping_add(change);
-        // A checksum has several valid encodings, so the parser may accept a change if the result is the original name
-        // and size.
+        // A checksum can be written in several ways. The parser may therefore accept a change that keeps the original
+        // name and size.
         prop_assert!(matches!(file_header(&block), None | Some(("name", 0o123))));
     }
 

@@ -1,5 +1,4 @@
-//! Tests the reader of TFRecord files with complete, truncated and damaged files, which are read as a whole and in
-//! pieces.
+//! Tests the reader of TFRecord files. Complete, truncated and damaged files are read as a whole and in pieces.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tfrecord::{LONGEST, RecordError, Records, masked_crc};
@@ -10,7 +9,7 @@ fn framed(data: &[u8]) -> Vec<u8> {
     [&length[..], &checksums[0], data, &checksums[1]].concat()
 }
 
-/// Returns the records, and the final error.
+/// Returns the records of a file, and the error that ends it.
 fn read(file: &[u8], piece: usize, verify: bool) -> (Vec<Vec<u8>>, Option<RecordError>) {
     read_up_to(LONGEST, file, piece, verify)
 }

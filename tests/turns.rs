@@ -1,4 +1,4 @@
-//! Tests how often a waiting thread yields. The thread must always yield if yielding ends its waits, and rarely if only
+//! Tests how often a waiting thread yields. It must always yield if yielding ends its waits, and rarely if only
 //! unrelated threads use the time.
 
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// The yield with number `helps` ends the wait. Each yield lasts `turn` nanoseconds.
+    /// Simulates a wait. Each yield lasts `turn` nanoseconds, and the yield with number `helps` ends the wait.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);
@@ -129,7 +129,7 @@ fn yields_resume_when_the_unrelated_thread_is_gone() {
 }
 
 proptest! {
-    /// Yields give at most one eighth of the time, plus a fixed maximum, to unrelated threads. Yields of up to one
+    /// Yields may give unrelated threads at most one eighth of the time, plus a fixed maximum. Yields of up to one
     /// millisecond do not count, because an unrelated thread uses the core for several milliseconds.
     #[test]
     fn the_time_of_unrelated_threads_is_bounded(

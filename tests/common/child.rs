@@ -1,4 +1,4 @@
-//! Starts child processes for tests: this test binary, which runs only the test `child_process`.
+//! Starts child processes for tests. A child runs this test binary with only the test `child_process`.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use torchdata_core::process::portable;
 const ROLE: &str = "TORCHDATA_TEST_ROLE";
 const FIRST_FD: i32 = 100;
 
-/// The child is killed if necessary, and reaped, when the parent's test ends.
+/// A child process, which is killed and reaped when the parent's test ends.
 pub struct Process(pub Child);
 
 impl Process {
@@ -28,7 +28,7 @@ impl Drop for Process {
     }
 }
 
-/// The test `child_process` does nothing without a role.
+/// Starts a child with this role. Without a role, the test `child_process` does nothing.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
     start_with(role, &[link.fd(), bells.fd()])
 }
@@ -69,7 +69,7 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Fails if the second run does not execute `caller`, the test that calls this function.
+/// Runs the tests again with the portable fallback. Fails if this run does not include `caller`, the calling test.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

@@ -13,7 +13,7 @@ pub mod raw;
 #[cfg(not(loom))]
 pub mod stream;
 
-/// Aborts the process with a message, unless the watchdog is dropped in time.
+/// Aborts the process with a message, unless this object is dropped in time.
 pub struct Watchdog {
     _alive: mpsc::Sender<()>,
 }

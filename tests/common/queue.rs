@@ -1,4 +1,4 @@
-//! Wraps the ordered queue for tests: calls wait until a timeout, and a guard stops the workers.
+//! Wraps the ordered queue for tests. Calls wait until a timeout, and a guard prevents workers from starting items.
 
 use std::time::Duration;
 

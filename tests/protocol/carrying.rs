@@ -1,9 +1,9 @@
 //! Models workers on other machines. Carriers transfer units (messages) and control words between the links of a worker
 //! and their copies on its machine.
 //!
-//! A frame contains copies of the control words, and all units that wait when the frame is created. Received control
-//! words are stored immediately, but units wait for space, because the reader may wait for a control word instead of
-//! units. The main process may detect the exit of a worker's host before the last frames arrive.
+//! A frame contains copies of the control words, and all units that are waiting when the frame is created. Received
+//! control words are stored immediately. Units may have to wait for space until their reader has read a control word.
+//! The main process may detect the exit of a worker's host before the last frames arrive.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub struct Up {
     words: Said,
 }
 
-/// The number of the acknowledged call, and the epoch in which the worker waits for dispatched items.
+/// Whether the worker has acknowledged the call, and the epoch in which the worker waits for dispatched items.
 type Said = (bool, u32);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -39,11 +39,11 @@ pub struct Carrier {
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// `arrived` contains units for the main process, and `to_tell` contains commands for the worker, until the links
-    /// have space.
+    /// `arrived` contains units for the main process, and `to_tell` contains commands for the worker. Both wait for
+    /// space in the links.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
-    /// The last control words for the worker: the order word, the grant, and the count of the grant.
+    /// The last control words that were sent to the worker: the order word, the grant, and the count of the grant.
     told: (u64, u64, u32),
     said: Said,
     acknowledged: bool,

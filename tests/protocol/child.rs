@@ -1,4 +1,4 @@
-//! Models the steps of child processes, which send items, run graphs, read dispatched items, and execute commands.
+//! Models the steps of child processes, which run graphs, send items, read dispatched items, and execute commands.
 
 use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
 
@@ -21,7 +21,7 @@ impl Setting {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
-        // While a child runs its graph, it reads no commands, and only checks whether a new order exists.
+        // While a child runs its graph, it reads no commands, and only checks for a new order.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
             after.obey(self, index);
@@ -174,7 +174,7 @@ impl World {
     fn apply(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         child.applied += 1;
-        // A child that was ordered to stop or to begin another epoch skips the remaining items of its epoch.
+        // A child that must stop or begin another epoch skips the remaining items of its epoch.
         let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
         if setting.restarts && goes_on && child.place() < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// The unit is dropped if its reader wants no more items.
+    /// Sends a unit, or drops it if its reader wants no more items.
     fn send(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, links, first) = self.writer(setting, index);
         let pump = &mut child.pump;
@@ -266,7 +266,7 @@ impl World {
         "begins once more"
     }
 
-    /// Runs a child's graph until the next read, item, error or end.
+    /// Runs a child's graph until it reads, yields an item, fails or ends.
     pub fn run_graph(&mut self, setting: &Setting, index: usize) -> &'static str {
         let child = &mut self.children[index];
         if child.made.1 > 0 {
@@ -384,7 +384,7 @@ impl World {
         "takes of its share"
     }
 
-    /// The epoch is 0 if the worker does not wait for dispatched items.
+    /// Reports that the worker waits for a dispatched item in `epoch`, or does not wait (0).
     fn starve(&mut self, setting: &Setting, index: usize, epoch: u32) {
         if self.outgoing(setting, index).0[index].starving != epoch {
             self.writer(setting, index).1[index].starving = epoch;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::{Debug, Display};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-/// The state after a step, or an error if the step breaks a rule.
+/// The state after a step, or an error if the step violates a rule.
 pub type After<State> = Result<State, String>;
 
 pub type Take<'a, Step, State> = dyn FnMut(Step, After<State>) + 'a;
@@ -54,8 +54,8 @@ impl Hash for Fingerprint {
     }
 }
 
-/// Most parts of a state are small, so several parts are combined in one word. Each word begins with a 1 bit that shows
-/// how many parts the word contains.
+/// Collects the parts of a state. Most parts are small, so several parts are combined in one word. Each word begins
+/// with a 1 bit that shows how many parts the word contains.
 struct Words {
     halves: Fingerprint,
     /// A 1 bit before the first byte marks where the collected bytes begin.
@@ -141,7 +141,7 @@ impl Hasher for Words {
     }
 }
 
-/// Fingerprints are hashes already, so this hasher returns them unchanged.
+/// A hasher that returns a fingerprint unchanged, because fingerprints are hashes.
 pub type ByFingerprint = BuildHasherDefault<Plain>;
 
 #[derive(Default)]
@@ -179,7 +179,7 @@ impl Known {
     }
 }
 
-/// Explores a model, which must have no invalid states.
+/// Explores a model. The test fails if an invalid state is found.
 #[track_caller]
 pub fn holds<M: Model>(what: &str, model: &M) -> Explored {
     let began = std::time::Instant::now();
@@ -192,7 +192,7 @@ pub fn holds<M: Model>(what: &str, model: &M) -> Explored {
     }
 }
 
-/// States are visited breadth first, so that the path to an error is as short as possible.
+/// Visits the states breadth first, so that the path to an error is as short as possible.
 pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
@@ -285,7 +285,7 @@ fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &
     format!("{what}, after these steps:\n  {}\nin {state:#?}", steps.join("\n  "))
 }
 
-/// States are numbers, starting with 0, and state 9 violates a rule.
+/// A model whose states are numbers, starting with 0. State 9 violates a rule.
 struct Numbers {
     steps: &'static [(u8, u8)],
     ends: &'static [u8],

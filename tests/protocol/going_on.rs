@@ -1,4 +1,4 @@
-//! Models the positions that the main process saves in states, and checks that an epoch can resume from them.
+//! Models the positions that the main process saves, and checks that an epoch can resume from them.
 
 use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
 
@@ -32,7 +32,7 @@ impl Place {
         Some(Self { turn, ..Self::at(setting, books, accounts) })
     }
 
-    /// Returns the position at which the items in `accounts` were delivered.
+    /// Returns the position at which the items in `accounts` have been delivered.
     pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
         let positions = books.positions_at(accounts);
         let share = |snapshot: Option<&Snapshot<Graph>>| snapshot.map(|one| one.share).unwrap_or_default();
@@ -42,7 +42,8 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// The position of the dispatching process follows the positions of the workers.
+    /// Returns what each child needs. The dispatching process resumes from a position that depends on the workers'
+    /// positions.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
@@ -76,8 +77,8 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns how many items the read-ahead thread has not yet handed to the user, or None if the records do not show
-    /// this.
+    /// Returns the number of items that the read-ahead thread has not handed to the user yet, or None if the records do
+    /// not show it.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -105,8 +106,8 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If the number of received items is unknown, the log must also contain items that the user has not
-                // received.
+                // If the number of items that the user has received is unknown, the log must also contain the items
+                // that the user has not received.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -204,7 +205,7 @@ impl Setting {
         made
     }
 
-    /// The user leaves the epoch and resumes from a state, in the present processes or in new processes.
+    /// The user leaves the epoch, and resumes from a state in the current processes or in new processes.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };
@@ -233,7 +234,7 @@ pub fn account_of(epoch: u32, items: &[u8]) -> Account {
 }
 
 impl World {
-    /// Returns the records of the main process, and the complete records, from which nothing is removed.
+    /// Returns the records of the main process, and complete records, from which nothing is removed.
     pub fn both_books(&mut self) -> impl Iterator<Item = &mut Books<Graph>> {
         let Kept { books, all, .. } = &mut *self.kept;
         [books, all].into_iter().map(|books| &mut **books)

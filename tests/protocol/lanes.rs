@@ -1,7 +1,7 @@
-//! Models how items are dispatched to workers on other machines: a lane transfers items to a worker, and grants
-//! (permissions) back.
+//! Models how items are dispatched to workers on other machines: a lane transfers items to a worker, and transfers
+//! grants (permissions) back.
 //!
-//! Frames that have arrived wait for space, and no further frames are sent meanwhile. The lane of an exited worker
+//! Frames that have arrived wait for space. Meanwhile no further frames are sent. The lane of an exited worker
 //! transfers nothing, and does not report the exit.
 
 use std::collections::VecDeque;

@@ -1,5 +1,5 @@
-//! Models the main process, which begins and leaves epochs, requests items, pauses children, calls functions in them,
-//! and stops them.
+//! Models the main process, which begins and leaves epochs, requests items, pauses children, calls functions in
+//! children, and stops children.
 
 use torchdata_core::protocol::{Command, Next, Stream};
 
@@ -59,7 +59,8 @@ impl Setting {
             }
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
-                // The children receive the command in descending order, so the dispatching process receives it first.
+                // The command is sent to the children in descending order, so the dispatching process receives it
+                // first.
                 if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));

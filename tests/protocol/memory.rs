@@ -1,4 +1,4 @@
-//! Models the shared memory: rings, words, and the state of the two ends of a link.
+//! Models shared memory: rings, words, and the state of the two ends of a link.
 
 use std::collections::VecDeque;
 
@@ -33,10 +33,10 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The reader's word, and the number of items that this word permits.
+    /// The word of the reader, and the number of items that it permits.
     pub grant: u64,
     pub count: u32,
-    /// The epoch in which the writer waits for dispatched items, or 0.
+    /// The epoch in which the writer waits for dispatched items, or 0 if it does not wait.
     pub starving: u32,
 }
 
@@ -108,7 +108,7 @@ pub struct Pump {
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// The items of each link that were sent in this stream, including items that were sent before a resume.
+    /// The items of each link that were sent in this stream, including items before a resumption.
     pub accounts: Part<Vec<Account>>,
     /// The checksum that the recomputed items of each link must have.
     pub expected: Part<Vec<Option<u64>>>,

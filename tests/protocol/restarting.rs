@@ -1,8 +1,8 @@
 //! Models how exited children are replaced within an epoch.
 //!
 //! Without a dispatching process, only the exited worker is replaced, with a new link. With a dispatching process, all
-//! children are replaced, because they do not know which items were lost. The main process first reads all items that
-//! the children have sent. The replacements recompute the items that the main process has received since the last
+//! children are replaced, because they do not know which items were lost. The main process first reads all units that
+//! the children have sent. Then the replacements recompute the items that the main process has received since the last
 //! snapshot.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
@@ -20,7 +20,7 @@ impl Setting {
     }
 }
 
-/// The reader has all items of the epoch, but the child must repeat the epoch.
+/// The reader has all items of the epoch, but the child must repeat the epoch to restore its state.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }
@@ -44,7 +44,7 @@ impl World {
         let replaced = self.kept.replacing.wanted(&dead, &ended);
         let halted = matches!(self.main, Main::Paused | Main::Calling(_, true));
         let items: Vec<u64> = received.iter().map(|account| account.items).collect();
-        let died = u64::from(setting.deaths - self.deaths); // the number distinguishes successive processes of a child
+        let died = u64::from(setting.deaths - self.deaths); // distinguishes successive processes of a child
         for index in dead {
             let judge = |this: &mut Self| this.kept.replacing.judge(index, died, this.number, &items, halted);
             if replaced.contains(&index) && judge(self).is_final() {
@@ -57,7 +57,7 @@ impl World {
         if self.called > 0 {
             return false; // the replacement's graph would lack the applied function
         }
-        self.drain(setting, replaced.iter().copied()); // more children were killed in order to be replaced
+        self.drain(setting, replaced.iter().copied()); // more children were killed to be replaced
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(worker)).collect();
         for &worker in replaced.iter().filter(|&&child| child < setting.workers) {

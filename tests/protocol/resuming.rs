@@ -1,8 +1,8 @@
 //! Explores snapshots, positions, resuming and replacements in all interleavings.
 //!
-//! Every state that the user can request at any moment is checked. A state's snapshots must belong to the current
-//! epoch, and must not be later than the user's items. The snapshot of the dispatching process must not contain items
-//! that a worker has not read yet. Recomputed items must equal the items that the reader already has.
+//! Every position at which the user can request a state is checked. The snapshots of a state must belong to the current
+//! epoch, and must not contain items that the user has not received. The snapshot of the dispatching process must not
+//! contain items that a worker has not read yet. Recomputed items must equal the items that the reader already has.
 
 use super::explore::holds;
 use super::setting;
@@ -62,7 +62,7 @@ fn dispatched_items_resume_from_any_state() {
     holds("1 worker, dispatching, a look into the share", &Setting { looks: true, passes: 2, snapshots: 1, ..one });
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 0, ..two.clone() });
-    // With two snapshots, some states contain a snapshot of the dispatching process.
+    // Two snapshots suffice for states that contain a snapshot of the dispatching process.
     holds("2 workers, dispatching, a look into the share", &Setting { looks: true, snapshots: 2, ..two.clone() });
     holds("2 workers, dispatching", &Setting { snapshots: 3, ..two });
 }

@@ -23,7 +23,8 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// For each link: the items before the snapshot, the number of later items that the reader has, and their checksum.
+    /// For each link: the items before the snapshot, the number of items after it that the reader has, and their
+    /// checksum.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
     /// The dispatched items that the worker had read before the snapshot.
@@ -34,13 +35,13 @@ pub struct Resumption {
 pub struct Ordered {
     pub command: Command,
     /// The number of the epoch in the user's program, which determines the items. A resumed epoch keeps this number,
-    /// whereas the number in its `Stream` changes.
+    /// but has a new number in its `Stream`.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
 
 impl Pump {
-    /// Counts an item of a link, even if the item is dropped.
+    /// Counts an item of a link, even if it is dropped.
     pub fn count(&mut self, setting: &Setting, link: usize, digest: u64) {
         if setting.saves() {
             self.accounts[link].count(digest);
@@ -52,7 +53,7 @@ impl Pump {
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
     }
 
-    /// Returns whether the graph has ended before all items that a reader has were recomputed.
+    /// Returns whether the graph has ended before it has recomputed all items that a reader has.
     pub fn lacks_some(&self) -> bool {
         self.sending.iter().zip(&*self.expected).any(|(sending, expected)| sending.owed() > 0 && expected.is_some())
     }
@@ -100,7 +101,7 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// Lets the first worker look for a snapshot before its graph requests an item.
+    /// The first worker looks for a snapshot before its graph requests an item.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());
@@ -160,7 +161,7 @@ impl Setting {
 }
 
 impl World {
-    /// The snapshot is dropped if the link is full.
+    /// Sends a snapshot, or drops it if the link is full.
     pub fn between_items(&mut self, setting: &Setting, index: usize) {
         let may_save = self.snapshots > 0;
         let child = &mut self.children[index];

@@ -1,6 +1,6 @@
 //! Models workers that run several shards over one link.
 //!
-//! All decisions are made by the state machines in `torchdata_core::protocol`.
+//! The state machines in `torchdata_core::protocol` make all decisions.
 
 mod explored;
 
@@ -28,7 +28,7 @@ struct Shards {
     snapshots: u8,
     /// The number of times that an epoch is left, and is resumed in new processes.
     resumes: u8,
-    /// Whether the main process stores units that arrive early, so that the worker may send another item.
+    /// Whether the main process stores units that arrive early. The worker may then send another item.
     keeps: bool,
     counts: bool,
 }
@@ -93,7 +93,7 @@ enum Main {
 struct World {
     main: Main,
     epoch: u32,
-    /// The epoch number in the streams, which is new for a resumed epoch.
+    /// The number of the epoch in the streams. A resumed epoch has a new number.
     number: u32,
     links: Vec<Link>,
     workers: Vec<Worker>,
@@ -145,7 +145,7 @@ impl Shards {
         rounds.flat_map(|round| (0..self.peers()).filter(move |&peer| self.items[peer] > round)).nth(given)
     }
 
-    /// `turn` is the peer that sends the next item.
+    /// Returns the start of a worker. `turn` is the peer that sends the next item.
     fn start(&self, world: &World, accounts: &[Account], worker: usize, turn: usize) -> Start {
         let positions = world.books.positions_at(accounts.to_vec());
         let peers = (0..self.shards).map(|shard| worker + shard * self.workers);
@@ -201,7 +201,7 @@ impl Shards {
         world.held[worker + unit.shard * self.workers].push_back(unit);
     }
 
-    /// Returns false if no worker has exited.
+    /// Replaces exited workers. Returns false if no worker has exited.
     fn replace_dead(&self, world: &mut World) -> bool {
         let is_dead = |worker: &usize| world.workers[*worker].is_gone && !world.replacing.rests(*worker);
         let dead: Vec<usize> = (0..self.workers).filter(is_dead).collect();
@@ -268,7 +268,7 @@ impl Shards {
         }
     }
 
-    /// Returns None if the main process must wait.
+    /// Returns the state after a read, or None if the main process must wait.
     fn read(&self, world: &World) -> Option<Result<World, String>> {
         let mut after = world.clone();
         for link in &mut after.links {
@@ -425,7 +425,7 @@ impl Shards {
         }
     }
 
-    /// Returns None if the worker must wait between two items.
+    /// Runs a worker until after its next step. Returns None if the worker must wait between two items.
     fn pump(&self, worker: &mut Worker, link: &Link, index: usize) -> Option<Result<(), String>> {
         let stream = worker.sending.stream();
         let Some(turn) = worker.dealing.turn() else {

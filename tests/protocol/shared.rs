@@ -1,4 +1,4 @@
-//! Lets states share their parts, because a step changes only a few parts.
+//! Lets several states share a part, because a step changes only a few parts of a state.
 //!
 //! Millions of states consist of only some thousands of different parts, which a pool stores once.
 
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use super::explore::{ByFingerprint, Fingerprint};
 
-/// The fingerprint of a part is computed only once for all states that contain the part.
+/// A part of a state. Its fingerprint is computed only once for all states that contain the part.
 pub struct Part<T>(Rc<Held<T>>);
 
 struct Held<T> {
@@ -44,7 +44,7 @@ impl<T: Hash> Part<T> {
 }
 
 impl<T: PartialEq> Part<T> {
-    /// If the new value equals the old value, the part is not copied.
+    /// Replaces the part, unless the new value equals the old value.
     pub fn set(&mut self, value: T) {
         if **self != value {
             *self = value.into();
@@ -108,7 +108,7 @@ impl<T: Hash> Pool<T> {
     }
 }
 
-/// States store these parts inline, because a state is cloned for every step.
+/// Several parts of a state, stored inline, because a state is cloned for every step.
 #[derive(Clone)]
 pub struct Shared<T, const MOST: usize>([Option<Part<T>>; MOST]);
 

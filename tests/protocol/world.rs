@@ -1,7 +1,7 @@
 //! Models a small loader: the main process, workers and optionally the dispatching process, with rings of a few units
 //! (messages).
 //!
-//! The model only adds shared memory and processes to the state machines in `torchdata_core::protocol`, which make all
+//! The model only adds shared memory and processes. The state machines in `torchdata_core::protocol` make all
 //! decisions.
 
 use std::cell::RefCell;
@@ -31,7 +31,7 @@ pub struct Setting {
     pub ring: usize,
     pub epochs: u32,
     pub passes: u32,
-    /// If set, each of the first `leavers` workers ends every pass after this number of source items.
+    /// If this is set, each of the first `leavers` workers ends every pass after this number of source items.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
@@ -56,8 +56,8 @@ pub struct Setting {
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The source item at which the graph of the dispatching process fails, or of a worker without a dispatching
-    /// process.
+    /// The source item at which the graph of the dispatching process fails. Without a dispatching process, a worker
+    /// fails.
     pub fails_at: Option<u8>,
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
@@ -66,7 +66,7 @@ pub struct Setting {
 pub enum Doing {
     Idle,
     Pumping,
-    /// A worker that runs its graph may be waiting for a dispatched item.
+    /// The graph runs. In a worker, it may be waiting for a dispatched item.
     InGraph,
     /// The dispatching process waits until another pass is requested.
     Between,
@@ -91,7 +91,7 @@ pub struct Child {
     /// The source items that the child has read in this pass, and the passes that it has completed.
     pub read: u8,
     pub pass: u32,
-    /// The last source item, and the number of items computed from it that were not sent yet.
+    /// The last source item, and the number of items computed from it that have not been sent yet.
     pub made: (u8, u8),
     pub exhausted: bool,
     pub failed: bool,
@@ -100,7 +100,7 @@ pub struct Child {
     pub may_save: bool,
     /// The link on which the next snapshot will be sent.
     pub next_link: usize,
-    /// The dispatched items read in this pass, and the items read before the position from which the worker has
+    /// The dispatched items that were read in this pass, and those before the position from which the worker has
     /// resumed.
     pub share_account: Account,
     pub share_start: Account,
@@ -136,8 +136,8 @@ impl Child {
         }
     }
 
-    /// The number includes the items of children that this child replaces. Between two epochs, the position is after
-    /// all items.
+    /// Returns the position, which includes the items of children that this child replaces. Between two epochs, the
+    /// position is after all items.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
@@ -153,17 +153,18 @@ impl Child {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// Beginning an epoch: its number, and how many children have not received the command yet.
+    /// The main process begins an epoch: its number, and how many children have not received the command yet.
     Telling(u32, usize),
-    /// Replacing the previous thread that reads ahead.
+    /// The main process replaces the previous thread that reads ahead.
     Replacing(u32),
-    /// Requesting the next item, and whether no item was ready at the first attempt.
+    /// The main process requests the next item. The value is true if no item was ready at the first attempt.
     Reading(bool),
     Paused,
-    /// Calling a function: how many children have not received it yet, and whether the loader stays paused.
+    /// The main process calls a function: how many children have not received it yet, and whether the loader stays
+    /// paused.
     Calling(usize, bool),
     Between,
-    /// Stopping: how many children have already received the command to stop.
+    /// The main process stops the children: how many of them have already received the command.
     Stopping(usize),
     Gone,
 }
@@ -180,10 +181,11 @@ pub enum Ended {
     Failed,
 }
 
-/// Most steps leave these parts unchanged.
+/// Parts that most steps leave unchanged.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    /// For each replacement, the number of its items that the main process had received when it was started.
+    /// For each replacement, the number of its items that the main process had received when the replacement was
+    /// started.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
     /// Complete records to compare with `books`, which drops old entries.
@@ -211,7 +213,7 @@ pub type Links = Shared<Link, WORKERS>;
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
-    /// The epoch number in the streams, which is new for a resumed epoch.
+    /// The number of the epoch in the streams. A resumed epoch has a new number.
     pub number: u32,
     pub epoch: u32,
     pub collecting: Part<Collecting>,
@@ -282,7 +284,7 @@ impl Setting {
         (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect()
     }
 
-    /// The items begin with the worker's source item number `from`.
+    /// Returns the items that a worker computes from its source items from number `from` on.
     pub fn made_in(&self, worker: usize, from: usize) -> Vec<u8> {
         let share = self.share_of(worker);
         let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));

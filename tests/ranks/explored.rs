@@ -8,7 +8,7 @@ use torchdata_core::ranks::member::Member;
 use torchdata_core::ranks::message::Message;
 use torchdata_core::ranks::{Answer, Fault, WATCH};
 
-/// The operations of each rank, without the opening.
+/// The number of operations of each rank after the opening.
 const OPERATIONS: u64 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,7 +16,7 @@ pub enum Harm {
     None,
     /// The process of the rank exits, and its connections break.
     Dies,
-    /// The rank is stopped, so that it neither sends heartbeats nor receives messages.
+    /// The process of the rank is stopped, so that it neither sends heartbeats nor receives messages.
     Stops,
     /// The program of the rank reaches no further operation, but the process runs.
     Hangs,
@@ -161,7 +161,7 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // The timeout is longer than all other durations, so time passes only if no other step is possible.
+        // The timeout is longer than all other durations. Time therefore passes only if no other step is possible.
         let wait = job
             .ranks
             .iter()

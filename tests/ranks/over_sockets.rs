@@ -68,7 +68,7 @@ fn the_last_messages_of_a_hub_that_leaves_arrive() {
     assert_eq!(end_of(&member, operation), Answer::Failed(left));
 }
 
-/// Returns how many bytes a hub accepts from an unrelated connection before the hub closes it.
+/// Returns how many bytes a hub accepts from an unrelated connection before it closes the connection.
 fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
     stranger.set_nonblocking(true).unwrap();
     let (flood, mut taken) = ([5, 0, 0].repeat(10_000), 0);
@@ -98,7 +98,7 @@ fn many_unrelated_connections_use_few_descriptors_and_do_not_block_ranks() {
     assert!(hub.descriptors().len() <= 2 + 16 + 3, "{}", hub.descriptors().len());
     assert_eq!(end_of(&member, 0), Answer::Least(0));
     assert_eq!(end_of(&hub, 0), Answer::Least(0));
-    // The limit allows for the buffers of both sockets, because the hub reads no bytes after the first message.
+    // The limit only allows for the buffers of both sockets, because the hub reads no bytes after the first message.
     assert!(flooding.join().unwrap() < 16 << 20);
     drop(crowd);
 }

@@ -45,16 +45,16 @@ pub struct Pixels<'a> {
     pub channels: usize,
 }
 
-/// A part of an image. Distances are in fractional pixels.
+/// A part of an image, in fractional pixels. All distances are measured from the left or top edge of the image.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
-    /// The distance from the left edge of the image to the left edge of the part.
+    /// The distance of the left edge of the part.
     pub left: f64,
-    /// The distance from the top edge of the image to the top edge of the part.
+    /// The distance of the top edge of the part.
     pub top: f64,
-    /// The distance from the left edge of the image to the right edge of the part.
+    /// The distance of the right edge of the part.
     pub right: f64,
-    /// The distance from the top edge of the image to the bottom edge of the part.
+    /// The distance of the bottom edge of the part.
     pub bottom: f64,
 }
 
