@@ -18,10 +18,10 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// For events that always interrupt the sleep.
+    /// The slices for events that always interrupt the sleep.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// For events that usually interrupt the sleep. The first slice is short, because a fast producer that becomes slow
-    /// may not wake up the consumer (see `torchdata_core::link::wake`).
+    /// The slices for events that usually interrupt the sleep. The first slice is short, because a fast producer that
+    /// becomes slow may not wake up the consumer (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }

@@ -40,8 +40,8 @@ fn continue_with_parent() {
     liveness::continue_with_parent();
 }
 
-/// Makes this process ignore a signal by an empty handler. Programs that this process executes do not inherit the
-/// handler.
+/// Makes this process ignore a signal by a handler. Programs that this process executes do not inherit the handler, but
+/// would inherit an ignored signal.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)

@@ -84,7 +84,7 @@ impl Link {
         Announcer { layout: Arc::clone(&self.layout), peer }
     }
 
-    /// Returns how many items and bytes the producer has sent. The numbers are 0 if the producer counts elsewhere (see
+    /// Returns how many items and bytes the producer has sent, unless it counts elsewhere (see
     /// [`Producer::count_into`]).
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;

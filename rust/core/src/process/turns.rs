@@ -20,7 +20,7 @@ const NEAR: u64 = 50_000;
 /// A yield of at least this many nanoseconds is attributed to an unrelated thread. With up to 64 workers on 2 cores, a
 /// yield to a process of the loader lasts 0.1 to 0.5 ms, and a yield to a busy loop 2 to 8 ms.
 const UNRELATED_YIELD: u64 = 1_500_000;
-/// If a loader has more processes than this, all yields are long, so their duration does not show who caused them.
+/// With more processes than this, yields within a loader are also long, so a long yield does not show an unrelated thread.
 const MOST_PROCESSES: usize = 32;
 const PRICE: u64 = 8;
 const CREDIT: u64 = 100_000_000;

@@ -83,7 +83,7 @@ impl Receiving {
         Grant::new(self.stream, Wish::Left)
     }
 
-    /// Returns the grant by which the reader wants no more items in this epoch.
+    /// Returns the grant that requests no more items in this epoch.
     pub fn finish(&mut self, epoch: u32) -> Grant {
         if self.stream.epoch() != epoch {
             self.stream = Stream::new(epoch, 0);

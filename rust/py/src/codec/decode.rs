@@ -31,7 +31,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// The encoder nests items less deeply.
+/// The maximum depth of an item. The limit of the encoder is lower.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {

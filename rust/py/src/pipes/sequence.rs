@@ -25,7 +25,7 @@ fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<SequenceKin
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
     kind: SequenceKind,
-    /// The number of items, unless the sequence is a list, because a list can change.
+    /// The number of items. Not used for a list, whose length can change.
     length: usize,
     /// The index of the next item, or `u64::MAX` after the end, which is final even if a list grows.
     position: GilNumber,

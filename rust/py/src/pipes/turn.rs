@@ -42,7 +42,7 @@ struct Crowd {
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     reader: GilNumber,
-    /// 1 if threads wait or `close` has been called. In the common case 0, `crowd` is not accessed.
+    /// 1 if threads wait or `close` has been called. If it is 0, as usual, `crowd` is not accessed.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,

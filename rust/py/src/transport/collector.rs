@@ -31,7 +31,7 @@ use crate::pipes::delivery::Delivery;
 use crate::seconds::duration;
 
 /// Reads the items of several links as one sequence, in one thread at a time. Any thread can stop or pause the
-/// collector, or start another epoch. In each case, no more items of the running epoch are returned.
+/// collector, or start another epoch, after which no more items of the previous epoch are taken.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,

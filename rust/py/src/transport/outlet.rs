@@ -38,7 +38,7 @@ pub(super) struct Outlet {
     pub owner: OwningProcess,
     /// A worker has one producer for all its shards, and the dispatching process has one producer for each worker.
     pub producers: Vec<Producer>,
-    /// `tidy` runs during waits, which borrow the producers.
+    /// The arenas of the producers, for `tidy` during waits, which borrow the producers.
     arenas: Vec<Arc<Arena>>,
     /// Selects the shard (in a worker) or the worker (in the dispatching process) of the next item.
     pub dealing: Dealing,
