@@ -79,7 +79,7 @@ impl Allocator {
     fn mirror(&self) {
         if let Some(flow) = &self.flow {
             flow.arena_peak.store(self.peak, Ordering::Relaxed); // `used` must never exceed `peak`
-            // SYNC(used): pairs with PageRef::read_flows.
+            // SYNC(used): pairs with `flow` in `stats/read.rs`.
             flow.arena_used.store(self.in_use, Ordering::Release);
         }
     }

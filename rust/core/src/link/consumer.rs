@@ -51,7 +51,7 @@ pub struct Unit {
     pub kind: u16,
     /// The number of the shard that sent the unit. Each producer counts its shards from 0.
     pub shard: u16,
-    /// The bytes of the unit in the ring.
+    /// The inline payload, which was copied from the ring.
     pub payload: Vec<u8>,
     /// The large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,

@@ -10,7 +10,7 @@ use crate::error::Corrupted;
 use crate::integrity::{open_after, seal};
 use crate::sync::primitive::{AtomicU64, Ordering};
 
-/// The shared word of each cursor in a new ring.
+/// The initial word of a shared cursor.
 pub const BIRTH: u64 = seal(0);
 
 /// The producer's view of a ring.

@@ -42,8 +42,8 @@ pub(crate) struct UnitHeader {
     pub epoch: u64,
 }
 
-/// The bytes of a header: (1) the length and the checksum, (2) the padding, shard, kind and number of blocks, and (3)
-/// the epoch.
+/// The size of a header of three words: (1) the length and the checksum, (2) the padding, shard, kind and number of
+/// blocks, and (3) the epoch.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// A flag for padding in the length field, which is free because lengths are multiples of 8.

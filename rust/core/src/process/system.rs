@@ -22,7 +22,6 @@ pub(super) trait System: Sync {
     fn advise_huge(&self, map: &MmapRaw, offset: usize, len: usize);
 
     /// Frees pages of a shared mapping, whose bytes are zero afterwards. May fail with `Unsupported`.
-    /// do so.
     ///
     /// # Safety
     /// The range is a shared mapping of a memory file, and its contents are not needed.

@@ -92,7 +92,8 @@ struct KeptDeliveries {
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// For each of the latest deliveries: the peer, and the number and checksum of this peer's earlier items.
+    /// For each of the latest deliveries: the peer, and the number and checksum of the items that it had delivered
+    /// before.
     log: VecDeque<(u32, Account)>,
     total: u64,
     dealt: VecDeque<Dealt<S>>,

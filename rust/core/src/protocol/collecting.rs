@@ -30,7 +30,7 @@ pub struct Collecting {
 }
 
 impl Collecting {
-    /// Creates the state for a number of peers, whose items may be delivered in strict order.
+    /// Creates the state for a number of peers. With `in_order`, items are delivered in strict order.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }

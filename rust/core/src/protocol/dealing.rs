@@ -78,7 +78,7 @@ impl Dealing {
         self.turn.advance();
     }
 
-    /// Records that a reader has received its end, or an error.
+    /// Records that a reader has received the end of its items, or an error.
     pub fn end(&mut self, reader: usize) {
         self.turn.end(reader);
     }

@@ -17,7 +17,7 @@ struct Deaths {
 /// The result of counting one exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// The number of processes that have exited while they computed this item.
+    /// The number of processes that have exited while they computed the same item.
     pub deaths: usize,
     /// Whether this exit has not been counted before.
     pub is_new: bool,

@@ -54,7 +54,8 @@ struct Door {
 }
 
 impl Door {
-    /// Accepts connections. A rank sends its first message immediately, and this message is read before the next call.
+    /// Accepts connections. Ranks send their first message immediately, and it is read before this function is called
+    /// again.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..MOST_UNIDENTIFIED {
             match self.listener.accept() {

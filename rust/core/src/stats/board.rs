@@ -321,7 +321,8 @@ impl PageRef {
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
-        // SYNC(pipes): pairs with `PageRef::read`; a reader that sees the number also sees the names of the records.
+        // SYNC(pipes): pairs with `PageRef::counted_pipes`; a reader that sees the number also sees the names of the
+        // records.
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 

@@ -246,8 +246,8 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call of `own` nanoseconds. It stands for `weight` calls, which took `all` nanoseconds
-    /// together.
+    /// Records a measured call of `own` nanoseconds. It counts for `weight` calls with an estimated total of `all`
+    /// nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);

@@ -407,7 +407,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the exception is a panic, which its conversion to a Rust error would raise again.
+/// Returns whether the exception is a panic. Its conversion to a Rust error would raise the panic again.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
     unsafe {

@@ -1,7 +1,6 @@
 //! Lets threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! If a thread requests an item in a signal handler while it reads, an error is raised, because it would wait for
-//! itself.
+//! If a thread requests an item in a signal handler while it reads, it would wait for itself, so an error is raised.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;

@@ -114,7 +114,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// The traceback of a buffered error would keep the worker threads alive.
+    /// Drops buffered results of a closed queue. The traceback of an error would keep the worker threads alive.
     fn drop_if_closed(&self, queue: &Queue) {
         if !self.keeps && queue.is_closed() {
             drop(queue.drain());

@@ -79,7 +79,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// If this thread is reading, it would wait forever for itself.
+    /// Returns an error if this thread is reading, because it would wait for itself.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(format!(

@@ -49,7 +49,7 @@ pub(super) struct Outlet {
     pub closing: Option<usize>,
     pub entered: usize,
     pub own: BellRef,
-    /// The control link, in which a pending command interrupts the pump.
+    /// The control link, in which a pending command interrupts `Sender::pump`.
     pub control: Option<Probe>,
     pub encoder: Encoder,
     pub more_comes: bool,

@@ -129,8 +129,8 @@ impl Sender {
         Ok(())
     }
 
-    /// The pump calls `taker(shard)` regularly between two items, for each shard. The pause between two calls is
-    /// `factor` times the duration of a call, but at least `seconds`.
+    /// `pump` calls `taker(shard)` regularly between two items, for each shard. The pause between two calls is `factor`
+    /// times the duration of a call, but at least `seconds`.
     ///
     /// `taker` returns None or (pass of the dispatched items, their items and checksum, bytes), and sends no units.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
@@ -138,7 +138,7 @@ impl Sender {
         Ok(())
     }
 
-    /// The pump calls `noter(shard)` after each snapshot, and at the end of a shard. `noter` returns None or a note,
+    /// `pump` calls `noter(shard)` after each snapshot, and at the end of a shard. `noter` returns None or a note,
     /// which the reading process passes to `on_note`. `noter` must not send units.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet()?.noter = Some(noter);
@@ -150,7 +150,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends a snapshot. If a command is pending, returns False, and the pump later sends the rest.
+    /// Sends a snapshot. If a command is pending, returns False, and `pump` later sends the rest.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;

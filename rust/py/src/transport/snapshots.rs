@@ -25,7 +25,7 @@ use torchdata_core::sampled_clock::SampledClock;
 use super::kinds as kind;
 use crate::errors;
 
-/// The prefix of the reason why no snapshot can be taken. The first snapshot contains this text instead of a state.
+/// The prefix of the reason why no snapshot can be taken. The first snapshot contains both instead of a state.
 pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;

@@ -3,6 +3,7 @@
 //! A worker reserves a slot *before* it computes an item, so there is always space for the result. The worker takes an
 //! item from the source, which one worker at a time may use ([`OrderedQueue::try_reserve`]), or claims an item that the
 //! consumer has submitted ([`OrderedQueue::try_claim`]).
+//!
 //! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or show the buffered items
 //! to saved states and Python's garbage collector.
 //!
