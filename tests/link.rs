@@ -27,7 +27,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
     Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
 }
 
-/// Creates both ends for a test with a single thread, which must never wait for the other end.
+/// A test with a single thread must never wait for the other end.
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));

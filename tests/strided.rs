@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use torchdata_core::strided::{Strided, memory_order};
 
-/// An array in a buffer, which ends with the last element of the array.
+/// The buffer ends with the last element of the array.
 #[derive(Debug, Clone)]
 struct Array {
     size: usize,

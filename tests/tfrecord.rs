@@ -9,7 +9,7 @@ fn framed(data: &[u8]) -> Vec<u8> {
     [&length[..], &checksums[0], data, &checksums[1]].concat()
 }
 
-/// Returns the records of a file, and the error that ends it.
+/// Returns the records, and the final error.
 fn read(file: &[u8], piece: usize, verify: bool) -> (Vec<Vec<u8>>, Option<RecordError>) {
     read_up_to(LONGEST, file, piece, verify)
 }

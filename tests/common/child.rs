@@ -28,7 +28,7 @@ impl Drop for Process {
     }
 }
 
-/// Starts a child with this role. Without a role, the test `child_process` does nothing.
+/// Without a role, the test `child_process` does nothing.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
     start_with(role, &[link.fd(), bells.fd()])
 }

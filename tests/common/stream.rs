@@ -16,7 +16,7 @@ pub const END: u16 = 2;
 pub const CONSUMER: usize = 0;
 pub const PRODUCER: usize = 1;
 
-/// The sizes of a small link, which reaches its limits often.
+/// A small link reaches its limits often.
 pub const SMALL: LinkConfig = LinkConfig { ring_capacity: 4096, return_capacity: 512, arena_capacity: 64 << 10 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Random {
     }
 }
 
-/// Returns an item of random size. Most are small, and some are larger than the ring or the arena.
+/// Most items are small, and some are larger than the ring or the arena.
 pub fn item(seed: u64, index: u64, config: LinkConfig) -> Item {
     let mut random = Random(seed ^ index.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let inline = match random.below(4) {
@@ -117,7 +117,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Stores a buffer in a block. If no block will become free, sends the buffer as fragments.
+    /// The buffer is sent as fragments if no block will become free.
     fn part(&mut self, buffer: &[u8]) -> Result<Part, Corrupted> {
         loop {
             if let Some(block) = self.end.allocate(buffer.len())? {

@@ -42,8 +42,7 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// Returns what each child needs. The dispatching process resumes from a position that depends on the workers'
-    /// positions.
+    /// The position of the dispatching process depends on the positions of the workers.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();

@@ -20,7 +20,7 @@ impl Setting {
     }
 }
 
-/// The reader has all items of the epoch, but the child must repeat the epoch to restore its state.
+/// The reader has all items of the epoch, but the child must repeat the epoch.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }

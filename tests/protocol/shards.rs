@@ -145,7 +145,7 @@ impl Shards {
         rounds.flat_map(|round| (0..self.peers()).filter(move |&peer| self.items[peer] > round)).nth(given)
     }
 
-    /// Returns the start of a worker. `turn` is the peer that sends the next item.
+    /// `turn` is the peer that sends the next item.
     fn start(&self, world: &World, accounts: &[Account], worker: usize, turn: usize) -> Start {
         let positions = world.books.positions_at(accounts.to_vec());
         let peers = (0..self.shards).map(|shard| worker + shard * self.workers);
@@ -268,7 +268,7 @@ impl Shards {
         }
     }
 
-    /// Returns the state after a read, or None if the main process must wait.
+    /// Returns None if the main process must wait.
     fn read(&self, world: &World) -> Option<Result<World, String>> {
         let mut after = world.clone();
         for link in &mut after.links {
@@ -425,7 +425,7 @@ impl Shards {
         }
     }
 
-    /// Runs a worker until after its next step. Returns None if the worker must wait between two items.
+    /// Returns None if the worker must wait between two items.
     fn pump(&self, worker: &mut Worker, link: &Link, index: usize) -> Option<Result<(), String>> {
         let stream = worker.sending.stream();
         let Some(turn) = worker.dealing.turn() else {

@@ -16,7 +16,7 @@ use crate::panics::caught;
 
 const TRIES: usize = 1000;
 
-/// Creates the base class. A derived class must have a method `_finalize(interrupted)`.
+/// A derived class must have a method `_finalize(interrupted)`.
 pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let slot = |number: c_int, pointer: *mut c_void| ffi::PyType_Slot { slot: number, pfunc: pointer };
     let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`.";

@@ -63,8 +63,7 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// Returns a filter. For other filters, whose results differ from Pillow's by more than one level, the package uses
-/// Pillow.
+/// The package uses Pillow for filters whose results differ from Pillow's by more than one level.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

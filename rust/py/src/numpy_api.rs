@@ -120,7 +120,7 @@ impl NumPy {
         unsafe { self.entry(2) }
     }
 
-    /// Returns a built-in dtype. If `own` is true, the dtype is a new object that the caller may change.
+    /// If `own` is true, the dtype is a new object that the caller may change.
     ///
     /// # Safety
     /// `number` is the type number of a built-in dtype.

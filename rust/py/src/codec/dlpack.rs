@@ -336,7 +336,7 @@ impl<M> Home<M> {
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 
-    /// Moves the value to the heap, from which `free` later deletes it.
+    /// Moves the value to the heap. `free` deletes it.
     fn leave(self) -> *mut M {
         Box::into_raw(Box::new(self)).cast()
     }

@@ -20,7 +20,7 @@ use super::source::{OutBuffer, Owner, Source};
 use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
-/// The maximum depth of nested items. Deeper items are pickled, and pickle has its own limit.
+/// More deeply nested items are pickled, and pickle has its own limit.
 const DEEPEST: usize = 64;
 
 /// The minimum length of a string that is sent only once if it occurs several times in the item. Shorter strings, such
@@ -403,7 +403,7 @@ impl Encoder {
         true
     }
 
-    /// Pickles an object, and returns the memory ranges of its tensors, which do not overlap.
+    /// The returned memory ranges of the object's tensors do not overlap.
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         self.opaque = true;
         let py = item.py();

@@ -24,7 +24,7 @@ fn width(element: Tag) -> usize {
     if element == Tag::True { 1 } else { 8 }
 }
 
-/// Reads an int, and leaves no Python exception set.
+/// Leaves no Python exception set.
 ///
 /// # Safety
 /// `object` is an existing int, and the GIL is held.

@@ -188,7 +188,7 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
     }
 }
 
-/// Returns the next item, or NULL if there is no item or the guard is invalid.
+/// Returns NULL if there is no item or the guard is invalid.
 ///
 /// # Safety
 /// As in `next_item`.

@@ -89,7 +89,7 @@ impl Access {
         Ok(())
     }
 
-    /// Starts an epoch, and stops a thread that reads an earlier epoch.
+    /// Stops a thread that reads an earlier epoch.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;

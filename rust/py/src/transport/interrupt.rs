@@ -5,7 +5,7 @@ use torchdata_core::link::{Announcer, Probe};
 
 pub struct Interrupt {
     control: Probe,
-    /// The exception that is raised when the main process orders another epoch or a stop.
+    /// Raised when the main process orders another epoch or a stop.
     pub exception: Py<PyAny>,
     announcer: Announcer,
 }

@@ -424,7 +424,7 @@ impl Outlet {
         }
     }
 
-    /// Waits for space. Returns None if there is space, or the result with which the sending ends.
+    /// Returns None if there is space, or the result with which the sending ends.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

@@ -305,7 +305,7 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// Sends a result. `spent` is the number of seconds since work on its batch began. If `more_comes` is true, the
+    /// `spent` is the number of seconds since work on its batch began. If `more_comes` is true, the
     /// wake-up of the peer may be delayed.
     fn send_result(
         &self,
