@@ -39,8 +39,8 @@ class StateKeeper:
         run: the epochs of the loader.
 
     Attributes:
-        loaded: the state that was loaded, until the loader changes.
-        left: the position, seeds and ranks to save after a shutdown, or the reason why the loader has no state then.
+        loaded: the state that was loaded last; None if no state was loaded.
+        left: the position, seeds and ranks to save after a shutdown, or the reason why none can be saved.
     """
 
     def __init__(self, run: EpochRun) -> None:
@@ -55,7 +55,7 @@ class StateKeeper:
         Args:
             with_pipe: whether the state contains the pipe itself; with None, the state contains it if the pipe is small
                 and can be pickled.
-            has_begun: whether an iterator was created since a state was loaded.
+            has_begun: whether an iterator has been created since a state was loaded.
         """
         pipeline, run = self._pipeline, self._run
         if not has_begun and self.loaded is not None and not items_ago:
@@ -92,7 +92,7 @@ class StateKeeper:
         """Returns the position, the randomness and the ranks for a state.
 
         Args:
-            looks: whether to save the current state of the main process's pipes, which may wait for threads.
+            looks: whether to save the current state of the main process's pipes. Saving it may wait for threads.
         """
         if self.left is not None:
             if isinstance(self.left, str):
@@ -102,7 +102,7 @@ class StateKeeper:
             return self.left
         run, position = self._run, None
         if run.resume_at is not None and not run.is_iterating and not items_ago:
-            self._require_one_rank()  # the beginning of the epoch that resumes has failed or was interrupted
+            self._require_one_rank()  # an attempt to resume the epoch has failed or was interrupted
             position = run.resume_at[0]
         else:
             position = run.position.take(items_ago, looks=looks)
@@ -134,7 +134,7 @@ class StateKeeper:
             )
         state, positions = read(state_dict, allow_pickle=allow_pickle)
         snapshot = self._snapshot_for(state, strict, allow_pickle)
-        self.set(state, strict, positions)  # precedes the rest, which Ctrl-C may interrupt
+        self.set(state, strict, positions)  # first, because Ctrl-C may interrupt the rest
         if begun or pipeline.is_taken_over or run.epochs:
             run.close()
             pipeline.take_back()
@@ -147,7 +147,7 @@ class StateKeeper:
             run.begin()
 
     def read_again(self) -> None:
-        """Resumes the running epoch after an item was interrupted, for example by Ctrl-C.
+        """Resumes the running epoch after the computation of an item was interrupted, for example by Ctrl-C.
 
         A pipe that was interrupted may have lost items, and a generator that was interrupted yields nothing more. The
         loader therefore loads its own state, which does not contain the interrupted item.
@@ -169,7 +169,7 @@ class StateKeeper:
             if delivery.source is None:  # an earlier attempt was interrupted
                 self._run.begin()
         except BaseException:
-            delivery.cut = True  # the next request tries again
+            delivery.cut = True  # the next call of `next` repeats the attempt
             raise
         finally:
             delivery.begun = True
@@ -350,7 +350,7 @@ def number_of_items(name: str, count: Any) -> int:
 
 
 def _warn_of_oversized(size: int) -> None:
-    """Warns that a worker holds more data than snapshots may contain."""
+    """Warns that a worker's pipes hold more data than snapshots may contain."""
     warnings.warn(
         f"the pipes of a worker hold {size / 1e6:.0f} MB, which is more than its part of snapshot_budget. A loader "
         "that resumes from this state recomputes the worker's items since the beginning of the epoch, or since an "
@@ -364,7 +364,7 @@ def _warn_of_oversized(size: int) -> None:
 
 def _warn_of_replay(found: Sequence[tuple[str, int, float]]) -> None:
     """Warns if resuming takes seconds because items must be recomputed, and names the pipes and the time."""
-    seconds = max((seconds for *_, seconds in found), default=0.0)  # processes work at the same time
+    seconds = max((seconds for *_, seconds in found), default=0.0)  # the processes recompute items in parallel
     if seconds < _LEAST:
         return
     parts = [f"{items} items of {what}" for what, items, each in found if each >= _LEAST / 10]

@@ -16,7 +16,7 @@ from torchdata.dataloader2._epochs import SHUT_DOWN, EpochRun, FinishedIterator
 
 
 class ClosableLoader(Protocol):
-    """A subclass of the loader may extend `shutdown`."""
+    """The attributes of a loader that `Ending` uses. A subclass of the loader may extend `shutdown`."""
 
     @property
     def _ending(self) -> Ending:
@@ -32,14 +32,14 @@ _open_loaders: dict[int, weakref.ref[ClosableLoader]] = {}
 
 
 class Ending:
-    """A loader counts as open once its `Ending` exists.
+    """Shuts down one loader. A loader counts as open once its `Ending` exists.
 
     Args:
         note_left: stores the position for states that are requested after the shutdown.
 
     Attributes:
-        changing: a lock that is held to begin an epoch, load a state, or shut the loader down.
-        is_noted: whether the state may be requested after the shutdown.
+        changing: the lock that a thread holds while it begins an epoch, loads a state, or shuts the loader down.
+        is_noted: whether `shutdown` calls `note_left`.
     """
 
     def __init__(self, loader: ClosableLoader, run: EpochRun, note_left: Callable[[bool], None]) -> None:
@@ -101,7 +101,7 @@ class Ending:
                 run.delivery.source = over
                 if pipeline.service is not None:
                     pipeline.service.finalize()
-            end_all(pipeline.works(), self.patience)  # threads may wait for processes of the service
+            end_all(pipeline.works(), self.patience)  # last, because the threads may wait for processes of the service
         except Exception:
             self._set_over()
             raise
@@ -118,7 +118,7 @@ def _shut_down_open_loaders() -> None:
     for reference in list(_open_loaders.values()):
         try:
             if (loader := reference()) is not None:
-                loader._ending.patience = 0.0  # all threads are waited for together, later
+                loader._ending.patience = 0.0  # threads of all loaders are awaited together later
                 loader._ending.is_noted = False
                 loader.shutdown()
         except Exception:

@@ -1,8 +1,8 @@
 """Begins, resumes and ends the epochs of a loader.
 
-Role: owned by the loader. `EpochRun` owns the delivered items, their count and the position in the epoch. The code
-runs in the thread that uses the loader. If another thread is computing an item of the loader, the thread that begins or
-ends an epoch waits.
+Role: owned by the loader. `EpochRun` owns the `Delivery`, which counts the items, and the `Tracker` of the position.
+The code runs in the thread that uses the loader. If another thread is computing an item of the loader, the thread that
+begins or ends an epoch waits.
 
 The service is notified of the end of each epoch exactly once: at the last item, at an error, when the next epoch begins
 before this one ends, or at shutdown.
@@ -49,7 +49,7 @@ class FinishedIterator(Iterator[Any]):
     """Replaces the pipeline's iterator after its end or an error.
 
     Args:
-        iterator: the pipeline's iterator, if its attributes can still be read, or None.
+        iterator: the pipeline's iterator, for access to its attributes; None if it is no longer available.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
         told: the identifier of the thread that has already received the error, so that its further calls of `next`
             raise StopIteration; 0 if no thread has received the error.
@@ -81,10 +81,12 @@ class EpochRun:
         position: tracks the position in the epoch.
         resume_at: the position at which to resume, and whether recomputed items must equal the items delivered
             earlier; None if the next epoch starts from its beginning.
-        saved_positions: the positions in the loaded states, saved with possibly other numbers of workers and ranks.
-        epochs: the number of epochs that were begun.
-        is_iterating: whether an epoch is running, for which `finalize_iteration` was not called yet.
-        patience: how many seconds the end of an epoch waits for a thread that is computing an item; None for no limit.
+        saved_positions: the positions in the loaded states. The numbers of workers and ranks may have changed since the
+            save.
+        epochs: the number of epochs that have begun.
+        is_iterating: whether an epoch is running: it has begun, and `finalize_iteration` has not been called for it.
+        patience: how many seconds the end of an epoch waits for a thread that is computing an item. With None, it waits
+            without limit.
     """
 
     def __init__(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
@@ -99,8 +101,8 @@ class EpochRun:
         self.patience: float | None = None
         self.position = Tracker(self)
         self._knows_idle = False
-        #: The number of skipped items at the beginning of the epoch, and the words for these items in messages; None if
-        #: no pipe skips items after an exception.
+        #: For the message about skipped items: the counters at the beginning of the epoch, and words for the epoch's
+        #: items; None if no pipe skips items after an exception.
         self._counted: tuple[Reading | None, str] | None = None
         self._is_paused = self._is_limited = False
 
@@ -120,7 +122,7 @@ class EpochRun:
 
     @property
     def is_paused(self) -> bool:
-        """Whether no items are delivered until `resume`."""
+        """Whether the loader is paused: it delivers no items until `resume` is called."""
         return self._is_paused
 
     @is_paused.setter
@@ -186,7 +188,7 @@ class EpochRun:
             self.position.go_back(end, epochs)
             self.delivery.begun = True  # the next `iter` must begin an epoch, because there is no epoch to continue
             if not was_read:
-                self.delivery.source = None  # another state may be loaded
+                self.delivery.source = None  # so that a state can be loaded
             raise
 
     def _pass_over(self, position: Position, strict: bool) -> None:
@@ -223,7 +225,7 @@ class EpochRun:
         resumed = saved = self.saved_positions
         in_workers = position is not None and (not position.in_main or pipeline.contract.has_workers())
         if saved is not None and in_workers and not saved.has_given and not lasts(pipeline.datapipe):
-            position = resumed = None  # no items were delivered, so the epoch begins, with the shards of this loader
+            position = resumed = None  # no items had been delivered: begin with this loader's shards
         if not pipeline.is_taken_over:
             pipeline.note_identity()
             contract = pipeline.contract
@@ -231,7 +233,7 @@ class EpochRun:
             pipeline.hand_over(
                 lambda: None if resumed is None else resumed.shards(pipeline), in_shards, self.recorder.full
             )
-        tracker.find_output()  # also if Ctrl-C interrupted an earlier attempt after the service had taken over
+        tracker.find_output()  # even if an interrupted earlier attempt had handed over the graph
         service = pipeline.service
         if saved is not None:
             if position is not None:
@@ -276,12 +278,13 @@ class EpochRun:
             self.forget()
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Notifies the service, once, that the epoch has ended. Other threads that still read this epoch get an
-        error, unless all items were delivered.
+        """Notifies the service, once, that the epoch has ended. In other threads that still read this epoch, `next`
+        raises an error, unless all items have been delivered.
 
         Args:
-            at_end: whether all items of the epoch were delivered.
-            because: the error that ended the epoch, if any. If ending the epoch fails, too, this error gets a note.
+            at_end: whether all items of the epoch have been delivered.
+            because: the error that ended the epoch, if any. If ending the epoch also fails, a note is added to this
+                error.
         """
         if not self.is_iterating:
             return

@@ -4,8 +4,8 @@ Role: yields the items of one epoch while it is the loader's valid iterator. The
 several threads read the loader, they take turns. The loader owns the epoch, and the iterator owns the item limit.
 
 `__next__` runs for every item, so the native class `DeliveryIterator` implements it. For a valid iterator of a loader
-without pause or limit, `DeliveryIterator` only requests the next item. In other cases, the class calls methods of this
-module.
+without pause or limit, `DeliveryIterator` only requests the next item. In other cases, it calls methods of its subclass
+`DataLoader2Iterator`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class IteratedLoader(Protocol):
-    """The loader, with the attributes that an iterator uses."""
+    """The attributes of a loader that its iterator uses."""
 
     valid_iterator_id: int | None
     _terminated: bool
@@ -72,10 +72,10 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         def __next__(self) -> T_co: ...
 
     def _wait_until_released(self) -> None:
-        """Waits if another thread takes the loader's state, and raises StopIteration if the loader is paused."""
+        """Waits while another thread saves the loader's state. Raises StopIteration if the loader is paused."""
         run = self._run
         with run.held:
-            pass  # wait until the other thread has taken the state
+            pass
         if run.is_paused:
             raise StopIteration
 
@@ -110,7 +110,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             self._run.close(at_end=True)
 
     def _on_error(self, error: Exception) -> None:
-        """Ends the epoch after an error. If ending the epoch also fails, the first error gets a note."""
+        """Ends the epoch after an error. If ending the epoch also fails, a note is added to `error`."""
         self._run.close(because=error)
         fold(error)
 

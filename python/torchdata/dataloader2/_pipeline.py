@@ -47,7 +47,7 @@ class Pipeline:
         self.is_taken_over = False
         self.skips = False
         self._skeleton: Any = None  # a copy of the graph without data; the length is computed from it later
-        self._length: int | str | None = None  # a text is the message of the error that the length is unknown
+        self._length: int | str | None = None  # a str is the error message if the length is unknown
         self.datapipe: Any = None
         #: The graph after the adapters, and before the service changes it.
         self.snapshot = graph
@@ -166,7 +166,7 @@ class Pipeline:
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies other ranks, which raise an error if `for_good` is True."""
+        """Notifies the other ranks that this rank has left the epoch. If `for_good` is True, they raise an error."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)

@@ -6,8 +6,8 @@ that waits for an item does not lock these records. Saving a state does not wait
 only refers to recorded positions.
 
 Pipes that run in the main process can be inspected only between two items. The loader records the states of the main
-process's pipes between items, such as at the beginning of the epoch, and each recorded state is called a *mark*. The
-program may request a state while an item is being computed, after Ctrl-C has interrupted an item, or for an earlier
+process's pipes between items, such as at the beginning of the epoch, and each recorded state is called a *mark*. User
+code may request a state while an item is being computed, after Ctrl-C has interrupted an item, or for an earlier
 position. The requested state contains the newest recorded mark, and the number of items delivered since the mark was
 recorded.
 """
@@ -56,7 +56,7 @@ HOLDING = (Prefetcher, PinMemory, FullSync)
 
 
 class PositionedRun(Protocol):
-    """The run of a loader's epochs, with the attributes that a position uses."""
+    """The attributes of `EpochRun` that `Tracker` uses."""
 
     pipeline: Pipeline
     seeds: Seeds
@@ -83,22 +83,26 @@ class Tracker:
         #: `_is_resumed`: whether the running epoch was resumed from a loaded state. `_is_strict`: whether items that
         #: are recomputed for resuming must equal the items delivered earlier.
         self._is_resumed, self._is_strict = False, True
-        #: In a resumed epoch, the number of items that were delivered before the restored mark; otherwise 0.
+        #: In a resumed epoch, the number of items that had been delivered when the loaded mark was recorded; otherwise
+        #: 0.
         self._before = 0
-        #: In a resumed epoch, the number of workers' items that the main process's pipes had read at the restored mark.
+        #: In a resumed epoch, how many items of the workers the main process had read when the loaded mark was
+        #: recorded.
         self._yielded_before = 0
         #: Marks, oldest first. The first mark is the beginning of the epoch, or the position where the epoch resumed.
         self._marks: list[Position] = []
-        #: Whether this loader has loaded the state of its pipes at an epoch's end, and has not begun an epoch since.
+        #: Whether the loader has loaded a state from the end of an epoch, and has not begun an epoch since.
         self._is_behind_loaded = False
-        #: The seeds at the beginning of the epoch after which the loaded state was saved; None without such a state.
+        #: If the loaded state was saved between two epochs: the seeds at the beginning of the first of them; otherwise
+        #: None.
         self._ended_seeds: SeedGenerator | None = None
         #: If pipes in the workers keep state beyond an epoch: the position at the end of the last epoch, or the reason
         #: why this position is unknown.
         self.end: Position | str | None = None
-        #: If the beginning of an epoch has failed or was interrupted: the number of epochs that had begun before.
+        #: If the beginning of an epoch has failed or was interrupted: the number of epochs that had begun before it.
         self._epochs_before: int | None = None
-        #: `_since`: the time when the epoch began or resumed. `_seconds_before`: the duration of the epoch before that.
+        #: `_since`: the time when the epoch began or resumed. `_seconds_before`: the duration of a resumed epoch before
+        #: the save.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: The reason why the state of the main process's pipes could not be saved; None if it could be saved.
         self.unsaved: str | None = None
@@ -108,7 +112,8 @@ class Tracker:
     # -- taking ------------------------------------------------------------------------------------
 
     def take(self, items_ago: int, *, looks: bool = True) -> Position | None:
-        """Returns the position before the last `items_ago` items; None if seeds suffice to begin the next epoch.
+        """Returns the position before the last `items_ago` items; None if the next epoch can begin from the seeds
+        alone.
 
         Args:
             looks: whether to save the current state of the main process's pipes, instead of using an earlier mark.
@@ -151,8 +156,9 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest mark from before the last `items_ago` items, and the number of the epoch's items that were
-        delivered before these items."""
+        """Returns the newest mark that precedes the last `items_ago` items, and the number of items delivered before
+        them.
+        """
         given = self._delivery.given - items_ago
         if given < 0:
             raise ValueError(
@@ -184,7 +190,8 @@ class Tracker:
             self._marks[1:] = [*self._marks[1:][-1:], mark]
 
     def may_lose(self) -> bool:
-        """Returns whether the pipes in this process lose items if an exception such as KeyboardInterrupt leaves them.
+        """Returns whether the pipes in this process lose items if an exception such as KeyboardInterrupt interrupts
+        them.
 
         Ctrl-C does not interrupt workers and threads, and a queue that the main thread reads keeps its items.
         """
@@ -203,7 +210,7 @@ class Tracker:
         run = None if output is None else output.run
         try:
             pipes = Graph(self._pipeline.datapipe)
-            with standing_still(pipes.pipes):  # threads of pipes also draw random numbers and request items
+            with standing_still(pipes.pipes):  # pipes' threads draw random numbers and request items
                 entries, generators = save_entries(pipes), save_generators()
                 if output is not None:
                     own = pipes.index(output)
@@ -211,14 +218,14 @@ class Tracker:
                         entries[own] = PipeEntry(entries[own].type)
                     read = self._read_by_main(entries[own], output)
                     position = beginning if read is None else output.position(read)
-        except UnorderedSet:  # a second pass over the set would yield other items
+        except UnorderedSet:  # a second pass over the set may have another order
             raise
         except Exception as error:  # items of pipes that cannot be saved are recomputed
             self.unsaved = str(error)
             return None
         if output is None:
             return Position(given, graph=entries, generators=generators)
-        if position is None or output.run is not run:  # a thread has begun to read another pass
+        if position is None or output.run is not run:  # a thread has begun another pass over the workers' items
             return None
         return Position(given, graph=entries, workers=position, in_main=False, untold=output.untold(position))
 
@@ -275,11 +282,11 @@ class Tracker:
     # -- epochs ------------------------------------------------------------------------------------
 
     def find_output(self) -> None:
-        """Finds the pipe that represents the workers, once the service has taken over the graph."""
+        """Finds the `WorkerOutput` in the graph. The service must have taken over the graph before."""
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
-        # In a main process that runs the shards itself, a thread that reads ahead makes the shards' positions inexact.
+        # If the main process runs the shards itself and a thread reads ahead, the positions of the shards are inexact.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
@@ -291,7 +298,7 @@ class Tracker:
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
     def begin(self, resumed: Position | None, strict: bool) -> None:
-        """Begins an epoch before the service begins it; `resumed` is the position to resume from, if any."""
+        """Resets the tracker before the service begins an epoch; `resumed` is the position to resume from, if any."""
         self._delivery.given = 0
         self._delivery.cut = False
         self._is_resumed, self._is_strict = resumed is not None, strict
@@ -302,7 +309,7 @@ class Tracker:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
-        # Pipes that were restored from a state may already contain items, which the delivered items do not count.
+        # Pipes that were restored from a state may contain items that have not been delivered.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.resumes = resumed is not None
@@ -348,7 +355,7 @@ class Tracker:
                 self._yielded_before = token_of(self.output).yielded
                 if resumed.graph[graph.index(self.output)].finished:  # the main process had read all workers' items
                     self.output.read_out()
-        if resumed is not None and resumed.generators is not None:  # the iterator, created later, starts threads
+        if resumed is not None and resumed.generators is not None:  # before `iterate` starts threads
             load_generators(resumed.generators)
         if graph is not None and resumed is not None:
             _spare_ranks(graph, resumed.drop)
@@ -397,16 +404,19 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # storing the error itself would keep the processes alive
             return
-        # If the final state of the pipes could not be saved, resuming restores an earlier state and rereads the rest.
+        # If the final state of the pipes could not be saved, resuming restores an earlier state and rereads the items
+        # since then.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
-        """Returns `graph`, with the pipe that represents the workers marked as finished if all its items were read."""
+        """Returns `graph`. If the main process has read all items of `output`, the entry of `output` is marked as
+        finished.
+        """
         token = token_of(output)
-        if not token.finished or output.is_unread:  # with a cache, a pipe may not need to read the workers' items
+        if not token.finished or output.is_unread:  # a pipe with a cache may not have read the workers' items
             return graph
         entries, own = [*graph], Graph(self._pipeline.datapipe).index(output)
         entries[own] = entries[own]._replace(restores=True, yielded=token.yielded, finished=True, state={})
@@ -424,22 +434,22 @@ class Tracker:
             return
         self._require_same_process(position, "after an epoch that", "as it holds what pipes remember beyond epochs")
         generators = save_generators()
-        if position.beginning is not None:  # pipes that are replayed then draw the same numbers as before
+        if position.beginning is not None:  # replayed pipes draw the same random numbers as before
             load_generators(position.beginning)
         self._is_behind_loaded = True
         if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
-            set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # the seeds at the epoch's beginning
+            set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # the ended epoch's seeds
         load_entries(self._pipeline.datapipe, position.graph)
         if self.output is not None:
             self.output.is_between_epochs = True
-        iterate(self._pipeline.datapipe)  # restores the pass that has ended
+        iterate(self._pipeline.datapipe)  # restores the pipes to the end of their last pass
         if self.output is not None:
             self.output.is_between_epochs = False
         load_generators(generators)
 
 
 def _only_counts(graph: Graph) -> bool:
-    """Whether every pipe after the workers' output yields one item per input item, and buffers no other data."""
+    """Whether every pipe after `WorkerOutput` yields one item per input item, in the order of its input."""
     return _below_counting(graph, WorkerOutput) is not None
 
 

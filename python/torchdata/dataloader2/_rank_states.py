@@ -1,6 +1,6 @@
 """The positions of all ranks of a distributed job, and how one rank resumes from them.
 
-Role: if the number of ranks has changed, the shards of all ranks are distributed among the current ranks.
+If the number of ranks has changed, the shards of all saved ranks are distributed among the current ranks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class SavedPositions:
         return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
-        """Returns True if workers or other ranks began the epoch, so that a main process without workers must run
-        shards.
+        """Returns whether workers, or a different number of ranks, began the epoch. A main process without workers must
+        then run shards itself.
         """
         if not all(position.in_main for position in self.positions.values()):
             return True
@@ -45,7 +45,7 @@ class SavedPositions:
         return ranks != (self.ranks or ALONE)[1]
 
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
-        """Returns None if the epoch began in the main process and resumes there."""
+        """Returns the saved shards; None if the epoch began in the main process and resumes there."""
         contract = pipeline.contract
         if not (contract.has_workers() or self.has_shards(contract)):
             return None
@@ -56,7 +56,9 @@ class SavedPositions:
         return (self.ranks or ALONE)[1] == world and rank in self.positions
 
     def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
-        """If the number of ranks has changed, distributes the shards of all ranks."""
+        """Returns the position of this rank. If the number of ranks has changed, distributes the shards of all saved
+        ranks.
+        """
         rank, world, _ = contract.rank_in_epoch() or ALONE
         old_rank, old_world, _ = self.ranks or ALONE
         if self._has_rank_of(contract):
@@ -74,10 +76,10 @@ class SavedPositions:
         return among_ranks(positions, rank, world)
 
     def fitted(self, pipeline: Pipeline, output: WorkerOutput | None, hands_on: bool) -> Position:
-        """If `hands_on` is True, the pipes in the main process yield one item for each item of the workers.
+        """Returns the position from which to resume. `hands_on` is whether the main process's pipes yield one item per
+        item of the workers.
 
-        Must be called after the service has taken over the graph; raises ValueError, with the reason, if the loader
-        cannot resume.
+        Must be called after the service has taken over the graph. Raises ValueError if the loader cannot resume.
         """
         pipes = None if output is None else output.pipes_in_workers
         position = self._of_rank(pipeline.contract, pipes)

@@ -57,7 +57,7 @@ class Seeds:
         self.initial = copy.copy(self.generator)
 
     def moment(self) -> tuple[Any, ...]:
-        """The method `go_back` uses this copy to undo later changes."""
+        """Returns a copy of the seeds, with which `go_back` undoes later changes."""
         return self.is_due, self.is_restored, copy.copy(self.generator), self.initial
 
     def go_back(self, moment: tuple[Any, ...]) -> None:

@@ -123,10 +123,10 @@ class ShardingPolicy(Adapter):
         enable: False disables the filters, so that every worker and rank gets all items.
         splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
             With `splits`, the items, their order and the batches do not depend on the number of workers and ranks,
-            up to `splits` of them. These numbers may change when an epoch resumes. A worker with several shards takes
-            one item of each shard in turn. Each shard has its own buffers. The pipes before the `sharding_filter` run
-            once for all shards of a worker, and draw the same random numbers in all workers, with exceptions that the
-            guide lists.
+            up to `splits` of them. The numbers of workers and ranks may change when an epoch resumes. A worker with
+            several shards takes one item of each shard in turn. Each shard has its own buffers. The pipes before the
+            `sharding_filter` run once for all shards of a worker, and draw the same random numbers in all workers, with
+            exceptions that the guide lists.
 
     Raises:
         TypeError: `block` or `splits` is not an integer.

@@ -51,15 +51,15 @@ AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 
 
 def _part(path: str, meaning: str = "") -> Any:
-    """Returns a property for an attribute of another object, given its path from the loader, and the property's
-    docstring.
+    """Returns a property that reads and sets the attribute at `path`, such as `_run.is_paused`. `meaning` is the
+    property's docstring.
     """
     *owner, name = path.split(".")
     owner_of = attrgetter(".".join(owner))
     return property(attrgetter(path), lambda loader, value: setattr(owner_of(loader), name, value), doc=meaning or None)
 
 
-#: Copies of a loader keep all attributes except these; all other attributes may belong to a subclass.
+#: A copy of a loader gets all attributes except these, because all other attributes may belong to a subclass.
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
@@ -162,7 +162,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
-        # an adapter may replace another object by a pipe
+        # without this check if there are adapters, which may replace another object by a pipe
         if datapipe is not None and datapipe_adapter_fn is None:
             require_pipe(datapipe)
         # `GraphTemplate` raises an error if the service is in use
@@ -233,8 +233,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         reads an iterable, or the indices of a sampler, completely and keeps its share. An error is raised if workers
         read the items in different orders. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
-        example in Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does not divide an
-        iterable that divides itself. For datasets that the loader divides, items and batches are the same for any
+        example those of Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does not divide
+        an iterable that divides itself. For datasets that the loader divides, items and batches are the same for any
         number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, call `set_epoch` before each
@@ -295,13 +295,14 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __iter__(self) -> DataLoader2Iterator[T_co]:
         """Begins an epoch and returns its iterator, which invalidates earlier iterators.
 
-        If no item was requested from the last iterator, the new iterator takes over the epoch. If another thread is
-        waiting for an item of the last epoch, this method waits for the item, and the other thread then gets a
-        RuntimeError.
+        If no item has been requested from the last iterator, the new iterator takes over the epoch. If another thread
+        is waiting for an item of the last epoch, this method waits for the item, and `next` then raises a RuntimeError
+        in the other thread.
 
         Raises:
             RuntimeError: the loader was shut down or has no pipe, or this process is a forked child.
-            TypeError: the loader lacks a valid pipe, or the service cannot load the state that a service has saved.
+            TypeError: the loader lacks a valid pipe, or the loaded state contains the state of a service, which the
+                loader's service cannot load.
         """
         self._ending.take_over_in_child()
         run = self._run

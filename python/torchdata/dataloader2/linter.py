@@ -137,7 +137,8 @@ class _Linter:
         cut = find_lca_round_robin_sharding_dp(graph)
         self.cut = cut
         self.dispatched = {id(pipe) for pipe in graph.at(cut)} if cut is not None else set()
-        #: Pipes that must not be replicated, and all later pipes, stay in the main process.
+        #: The ids of the pipes that run in the main process: pipes that must not be replicated, and pipes that read
+        #: from these.
         self.in_main: set[int] = set()
         for pipe in self.pipes:
             if id(pipe) not in self.dispatched and (
@@ -375,7 +376,7 @@ class _Linter:
         return [pipe for pipe in ends.values() if id(pipe) not in self.in_main | self.dispatched]
 
     def _known(self, pipes: list[Any]) -> bool:
-        """Returns whether all pipes certainly are finite and do not divide their items among workers."""
+        """Returns whether it is certain that all pipes are finite and do not divide their items among workers."""
         return all(
             _is_ours(pipe)
             and not _is_endless(pipe)
@@ -402,7 +403,7 @@ _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Built-in functions, which are cheap, do not count."""
+    """Returns whether the pipe calls a user's function. Built-in functions do not count, because they are cheap."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")
@@ -418,7 +419,7 @@ def _name(pipe: Any) -> str:
 
 
 def _inputs(sources: list[Any]) -> list[Any]:
-    """If a pipe reads an iterable pipe and a map pipe, the map pipe is only used for look-ups by key."""
+    """Omits map pipes if there are iterable pipes, because map pipes are then only used for look-ups by key."""
     iterated = [source for source in sources if not isinstance(source, MapDataPipe)]
     return iterated or sources
 
@@ -460,7 +461,7 @@ def _is_endless(pipe: Any) -> bool:
 
 
 def _is_plain(iterable: Any) -> bool:
-    """An iterable of the user's own class may divide its items among workers."""
+    """Returns False for an iterable of the user's own class, which may divide its items among workers."""
     return isinstance(iterable, (list, tuple, dict, str, bytes, range, set, frozenset, type(None))) or (
         is_pipe(iterable)
         or is_indexed_only(iterable)

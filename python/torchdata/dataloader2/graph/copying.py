@@ -42,7 +42,7 @@ _ATOMS = frozenset({NoneType, bool, int, float, str, bytes, type, range, Functio
 
 
 def duplicate(obj: T) -> T:
-    """The methods `__deepcopy__`, `__reduce_ex__` and `__getstate__` of a pipe's class apply."""
+    """Copies a graph, with the methods `__deepcopy__`, `__reduce_ex__` and `__getstate__` of the pipes' classes."""
     if not is_pipe(obj):
         return copy.deepcopy(obj)
     graph = Graph(obj)
@@ -124,7 +124,7 @@ class _Sharing:
             self._pin(part)
 
     def _refers(self, value: Any, levels: int = 2) -> bool:
-        """Follows at most `levels` nested objects, in addition to containers."""
+        """Returns whether `value` refers to a pipe, directly, in containers or by up to `levels` nested objects."""
         if type(value) in _ATOMS:
             return False
         if id(value) in self._pipes:

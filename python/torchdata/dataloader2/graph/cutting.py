@@ -15,7 +15,7 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatc
 
 
 class DispatchedSource(IterDataPipe[Any]):
-    """Represents, in a worker's graph, the pipes that run in the dispatching process.
+    """Replaces, in a worker's graph, the pipes that run in the dispatching process.
 
     The state contains only the number and the checksum of the items that this worker has read, because the dispatching
     process stores the position of its pipes.
@@ -23,7 +23,7 @@ class DispatchedSource(IterDataPipe[Any]):
     Attributes:
         open_stream: returns an iterator over the items for this worker.
         share: returns the number of the current iteration over the dispatched items, and the number and the checksum of
-            the items that the worker has read in it.
+            the items that the worker has read in this iteration.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -41,7 +41,7 @@ class DispatchedSource(IterDataPipe[Any]):
         return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Each new stream of dispatched items starts where the last stream stopped."""
+        """Ignores the state, because each new stream of dispatched items starts where the last stream stopped."""
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
@@ -150,7 +150,7 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
 
 
 def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
-    """In a cycle, omits a source that is closer to the graph's end."""
+    """Returns the sources of each pipe. In a cycle, omits a source that is closer to the graph's end than the pipe."""
     distance = {id(graph.end): 0}
     waiting = deque([graph.end])
     reads: dict[int, list[DataPipe]] = {}

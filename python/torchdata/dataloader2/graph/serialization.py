@@ -33,7 +33,9 @@ _WHY_PICKLED = (
 
 
 class GraphTemplate:
-    """Raises TypeError, with the name of the pipe and the attribute, if the object cannot be copied."""
+    """A copy of an object, from which further copies are made. Raises TypeError, with the name of the pipe and the
+    attribute, if the object cannot be copied.
+    """
 
     def __init__(self, obj: Any) -> None:
         self._kept = clone(obj)
@@ -51,7 +53,7 @@ class GraphTemplate:
             return _cloudpickled(self._kept)
 
     def fits(self, most: int) -> bool:
-        """Stops pickling at this limit."""
+        """Returns whether the pickle has at most `most` bytes. Stops pickling at this limit."""
         try:
             return _fits(pickle.Pickler, self._kept, most)
         except Exception as error:  # a user's __getstate__ may raise any error
@@ -84,7 +86,7 @@ def _fits(base: Any, obj: Any, most: int) -> bool:
 
 
 def clone(obj: T) -> T:
-    """Does not copy the data of a pipe.
+    """Copies a graph without copying the data in its pipes.
 
     Raises TypeError, with the name of the pipe and the attribute, if `obj` cannot be copied.
     """
@@ -158,7 +160,7 @@ def _cloudpickled(obj: Any) -> bytes:
 
 
 def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
-    """The message names the responsible attribute."""
+    """Returns an error message that names the attribute that fails."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()

@@ -40,8 +40,8 @@ def is_random(datapipe: Any) -> TypeGuard[Any]:
 
 
 def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
-    """Returns the pipes that accept a seed, and makes them derive the seeds of further iterations within an epoch from
-    the epoch's first seed, so that a resumed epoch can repeat these seeds.
+    """Returns the pipes that accept a seed. If such a pipe is iterated several times in an epoch, it derives the later
+    seeds from the first seed, so that a resumed epoch can repeat them.
     """
     found = [*filter(is_random, datapipes)]
     for pipe in found:
@@ -64,7 +64,7 @@ def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
 
 
 class SeedSource(Protocol):
-    """A `SeedGenerator` is such a generator."""
+    """The methods of a `SeedGenerator` that draw seeds."""
 
     def generate_shared_seed(self) -> int: ...
 
@@ -101,7 +101,8 @@ def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedSource
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        seed_generator: the generator that provides the seeds; in a worker, it was spawned for this worker.
+        seed_generator: the generator that provides the seeds; in a worker, a generator that was spawned for this
+            worker.
 
     Returns:
         The last pipe.
@@ -186,7 +187,7 @@ def _takes_group(datapipe: Any, sharding_group: Any) -> bool:
 
 
 def _tell_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
-    # the method does not have a parameter for the sharding group
+    # the method of an older pipe has no parameter for the sharding group
     if len(signature_of(datapipe.apply_sharding).parameters) < 3:
         datapipe.apply_sharding(num_of_instances, instance_id)
     else:
@@ -221,14 +222,14 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
 
 
 def pause_pipes(datapipe: DataPipe) -> None:
-    """Starts with the last pipe of the graph."""
+    """Pauses all pipes, from the last pipe of the graph to the sources."""
     for pipe in whole(datapipe).breadth_first():
         if has_method(pipe, "pause"):
             pipe.pause()
 
 
 def resume_pipes(datapipe: DataPipe) -> None:
-    """Ends with the last pipe of the graph."""
+    """Resumes all pipes, from the sources to the last pipe of the graph."""
     for pipe in reversed(whole(datapipe).breadth_first()):
         if has_method(pipe, "resume"):
             pipe.resume()
@@ -251,7 +252,7 @@ def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
 
 
 def _seed_source(rng: Any) -> Callable[[], int]:
-    """Draws 63-bit seeds, except from a `SeedGenerator`."""
+    """Returns a function that draws seeds of 63 bits, or of 64 bits from a `SeedGenerator`."""
     if isinstance(rng, random.Random):
         return lambda: rng.getrandbits(63)
     if callable(getattr(rng, "generate_shared_seed", None)):

@@ -1,6 +1,6 @@
 """Reads and modifies the connections of pipe graphs.
 
-Role: no function pickles or copies a pipe, because its attributes may contain any amount of data, locks and open files.
+Role: no function pickles or copies a pipe, because a pipe's attributes may contain large data, locks and open files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DataPipeGraph = dict[int, tuple[DataPipe, "DataPipeGraph"]]
 
 
 def has_method(datapipe: Any, name: str) -> TypeGuard[Any]:
-    """A functional form with this name does not count."""
+    """Functional forms of pipes, such as `map`, do not count as methods."""
     return callable(getattr(type(datapipe), name, None)) or callable(getattr(datapipe, "__dict__", {}).get(name))
 
 
@@ -225,7 +225,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
-    """Returns the new end of the graph."""
+    """Returns the new last pipe of the graph."""
     # In a cycle of pipes, a pipe that reads from the old pipe may also be its source.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
@@ -235,7 +235,7 @@ def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
 
 
 def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
-    """Does not follow the pipe `without`, so that sources that only this pipe reads are missing."""
+    """Returns the pipes that `end` reads, except `without` and the sources that only `without` reads."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
     while waiting:
@@ -342,6 +342,6 @@ def _rewired_container(obj: Any, exchange: Callable[[Any], Any]) -> Any:
         for member in members:
             obj.add(member) if isinstance(obj, set) else obj.append(member)
     else:
-        make = getattr(type(obj), "_make", type(obj))  # named tuples take their fields one by one
+        make = getattr(type(obj), "_make", type(obj))  # a named tuple's fields are separate arguments
         return make(members)
     return obj

@@ -31,14 +31,14 @@ from torchdata.datapipes._pipe.witnessing import SampleDigest
 
 
 class Caches:
-    """Snapshots contain cached items of up to `most` bytes; None for no limit."""
+    """Decides whether snapshots contain cached items: if these have at most `most` bytes, or if `most` is None."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
         self._is_new, self._was_empty = True, False
-        #: The epoch that fills or has filled the caches, and whether its first snapshot was not recorded yet.
+        #: The epoch that fills or has filled the caches, and whether the snapshot of its beginning is still missing.
         self._filled: Filled | None = None
         self._lacks_start = False
         #: The cached items that snapshots omit, with their size and checksum at the beginning of the epoch.
@@ -50,7 +50,7 @@ class Caches:
         """`seeds` is None if the epoch cannot be repeated."""
         values = self.values(datapipe)
         if not all(value is None or type(value) is list for value in values):
-            seeds, values = None, []  # other containers than lists may be modified instead of replaced
+            seeds, values = None, []  # a container other than a list may be modified in place
         was_empty, self._was_empty = self._was_empty, not any(values)
         is_new, self._is_new = self._is_new, False
         if self._was_empty:
@@ -78,11 +78,11 @@ class Caches:
         self._left_out, self._measure, self._is_untouched = values, measure, False
 
     def forget(self) -> None:
-        """Snapshots contain the cached items until an epoch fills empty caches."""
+        """From now on, snapshots contain the cached items, until an epoch fills empty caches."""
         self._filled, self._left_out, self._measure, self._lacks_start = None, [], None, False
 
     def note_iterator(self, datapipe: DataPipe) -> None:
-        """Must be called once the iterator of the epoch exists."""
+        """Must be called after the iterator of the epoch was created."""
         self._is_untouched = self._ends_in_cache(datapipe) and hooks_of(datapipe)._sources_in_use() == []
 
     def _ends_in_cache(self, datapipe: DataPipe) -> bool:
@@ -112,7 +112,7 @@ class Caches:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """While a snapshot is taken, the graph contains no cached items."""
+        """Context for taking a snapshot, in which the graph contains no cached items."""
         self._set([[] for _ in self._left_out])
         try:
             yield
@@ -138,8 +138,8 @@ class Caches:
     def put_back(self, filled: Filled, values: list[Any], is_strict: bool) -> None:
         """Must be called after all other pipes of the graph were loaded.
 
-        If `is_strict`, raises RuntimeError if the items differ from the original items, and not only in floating-point
-        numbers and arrays.
+        Raises RuntimeError if `is_strict` is True and the items differ from the original items in more than
+        floating-point numbers and arrays.
         """
         checksum = _digest(values)
         if is_strict and checksum != filled.checksum:
@@ -178,7 +178,7 @@ def _digest(values: Sequence[Any]) -> int:
 
 
 class _Measure(NamedTuple):
-    """The size in bytes, and a checksum of the pickles, which other processes may not reproduce."""
+    """The size of cached items in bytes, and a checksum of their pickles, which may differ in another process."""
 
     size: int
     checksum: int

@@ -2,7 +2,7 @@
 
 Role: with `splits`, a process may run dozens of shards. Each shard has a replica of the whole graph, but only one
 replica reads the pipes before the filter, the *common part*. The common part gives each item to the shard that the item
-belongs to, and keeps the items of shards that have not requested them yet. The code runs in the thread that runs the
+belongs to, and queues the items that the shards have not requested yet. The code runs in the thread that runs the
 shards, in workers and in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
 
 The common part has random generators of its own, which are seeded equally in all processes, and torch's worker info
@@ -37,7 +37,7 @@ from torchdata.datapipes.state import beginning_entries, load_entries, load_gene
 
 __all__ = ["CommonParts"]
 
-#: The maximum number of items that a shard may have waiting. A shard that falls further behind runs its own replica.
+#: The maximum number of items in the queue of a shard. A shard that falls further behind runs its own replica.
 MOST_WAITING = 1 << 14
 #: The maximum number of snapshots of a common part.
 _MOST_SNAPSHOTS = 8
@@ -61,8 +61,8 @@ class CommonParts:
     """The common parts of the shards of one process.
 
     Args:
-        is_alone: whether the process runs a single shard. This shard reads a part without user code directly, because
-            such a part draws no random numbers.
+        is_alone: whether the process runs a single shard. A single shard reads pipes without user code directly,
+            because they draw no random numbers.
     """
 
     def __init__(self, *, is_alone: bool) -> None:
@@ -75,7 +75,7 @@ class CommonParts:
         Args:
             datapipe: the last pipe of the shard's graph.
             seed: a function that seeds the process's generators for the common part with a given number.
-            tell: a function that describes the shard to torch.
+            tell: a function that sets torch's worker info for the shard.
             is_first: whether the shard is the first shard of the epoch.
         """
         graph = Graph(datapipe)
@@ -101,17 +101,19 @@ class Share:
 
     Args:
         datapipe: the filter of the shard.
-        tell: a function that describes the shard to torch.
+        tell: a function that sets torch's worker info for the shard.
     """
 
     def __init__(self, datapipe: ShardingFilter[Any], tell: Callable[[], None]) -> None:
         self.datapipe, self.tell = datapipe, tell
         datapipe._share = self
         self.part: CommonPart | None = None
-        #: The items that wait for the shard. The first `skips` items precede the position at which the shard resumed.
+        #: The items that the shard has not requested yet. The first `skips` items precede the position at which the
+        #: shard resumed.
         self.queue: deque[Any] = deque()
         self.skips = 0
-        #: A position of the shard's own replica at or before the shard's position; None before the filter is read.
+        #: A position, not after the shard's, from which the shard's own replica can resume; None before the filter is
+        #: read.
         self.start: _Start | None = None
         self._begun = 0
 
@@ -161,7 +163,9 @@ class Share:
         return self.start if self.part is None else self.part.before(self) or self.start
 
     def entries(self) -> dict[int, PipeEntry]:
-        """Returns the entries of the pipes before the filter, by the ids of the pipes, at the position `saved`."""
+        """Returns the entries of the pipes before the filter, by the ids of the pipes, at the position that `saved`
+        returns.
+        """
         found = self.saved()
         if found is None or found.entries is None:
             return {}
@@ -190,7 +194,8 @@ class CommonPart:
         #: Snapshots in the order of their positions. The first snapshot precedes the positions of all shards.
         self._snapshots: list[_Start] = []
         self._wants_snapshot = False
-        #: The numbers of shards and of consecutive items per shard, and the shards of this part by their numbers.
+        #: The number of shards, the number of consecutive items for each shard, and the shards of this part by their
+        #: numbers.
         self._dealing = 1, 1
         self._by_number: dict[int, Share] = {}
         self._reused = ReusedObjects(self._waits, self._oldest)
@@ -217,7 +222,7 @@ class CommonPart:
         self._shares.append(share)
 
     def join(self, share: Share) -> None:
-        """Lets a shard receive its items, also if other shards have begun to read."""
+        """Lets a shard receive its items, even if other shards have begun to read."""
         assert share.start is not None
         if not self.is_running:
             return
@@ -228,7 +233,7 @@ class CommonPart:
             self._deal()
 
     def _remove(self, share: Share, start: _Start | None) -> None:
-        """Lets a shard run its own replica if it requests another item."""
+        """Makes a shard run its own replica when it requests its next item."""
         part = CommonPart(self._seed)
         part._shares.append(share)
         share.start, share.queue, share.skips = start, deque(), 0
@@ -269,7 +274,7 @@ class CommonPart:
         self._has_ended, self._iterator, self._dealt = True, iter(()), iter(())
 
     def _look_after(self, share: Share) -> None:
-        """Lets shards run their own replicas if their items cannot wait."""
+        """Makes shards run their own replicas if their items must not be queued, or if their queues are too long."""
         if self._reused.is_found:
             for each in [*self._shares]:
                 self._remove(each, each.start and self.before(each))
@@ -283,7 +288,7 @@ class CommonPart:
                 self._deal()
 
     def _move_to(self, share: Share) -> None:
-        """Continues with the replica of another shard."""
+        """Makes the replica of another shard compute the following items."""
         self._whose, position = share, self.position
         self._turns.enter(1)
         try:
@@ -343,13 +348,13 @@ class CommonPart:
         self._dealt = map(deque.append, cycle(order[offset:] + order[:offset]), items)
 
     def _waits(self, position: int) -> bool:
-        """Returns whether the item at a position waits for its shard."""
+        """Returns whether the item at a position is still in the queue of its shard."""
         shards, block = self._dealing
         share = self._by_number.get(position // block % shards)
         return share is not None and bool(share.queue) and share.datapipe._position() <= position
 
     def _oldest(self) -> int:
-        """Returns the lowest position of a shard."""
+        """Returns the lowest position of all shards."""
         return min(share.datapipe._position() for share in self._shares)
 
     # -- states --------------------------------------------------------------------------------------

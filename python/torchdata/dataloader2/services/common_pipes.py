@@ -26,10 +26,10 @@ __all__ = ["filters_with_common_part", "may_draw"]
 #: Pipes of this package that must not follow a filter with a common part, because they read their source several times
 #: in a pass, join branches of it, or skip exceptions of earlier pipes.
 _UNSUITED = frozenset({"Cycler", "IterKeyZipper", "OnError", "Repeater", "Sampler", "_Split"})
-#: Pipes that hold locks of files. A shard releases the locks when another shard runs.
+#: Pipes that lock files. A shard releases its locks before another shard runs.
 _LOCKING = frozenset({"EndOnDiskCacheHolder", "OnDiskCacheHolder"})
 
-#: Types of attributes that contain no user code, and attributes of every pipe that belong to this package.
+#: Types of attributes that contain no user code, and the names of attributes that this package adds to every pipe.
 _PLAIN = frozenset({NoneType, bool, int, float, str, bytes, range, random.Random, deque})
 _BOOKKEEPING = frozenset({"_iteration_token", "_iteration_record"})
 
@@ -37,8 +37,8 @@ _BOOKKEEPING = frozenset({"_iteration_token", "_iteration_record"})
 def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
     """Returns the filters of a graph whose earlier pipes run once for all shards. The result depends only on the graph.
 
-    Every pipe after such a filter is known to read its source once in an epoch, and no pipe before the filter is read
-    past the filter. No pipe keeps state beyond an epoch. No thread reads ahead, because a thread would draw the random
+    Every pipe after such a filter is known to read its source once in an epoch, and only the filter reads the pipes
+    before it. No pipe keeps state beyond an epoch. No thread reads ahead, because a thread would draw the random
     numbers of a shard while the common part runs. A filter that skips the items of other shards, without computing
     them, needs no common part.
     """
@@ -84,7 +84,7 @@ def may_draw(pipe: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether an attribute of a pipe contains no user code. Of a long list, the first members are searched."""
+    """Returns whether an attribute of a pipe contains no user code. Only 64 members of a container are checked."""
     if type(value) in (tuple, list, dict, set):
         parts = [*value, *value.values()] if isinstance(value, dict) else value
         return all(map(_is_plain, islice(parts, 64)))

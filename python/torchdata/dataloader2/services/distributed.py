@@ -1,8 +1,8 @@
 """Divides items among the ranks of a distributed job, which communicate by `torch.distributed` or a user's object.
 
 Role: runs in the main process of every rank, shards the graph, gives all ranks the same shared seeds, and appends
-`fullsync`, so that the epochs of all ranks end together. Seeds and the thread of `fullsync` have separate process
-groups, because two threads must not share a group.
+`fullsync`, so that the epochs of all ranks end together. The broadcast of seeds and the thread of `fullsync` have
+separate process groups, because two threads must not share a group.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: Whether the next epoch, and the running epoch, use seeds that the ranks have not agreed on, because the
-        #: resumed epoch began in a run without ranks.
+        #: Whether the next epoch (`_keeps_next`) and the running epoch use seeds that the ranks have not agreed on,
+        #: because a resumed epoch began in a run without ranks.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the next epoch contains shards that began on other ranks.
@@ -189,14 +189,14 @@ class DistributedReadingService(ReadingServiceInterface):
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
         shared = self._pg.broadcast(seed - 2**64 if seed >= 2**63 else seed)
         if self._sync_group is not None and self._sync_group is not self._given_group:
-            self._sync_group.show_life()  # a thread may start now, because the workers were forked before
+            self._sync_group.show_life()  # may start a thread, because the workers have been forked
         if not self._keeps_seeds:
             seed_generator.seed(shared % 2**64)
         elif shared % 2**64 != seed:
             raise ValueError(
                 f"rank {self._rank} resumes from another state than rank 0: load the same one on all ranks"
             )
-        # The copy protects the seeds of the next epoch.
+        # Drawing seeds from a copy does not change the seeds of the next epoch.
         own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
         self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))

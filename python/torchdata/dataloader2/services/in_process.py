@@ -87,7 +87,7 @@ class InProcessReadingService(ReadingServiceInterface):
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
         """Seeds the pipes. Returns a function that applies `iter_reset_fn` and then the user's `reset_fn`."""
-        # The copy protects the seeds of the next epoch.
+        # Drawing seeds from a copy does not change the seeds of the next epoch.
         seed_generator = copy.copy(seed_generator)
         set_graph_random_seed(self._end("initialize_iteration"), seed_generator)
         if self._reset_fn is None:

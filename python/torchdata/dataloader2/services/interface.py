@@ -98,7 +98,8 @@ class ReadingServiceInterface(ABC):
             datapipe: the last pipe of the loader's graph.
 
         Returns:
-            The pipe that the loader reads: `datapipe` itself, or a pipe that represents the graph in other processes.
+            The pipe that the loader reads: `datapipe` itself, or a pipe that yields the items of the graph in other
+            processes.
         """
 
     def finalize(self) -> None:  # noqa: B027 - optional
@@ -276,8 +277,8 @@ class _Answers(ReadingServiceInterface):
 
 
 def contract_of(service: Any) -> ReadingServiceInterface:
-    """Without a service, the loader reads the graph as it is. A service of another class gets an adapter with default
-    answers.
+    """Returns an object with all methods of the interface. A service that lacks the base class is wrapped in an
+    adapter, and without a service, the loader reads the graph as it is.
     """
     if isinstance(service, ReadingServiceInterface):
         return service

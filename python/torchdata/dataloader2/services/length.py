@@ -21,13 +21,13 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
-#: Smaller containers in a pipe's attributes are copied, because applying a setting may modify them.
+#: Containers with at most this many members are copied, because applying a setting to a pipe may modify them.
 _SMALL = 64
 
 
 def skeleton(datapipe: Any) -> Any:
-    """Raises TypeError for a pipe that defines `__del__`, because deleting the copy would end objects that both pipes
-    use.
+    """Copies a graph without its data. Raises TypeError for a pipe that defines `__del__`, because deleting the copy
+    might close objects that both pipes use.
     """
     pipes = Graph(datapipe).pipes
     copies: dict[int, Any] = {}
@@ -52,7 +52,7 @@ def _joined(value: Any, copies: dict[int, Any]) -> Any:
         return copy.copy(value) if len(value) <= _SMALL else value
     if isinstance(value, dict):
         return {_joined(key, copies): _joined(member, copies) for key, member in value.items()}
-    make = getattr(type(value), "_make", type(value))  # named tuples take their fields one by one
+    make = getattr(type(value), "_make", type(value))  # a named tuple's fields are separate arguments
     return make([_joined(member, copies) for member in value])
 
 
@@ -78,7 +78,7 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
 
 
 def advice_on(error: BaseException) -> str:
-    """The message names the responsible pipe and a remedy."""
+    """Returns an error message with the pipe whose length is unknown, and a remedy."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{error}; if you know the number of items of that pipe, put `.set_length(n)` after it"

@@ -55,8 +55,8 @@ class LocalShards:
         #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot
         #: interrupt.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
-        #: The number of delivered items, and the snapshots of all shards at this point: first for the beginning of this
-        #: run, and then for at most the last two snapshots.
+        #: Pairs of a number of delivered items and the snapshots of all shards at this point. The first pair is for the
+        #: beginning of this run, followed by at most the last two snapshots.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
         #: `_is_busy`: whether an item is being computed. `_is_stopped`: whether an item was interrupted. Both flags
         #: prevent snapshots.
@@ -183,7 +183,7 @@ class LocalShards:
                 following = ((last + 1 + step) % self.num_shards for step in range(self.num_shards))
                 turn = next((shard for shard in following if self._iterators[shard] is not None), 0)
             given = [*given]
-            for shard, snapshot in enumerate(snapshots):  # no checksum is computed for later items
+            for shard, snapshot in enumerate(snapshots):  # no checksum is computed after the snapshot
                 items, checksum = given[shard]
                 given[shard] = items, checksum if snapshot is not None and snapshot[0][0] == items else 0
             return list(zip(given, snapshots, strict=True)), turn, None

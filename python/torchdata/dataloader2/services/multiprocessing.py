@@ -368,7 +368,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> ResetFn | None:
         """Seeds the pipes in the main process, and starts the epoch in all processes."""
         end = self._initialised()
-        # the copy protects the seeds of the next epoch
+        # drawing seeds from a copy does not change the seeds of the next epoch
         set_graph_random_seed(end, copy.copy(seed_generator))
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
@@ -386,7 +386,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _divide_anew(self, output: WorkerOutput) -> None:
         """Replaces the workers if the last epoch had the shards of a loaded state.
 
-        If pipes keep state from one epoch to the next, the shards do not change, because the state belongs to them.
+        If pipes keep state from one epoch to the next, the shards do not change, because each state belongs to a shard.
         """
         own = self._own_shards()
         if not own or list(self._shards) == list(own) or output.resumes or output.lasts:

@@ -29,7 +29,7 @@ class _Order:
         #: many items have different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
-        #: The checksums of a worker's samples, before and after the length of the source is known.
+        #: The checksums of a worker's samples: until the worker has read the whole source, and after that.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 

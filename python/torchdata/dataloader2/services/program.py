@@ -208,7 +208,7 @@ class _Share(NamedTuple):
 
     Args:
         number: the number of the iteration over these items, from 1; 0 if no items are dispatched.
-        is_read_out: whether all items were read.
+        is_read_out: whether the worker has read all of these items.
     """
 
     number: int
@@ -237,7 +237,7 @@ class GraphProgram(EpochProgram):
         self._common, self._place = CommonParts(is_alone=True), 0
         #: Stops this shard's threads while another shard runs, because these threads also draw random numbers.
         self._held = ExitStack()
-        #: The value is None until the graph was searched.
+        #: The pipes with threads; None until the graph has been searched for them.
         self._reading_ahead: list[Any] | None = None
         #: This graph replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None
@@ -276,10 +276,10 @@ class GraphProgram(EpochProgram):
         if self._reading_ahead is None:
             self._reading_ahead = pipes_with_threads(self.datapipe)
         for pipe in self._reading_ahead:
-            with suppress(TimeoutError):  # a thread that takes too long for an item is not stopped
+            with suppress(TimeoutError):  # a thread that takes too long for an item continues to run
                 self._held.enter_context(pipe.standing_still())
         if (locks := loaded(LOCKS)) is not None:
-            locks.release_all_of(None)  # another shard may need the files; stopped threads do not write
+            locks.release_all_of(None)  # another shard may need the files, and this shard's threads have stopped
         self.globals.leave(is_all=not self._reading_ahead and locks is None)
 
     def _search_anew(self) -> None:
@@ -356,7 +356,7 @@ class GraphProgram(EpochProgram):
             tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
 
     def _watch_order(self) -> None:
-        """The main process compares the samples of all workers."""
+        """Makes the filters sample their items, so that the main process can compare the orders of all workers."""
         self._watch_with(None)
         if self._child.num_workers > 1:
             if self._watched is None or self._watched[0] is not self.datapipe:
@@ -372,8 +372,8 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """In this context, threads do not read. A thread could wait forever for a dispatched item, because other
-        workers delay this item until this worker has sent its snapshot.
+        """Context in which the threads of pipes do not read. A thread could wait forever for a dispatched item, which
+        other workers delay until this worker has sent its snapshot.
         """
         return beginning_unread()
 
@@ -411,7 +411,7 @@ class GraphProgram(EpochProgram):
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """The graph had the state `entries` at the returned position."""
+        """Returns the position at which the graph had the state `entries`; None if it is unknown."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
@@ -430,7 +430,7 @@ class GraphProgram(EpochProgram):
             return None if entry.restores else _Share(1)
         if self._is_behind_share or token_of(source).finished:
             return _Share(1, read, is_read_out=True)
-        return _Share(2)  # reading had stopped in the middle of the first iteration
+        return _Share(2)  # the first iteration ended early, so the next iteration is the second
 
     def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
         set_strictness(self.datapipe, strict)
@@ -465,7 +465,8 @@ class GraphProgram(EpochProgram):
         if saved.read_out:
             self._read_share_out()  # this call must precede the loading, because a new epoch may interrupt its wait
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # the main process had also read ahead
+            # The main process read ahead when the state was saved.
+            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
             self._search_anew()
         load_entries(self.datapipe, entries)
         if saved.filled is not None and cached is not None:
@@ -475,8 +476,8 @@ class GraphProgram(EpochProgram):
         return self._iterate()
 
     def _read_share_out(self) -> None:
-        """The dispatching process must finish the epoch, because its pipes may keep state, but no pipe requests the end
-        of the dispatched items. Raises RuntimeError if another dispatched item arrives.
+        """Requests the end of the dispatched items, so that the dispatching process finishes the epoch, because its
+        pipes may keep state. Raises RuntimeError if another dispatched item arrives.
         """
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():

@@ -22,7 +22,7 @@ _LEVELS, _MEMBERS = 4, 64
 #: The objects of this many recent items are always remembered.
 _RECENT = 1 << 10
 
-#: Appends the changeable objects of an item to a list of ids, and its memory to a list of (id of the owner, address).
+#: Appends the ids of an item's mutable objects to a list, and its memory to a list of (id of the owner, address).
 #: Returns whether the item contains a stream or an iterator.
 _Search = Callable[[Any, int, list[int], list[tuple[int, int]]], bool]
 
@@ -59,7 +59,7 @@ class ReusedObjects:
             objects[each] = position
         for owner, address in views:
             used = self._views.setdefault(owner, {})
-            # A source may overwrite the whole memory at once, so all items with views of this memory count.
+            # A source may overwrite the whole memory at once, so this concerns all items with views of the memory.
             if used.get(address, position) != position:
                 self.is_found |= any(map(self._waits, used.values()))
             used[address] = position
@@ -123,7 +123,7 @@ def _search_tensor(item: Any, _levels: int, ids: list[int], views: list[tuple[in
 
 
 def _search_object(item: Any, levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
-    # Types with their own hash do not change, except that the members of a tuple may change.
+    # Objects of types with their own hash do not change, but the members of a tuple may change.
     own_hash: Any = type(item).__hash__
     if own_hash is None or own_hash is object.__hash__:
         ids.append(id(item))

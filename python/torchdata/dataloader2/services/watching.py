@@ -27,10 +27,10 @@ _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
     """Returns the filters that may read different orders in the workers, and the names of each filter's sources.
 
-    If `is_seeded`, all shuffles have the seed that workers share, because no function of the user has prepared the
-    graph.
+    If `is_seeded` is True, no function of the user has prepared the graph, so all shuffles have the seed that workers
+    share.
     """
-    # The call of `isinstance` is avoided, because torch's filter, which does not take samples, is a virtual subclass of
+    # `isinstance` is not used, because torch's filter, which does not take samples, is a virtual subclass of
     # `ShardingFilter`.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
     # With `on_error`, exceptions of user functions may skip different items in each worker.

@@ -1,4 +1,4 @@
-"""The pipe that represents the workers in the main process's graph."""
+"""The pipe of the main process's graph that yields the workers' items."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WorkersEpoch:
 
 
 class WorkerOutput(IterDataPipe[Any]):
-    """Represents, in the main process's graph, the pipes that run in the workers, and yields their items.
+    """Replaces, in the main process's graph, the pipes that run in the workers, and yields their items.
 
     Args:
         lasts: whether a pipe in the children keeps state from one epoch to the next, so that the workers begin later
@@ -56,7 +56,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self.in_order = in_order
         self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
-        #: Whether an iteration only restores the state at its end, instead of beginning an epoch.
+        #: Whether the next iteration only restores the state at the end of an epoch, instead of beginning an epoch.
         self.is_between_epochs = False
         self._fresh = False
         #: Whether the next epoch resumes an epoch of an earlier run.
@@ -129,8 +129,8 @@ class WorkerOutput(IterDataPipe[Any]):
         self.run = WorkersEpoch(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
-        """None disconnects the counter of delivered items."""
-        if delivery is not self._delivery:  # a thread that is reading may hold the lock of the collector
+        """Connects the collector to a counter of delivered items. With None, disconnects it."""
+        if delivery is not self._delivery:  # avoids the collector's lock, which a reading thread may hold
             self._delivery = delivery
             self._children.collector.follow(delivery)
 
@@ -144,7 +144,7 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._children.collector.delivered()
 
     def position(self, delivered: int) -> WorkersPosition | None:
-        """Returns None if the position is not recorded any more.
+        """Returns None if the position is no longer recorded.
 
         May be called at any time: while another thread takes items, or from a signal handler.
         """
@@ -157,7 +157,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """Returns None if a shard without items may still yield an item.
+        """The number of items of each shard; None if a shard without items may still yield an item.
 
         If items are taken in turn, a second item of any worker shows that all workers without an item have ended.
         """

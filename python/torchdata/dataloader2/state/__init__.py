@@ -1,1 +1,3 @@
-"""States of a loader: their layout, their validation, positions in an epoch, and other numbers of workers."""
+"""States of a loader: their layout, their validation, positions in an epoch, and resuming with another number of
+workers.
+"""

@@ -26,14 +26,14 @@ class Identity:
         self.checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
-        """Must be called before a service cuts the graph; later calls do nothing."""
+        """The first call stores the pipeline's fingerprint, and must precede the cutting of the graph by a service."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 
     @property
     def outline(self) -> Outline:
-        """A state without the pipe contains no hash of its bytes, because a hash would help to guess a password in the
-        pipe.
+        """A state without the pipe contains no hash of the pipe's bytes, because a hash would help to guess a password
+        in the pipe.
         """
         if self._in_words is None:
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))

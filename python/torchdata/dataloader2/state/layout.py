@@ -57,7 +57,7 @@ _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 _MOST = 1 << 46
 _MOST_SHARDS = 1 << 20
 
-#: The minimum number of items for measuring the speed of an epoch, because short epochs mainly start the workers.
+#: The minimum number of items for an estimate of the time. In shorter epochs, most of the time is the workers' start.
 _FEW = 100
 
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
@@ -66,7 +66,7 @@ _SEALED = ("graph", "generators", "beginning")
 
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
-#: Values of other types are not part of a checksum, because their `repr` may differ between processes.
+#: A checksum covers only values of these types, because the `repr` of other values may differ between processes.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
@@ -138,7 +138,7 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
 
 def _outline(value: Any) -> str:
-    """Represents a sealed snapshot only by its seal, which contains a checksum."""
+    """Converts `value` to text for a checksum. A sealed snapshot is replaced by its seal, which contains a checksum."""
     words: list[str] = []
     _add_words(value, words)
     return "".join(words)

@@ -25,8 +25,8 @@ class Shard:
     Args:
         worker: the worker that began the shard, on its rank.
         of_main: whether the main process began the shard, with the loader's own seeds.
-        moved: whether the shard may run on another rank. A moved shard keeps the items of rank `rank`, and derives its
-            seeds from the seeds of the whole job.
+        moved: whether the shard may run on another rank than `rank`, which began it. A moved shard still yields the
+            items of rank `rank`, and derives its seeds from the seeds of the whole job.
         splits: whether the user has set the number of shards, by an argument `splits`.
     """
 
@@ -62,7 +62,7 @@ class WorkersPosition(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """The number of shards, whether there was a dispatching process, and whether one item of each shard was taken in
+    """The number of shards, whether there was a dispatching process, and whether items were taken from the shards in
     turn.
     """
 
@@ -82,10 +82,11 @@ class Position(NamedTuple):
         beginning: the states of the global generators at the start of the epoch, if resuming recomputes the epoch from
             there.
         seconds: the duration of the epoch so far.
-        processes: None without workers.
+        processes: the shards and processes of the epoch; None without workers.
         shards: the shards of an epoch that began with another number of workers or ranks.
         own_seeds: whether the pipes, and not the loader, drew the seeds of the epoch; None with workers.
-        untold: the reason why `workers` lacks state that pipes keep from earlier iterations; not saved.
+        untold: the reason why `workers` lacks state that pipes keep from earlier iterations. Saved states omit this
+            field.
     """
 
     given: int
@@ -104,7 +105,7 @@ class Position(NamedTuple):
 
     @property
     def all_shards(self) -> Sequence[Shard]:
-        """The shards are in the reading order of a rank."""
+        """The shards, in the order in which a rank takes items from them."""
         if self.shards is not None:
             return self.shards
         if self.in_main or self.processes is None:
@@ -117,11 +118,11 @@ class Position(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A process that resumes must repeat this epoch to refill its caches.
+    """The epoch that a resuming process must repeat to refill its caches.
 
     Args:
-        start: the sealed snapshot from the beginning of the epoch; None for the first epoch of a graph, and empty
-            inside this snapshot itself.
+        start: the sealed snapshot from the beginning of the epoch; None for the first epoch of a graph; empty in the
+            `Filled` inside this snapshot.
         checksum: the checksum of the items that a snapshot omits; None if the snapshot contains all items.
     """
 
@@ -134,8 +135,8 @@ class Content(NamedTuple):
     """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
     Args:
-        read_out: whether the worker had reached the end of its dispatched items.
-        filled: the epoch that fills or has filled the caches; None if it cannot be repeated.
+        read_out: whether the worker had read all items that were dispatched to it.
+        filled: the epoch that fills or has filled the caches; None if this epoch cannot be repeated.
     """
 
     entries: Sequence[PipeEntry] | None
@@ -160,7 +161,7 @@ class Randomness(NamedTuple):
 
 @dataclass(frozen=True)
 class Outline:
-    """The pipeline as JSON, and the size of its pickle in bytes (0 without a pickle)."""
+    """The pipeline's fingerprint as JSON, and the size of its pickle in bytes (0 without a pickle)."""
 
     words: str
     length: int

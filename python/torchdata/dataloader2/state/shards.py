@@ -1,7 +1,7 @@
 """Distributes the shards of a resumed epoch, if the number of workers or ranks has changed.
 
-Role: an epoch keeps its shards; the ranks take the shards in turn, and each rank distributes its shards among its
-workers.
+Role: the items of a shard do not change during an epoch. The shards are distributed in turn among the ranks, and each
+    rank distributes its shards among its workers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from torchdata.dataloader2.state.layout import sealed
 from torchdata.dataloader2.state.position import Content, Position, Processes, Shard, ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-#: An in-process service reads ahead in a pipe of this class.
+#: The class of the pipe that an in-process service appends to read ahead.
 AHEAD = "Prefetcher"
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
-    """Each rank takes every `ranks`-th shard of the saved job; the shards are in the field `workers` of the
-    positions.
-    """
+    """Returns the position of rank `rank`, which takes every `ranks`-th shard of the saved job."""
     old, by_rank = len(positions), []
     for number, position in sorted(positions.items()):
         workers = _without_held(position)
@@ -54,8 +52,8 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 
 def _without_held(position: Position) -> WorkersPosition:
-    """Items that pipes in the main process had buffered were not delivered, so the shards' positions are before these
-    items. Raises ValueError if it is unknown which shards yielded these items.
+    """Returns the workers' positions before the items that pipes in the main process had buffered, because these items
+    were not delivered. Raises ValueError if it is unknown which shards had yielded these items.
     """
     workers, given = position.workers, position.given
     if workers is None:
@@ -76,7 +74,7 @@ def _without_held(position: Position) -> WorkersPosition:
 
 
 def in_workers(position: Position, pipes: int | None, *, alone: bool = False) -> Position:
-    """Converts the position of a pipeline that ran in the main process to that of one shard in a worker.
+    """Converts the position of a pipeline that ran in the main process to the position of one shard in a worker.
 
     Args:
         pipes: the number of pipes that the worker runs, if known; later pipes stay in the main process.
@@ -100,7 +98,7 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
         if others and others[0].type == AHEAD:  # an in-process service has added this pipe to read ahead
             own, others = entries[: len(own) + 1], others[1:]
-        holds = bool(others)  # items that these pipes have buffered may be pickled
+        holds = bool(others)  # these pipes may have buffered items
         read = own[-1].yielded if holds else position.given - position.drop
         content = sealed(Content(own, generators))
         snapshot = None if alone and (holds or position.drop) else ((read, 0), 1, (0, 0), content)

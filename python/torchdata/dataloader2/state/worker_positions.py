@@ -84,7 +84,7 @@ def _of_dispatching(
 
 
 def unverified(place: WorkersPosition) -> WorkersPosition:
-    """Items without a checksum are not compared with the original items when they are recomputed."""
+    """Removes the checksums of items that are recomputed, so that these items are not compared with the originals."""
     dealt = [None] * len(place.shards) if place.dispatching is None else place.dispatching[1]
     shards = []
     for (given, snapshot), account in zip(place.shards, dealt, strict=True):
@@ -100,7 +100,7 @@ def lasts(*datapipes: DataPipe | Graph | None) -> bool:
 
 
 def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:
-    """Omits private classes."""
+    """Returns the classes of pipes that keep state between epochs, except private classes."""
     names = [] if datapipe is None else [type(pipe).__name__ for pipe in graph_of(datapipe) if _lasts(pipe)]
     return [name for name in names if not name.startswith("_")]
 
