@@ -35,8 +35,8 @@ Account = tuple[int, int]
 #: A worker's snapshot: the items that the worker had sent, the number of its current iteration over the dispatched
 #: items, the items that it had read in this iteration, and the snapshot's bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: The dispatching process's snapshot: the number of its current iteration, the items that each worker was sent, and the
-#: snapshot's bytes.
+#: The dispatching process's snapshot: the number of its current iteration, the items that it had sent to each worker,
+#: and the snapshot's bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 _HEADER = struct.Struct("<4sIQI")
@@ -45,8 +45,8 @@ _REASON, _LONGEST_REASON = Collector.REASON, 2000
 
 
 class Announced:
-    """Integer codes for the snapshots that a child sends before the first item of an epoch; integers are not
-    pickled.
+    """Codes for the snapshots that a child sends before the first item of an epoch. The codes are integers, which are
+    not pickled.
     """
 
     NONE = 0

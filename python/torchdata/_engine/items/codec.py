@@ -21,7 +21,7 @@ from torchdata.datapipes.datapipe import DataChunk as DataChunk
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of each pickle that is followed by tensors.
+#: The first byte of each pickle that refers to tensors.
 _WITH_TENSORS = b"T"
 
 #: The descriptor sets a pickler's `dispatch_table`, because a pickler ignores an instance attribute of this name if its
@@ -54,8 +54,8 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: The minimum length of a `bytes` object that is a separate buffer of a program. Picklers pass `bytes` objects of this
-#: length to `write` without copying them.
+#: A `bytes` object of at least this length becomes a separate buffer of a program. Picklers pass `bytes` objects of
+#: this length to `write` without copying them.
 _LEAST_BYTES = 64 << 10
 
 

@@ -115,7 +115,7 @@ def _tell(error: BaseException, message: str) -> None:
     arguments, shown = error.args, text_of(error)
     if not arguments or (len(arguments) == 1 and shown in (_safely(str, arguments[0]), _safely(repr, arguments[0]))):
         told = _VerbatimKey(message) if isinstance(error, KeyError) else message
-        BaseException.args.__set__(error, (told,))  # type: ignore[attr-defined] # its class may let nobody set it
+        BaseException.args.__set__(error, (told,))  # type: ignore[attr-defined] # its class may forbid this
         if message in (text_of(error) or ""):
             return
         BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]

@@ -104,7 +104,7 @@ class DepartingTensors:
         return any(obj.is_shared() for _, _, obj in self.locations)
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
-        """The blocks are taken from memory spans that do not overlap."""
+        """Returns the locations, the memory blocks, and memory spans that contain the blocks and do not overlap."""
         locations: list[Any] = [None] * len(self.locations)
         blocks: list[memoryview] = []
         spans = []
@@ -423,9 +423,9 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Returns the reference counts that a tensor has if no other object can access its memory. They are measured on a
-    new tensor, because they depend on the release of torch. The array that provides the memory has references in the
-    storage, in a variable and (before Python 3.14) in the counting call, and one weak reference in `_rooms`.
+    """Returns the reference counts that a tensor has if no other object can access its memory. The counts are measured
+    on a new tensor, because they depend on the release of torch. The array that provides the memory has references in
+    the storage, in a variable and (before Python 3.14) in the counting call, and one weak reference in `_rooms`.
     """
     import torch
 

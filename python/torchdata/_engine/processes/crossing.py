@@ -3,8 +3,8 @@
 With "spawn" and "forkserver", multiprocessing passes file descriptors, and all children load one pickle of the graph
 from shared memory.
 
-A spawned child imports the program's main module before any code of this package runs, which may take long. Since
-multiprocessing sends the process name first, unpickling the name (`ChildName`) starts the monitoring of the main
+A spawned child imports the program's main module before any code of this package runs, and this import may take long.
+Since multiprocessing sends the process name first, unpickling the name (`ChildName`) starts the monitoring of the main
 process, and delays garbage collection.
 """
 
@@ -33,7 +33,7 @@ from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, byte
 PREFIX = "torchdata "
 
 #: The number of new objects after which garbage collection runs while a child starts; importing torch creates a third
-#: of them.
+#: of this number.
 EARLY_THRESHOLD = 1_000_000
 _WATCHER = "torchdata-early-watch"
 #: The code of a thread that ends the child within 0.1 seconds after the main process has exited. If the main process
@@ -150,7 +150,7 @@ _warned = False
 
 
 class Handle(Generic[SharedT]):
-    """A link or a board of counters or bells that is sent to a child.
+    """A link, a board of counters or a board of bells that is sent to a child.
 
     Args:
         spare: creates a private replacement if the child finds the shared memory damaged; None if damage is an error.
@@ -297,7 +297,7 @@ class Parcel:
 
     def __init__(self, *contents: Any) -> None:
         self._descriptors: list[int] = []
-        set_spawning_popen(self)  # type: ignore[arg-type] # it has what is called
+        set_spawning_popen(self)  # type: ignore[arg-type] # it has the methods that are called
         try:
             pickled = [bytes(reduction.ForkingPickler.dumps(one)) for one in contents]
         finally:
@@ -317,7 +317,7 @@ class Parcel:
         return [*self._descriptors, self._shared.fileno()]
 
     def close(self) -> None:
-        """The child must have received the file descriptors before."""
+        """Must be called after the child has received the file descriptors."""
         self._shared.close()
 
 
@@ -333,7 +333,7 @@ class _Received:
 
 
 def unpack(descriptors: Sequence[int]) -> Iterator[Any]:
-    """Each object is unpickled when it is requested."""
+    """Yields the objects of a parcel. Each object is unpickled when it is requested."""
     *_received[:], shared = descriptors
     pickled = SharedPickle.adopt(shared)
     contents = pickled.load(lambda parcel, _: pickle.loads(parcel))

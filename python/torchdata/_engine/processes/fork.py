@@ -47,12 +47,13 @@ KEPT = 1.0
 #: For each attempt, the number of seconds that a child may take to acquire all locks. The limits increase, because a
 #: child may be slow on a busy machine.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
-#: The number of seconds to wait for a child that is stopped; afterwards, other checks detect the stopped child.
+#: The number of seconds to wait for a child that is suspended, for example by SIGSTOP; other checks detect it
+#: afterwards.
 PATIENCE = 10.0
 
 
 def _take_imports() -> None:
-    # Imports of user modules are not waited for, because such an import may last as long as the program.
+    # The fork does not wait for imports of user modules, because such an import may last as long as the program.
     for library in ("numpy", "torch"):
         loaded(library)
 
@@ -174,8 +175,8 @@ def _no_longer_ignore() -> None:
 os.register_at_fork(after_in_child=_no_longer_ignore)
 
 
-#: A message contains the number of the child, and the index of the lock that the child acquires next (the number of
-#: locks at the end).
+#: A message contains the number of the child, and the index of the lock that the child acquires next (after the last
+#: lock: the number of locks).
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
@@ -268,7 +269,7 @@ def fork_all(
     started: Callable[[int], object],
     deliver: Callable[[], object],
 ) -> None:
-    """Returns once each child has begun, or has exited for a reason other than a held lock.
+    """Forks all children, and returns when each child has begun, or has exited for a reason other than a held lock.
 
     Calls `started` with the index of each child after its first start, and `deliver` between two steps. Raises OSError
     if no process can be started, or if a lock never becomes free.

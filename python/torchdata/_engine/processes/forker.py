@@ -1,8 +1,8 @@
 """Delegates forking to a separate process, because the main process may use CUDA, threads and locks.
 
-Role: with start method "fork", the main process forks the forking process right after the children of a loader. A
-replacement that the main process forks later, while it has threads or uses CUDA, may hang at a held lock and cannot use
-CUDA. The forking process has one thread, runs no user code, and exits with the loader.
+Role: with start method "fork", the main process forks the forking process right after the children of a loader. If the
+main process forked a replacement later, when it has threads or uses CUDA, the replacement might hang at a held lock and
+could not use CUDA. The forking process has one thread, runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
 the children of all loaders. The fork server of multiprocessing is not suitable, because it also forks user processes,
@@ -74,7 +74,7 @@ class ForkingProcess:
         self._owner = os.getpid()
         self.inherits = inherits
         self.is_over = False
-        #: Whether the forking process exited during its start without a request, so that a new process would also fail.
+        #: Whether the forking process exited by itself during its start, so that a new process would also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
@@ -210,7 +210,6 @@ class ForkingProcess:
         return ConnectionResetError(errno.ECONNRESET, text)
 
     def has_ended(self) -> bool:
-        """Returns False while another request is active."""
         if not self.is_over and self._process.ended:
             with self._lock:
                 self._end()
@@ -331,8 +330,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # The child needs an explicit answer, because other forked processes may hold copies of the pipe, so closing
-            # the pipe would not wake it.
+            # The child needs an explicit answer. Closing the pipe would not wake the child, because other forked
+            # processes may hold copies of the pipe.
             with contextlib.suppress(BrokenPipeError):  # raised if the child has already exited
                 os.close(leave)
                 os.write(ours, answer)

@@ -1,11 +1,11 @@
 """The forking process: forks a child for each request of the main process, and reports exit codes.
 
-All signals except its own SIGTERM are blocked, so that a new child receives no signals before it has its own signal
-handling. A child is reaped only when the main process requests its exit code, because the main process may signal the
-child until then.
+All signals are blocked, except a SIGTERM that the process sends to itself, so that a new child receives no signals
+before it has its own signal handling. A child is reaped only when the main process requests its exit code, because the
+main process may signal the child until then.
 
-A child begins only with the permission of the main process, which replaces a child that it does not know because the
-forking process was killed right after the fork.
+A child begins only after the main process has confirmed that it knows the child's process id. If the forking process is
+killed right after a fork, the main process does not know the child, and replaces it.
 """
 
 from __future__ import annotations

@@ -108,7 +108,9 @@ class InterruptsDeferred:
 
     @property
     def waits(self) -> bool:
-        """Ignores SIGCHLD, because the kernel sends it whenever a child exits."""
+        """Whether a signal waits for its delivery. SIGCHLD does not count, because the kernel sends it whenever a child
+        exits.
+        """
         waiting = {*self._noted, *(signal.sigpending() & self._handlers.keys())}
         return bool(waiting - {signal.SIGCHLD})
 
@@ -236,7 +238,7 @@ def _take_no_notice(number: int, _frame: FrameType | None) -> None:
 
 
 def _hear_again() -> None:
-    """In a process that user code has forked inside a child, signals have their default actions."""
+    """Restores the default actions of signals in a process that user code has forked inside a child."""
     while _deaf:
         number = _deaf.pop()
         if signal.getsignal(number) is _take_no_notice:

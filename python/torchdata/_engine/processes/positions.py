@@ -36,8 +36,8 @@ class SharedPositions:
     """This object must be created right before the children are forked.
 
     Args:
-        differ: whether the children do different work, so that the first epoch is not checked, because children also
-            read files while they start.
+        differ: whether the children do different work. The first epoch is then not checked, because children also read
+            files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:

@@ -219,7 +219,7 @@ class ChildProcess(ABC):
 
     @property
     def called(self) -> str:
-        """Includes the machine, for messages about the exit."""
+        """The name and process id for messages about the exit, and the machine if it is another machine."""
         return f"{self.name} (pid {self.pid})"
 
     def kill(self) -> None:
@@ -250,7 +250,7 @@ def close_pipes(popen: Popen) -> bool:
 
 def watch_the_parent() -> None:
     """The parent has closed the pipe that `multiprocessing.parent_process` monitors by default (`close_pipes`), so a
-    pidfd replaces it. The kernel continues a stopped child when the parent exits, so that the child can exit, too.
+    pidfd replaces it. The kernel resumes a suspended child when the parent exits, so that the child can exit, too.
     """
     continue_with_parent()
     parent = multiprocessing.parent_process()

@@ -46,7 +46,7 @@ class Shutdown:
         #: Ends the epoch before the children are asked to stop, so that no child waits for the main process.
         self.beforehand: Callable[[], None] | None = None
         self.afterwards: Callable[[], None] | None = None
-        #: The links over which children are asked to stop; empty while a child cannot be asked yet.
+        #: The senders that ask the children to stop; empty until all children can be asked.
         self.commanders: list[Sender] = []
         _to_end.add(self)  # the last step, because Ctrl-C may interrupt the steps before
 
@@ -114,7 +114,7 @@ class Shutdown:
         wait_for_all(list(self._children), deadline - time.monotonic(), lambda: deferred.noted)
 
     def ask(self, deadline: float = math.inf) -> None:
-        """Does not wait for the children to exit."""
+        """Asks the children to stop, and does not wait for their exit."""
         for commander in list(self.commanders):
             with contextlib.suppress(Exception):
                 commander.send_message(_STOP, min(0.1, max(0.0, deadline - time.monotonic())), _STOP_ORDER)

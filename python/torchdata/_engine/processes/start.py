@@ -87,7 +87,9 @@ def start_all(
 
 
 def _imports_the_program() -> bool:
-    """multiprocessing refuses to start processes in a child that is still importing the program."""
+    """Returns whether this process is a child that is still importing the program, where multiprocessing refuses to
+    start processes.
+    """
     try:
         spawn.get_preparation_data("")
     except RuntimeError:

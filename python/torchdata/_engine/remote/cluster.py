@@ -37,7 +37,7 @@ class Cluster:
     memory.
     """
 
-    #: A message to the main process is not extended once it has this many bytes.
+    #: No items are added to a message to the main process once it has this many bytes.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
@@ -47,7 +47,8 @@ class Cluster:
         self.door: threading.RLock = _door(ray, needed_by)
         if not ray.is_initialized():
             _join(ray)
-        #: A program that leaves the cluster and joins it again gets another id, and has lost its actors.
+        #: Contains the job's id. A program that leaves the cluster and joins it again gets another id, and has lost its
+        #: actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
         self._needed_by, self._num_workers = needed_by, num_workers
@@ -75,7 +76,7 @@ class Cluster:
         return worker
 
     def tell_late(self, seconds: float) -> None:
-        """One warning covers all workers that have not started."""
+        """Warns that workers have not started. One warning covers all these workers."""
         with self._telling:
             if time.monotonic() - self._told_at < TOGETHER:
                 return
@@ -201,7 +202,7 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Ray ends a process that drops a reference before the answer was received."""
+    """Keeps the reference until the answer has been received, because Ray would otherwise end the process."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
 

@@ -61,7 +61,7 @@ class RemoteSetup:
     Args:
         cadence: see `snapshots.cadence`.
         budget: bytes of shared memory for the items that the worker sends.
-        counts: the counters of the processes that ran this worker before.
+        counts: the counters of earlier processes of this worker.
         dispatcher_page: the index of the dispatching process's counters in the main process; None if nothing is
             dispatched.
         window: the number of items that the dispatching process may be ahead of the worker.
@@ -334,12 +334,12 @@ class Host:
         return self._child.where_it_stands(page, wakes)
 
     def end(self) -> None:
-        """A stopped worker must be killed, because it would not notice the exit of this process."""
+        """Kills the worker, because a suspended worker would not notice the exit of this process."""
         self._child.kill()
 
     def _watch(self) -> None:
-        """If the parent of this process has exited, Ray's daemon has ended, and Ray kills the worker. The exit code is
-        then not reported, because only Ray knows the reason.
+        """If the parent of this process has exited, Ray's daemon has ended, and Ray has killed the worker. The exit
+        code is then not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:

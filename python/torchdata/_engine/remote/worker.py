@@ -1,7 +1,7 @@
 """Represents a worker on another machine in the main process, with the interface of `ChildProcess`.
 
-Role: a thread uses the worker's ends of the links: it sends what it reads from them to the worker's host, and writes
-the host's answers into them.
+Role: a thread of the main process uses the worker's ends of the links. The thread sends the messages in the links to
+the worker's host, and writes the host's answers into the links.
 
 A replacement gets its own thread and links, so that late messages of the replaced worker cannot reach it.
 """
@@ -70,7 +70,7 @@ class Actor(Protocol):
 class Hosts(Protocol):
     """Creates hosts; used instead of a multiprocessing context."""
 
-    #: A message to the main process is not extended once it has this many bytes.
+    #: No items are added to a message to the main process once it has this many bytes.
     chunk_bytes: int
 
     def host(self, setup: ChildSetup) -> Actor:
@@ -283,7 +283,7 @@ class _Lane:
 
     Args:
         number: 0 for commands and items, 1 for dispatched items.
-        most: a message is not extended once it has this many bytes.
+        most: no items are added to a message once it has this many bytes.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Yields each result of the host after processing its messages."""
+        """Yields each result of the host, after adding its messages to the link or to `_Arrived`."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}

@@ -112,11 +112,11 @@ class Lines:
 @dataclass
 class ChildSetup:
     name: str
-    #: The bell's index is from 1 for workers, and the last index for the dispatching process.
+    #: The index of the child's bell: from 1 on for workers, and the last index for the dispatching process.
     index: int
     page: int
     worker_id: int
-    #: The number of the worker in statistics, which number the workers of all groups of a loader.
+    #: The number of the worker in statistics, where the workers of all groups of a loader are numbered together.
     number: int
     num_workers: int
     shards: range
@@ -146,7 +146,7 @@ class ChildSetup:
 
     @property
     def where(self) -> str:
-        """Omits "the", because existing code matches such messages."""
+        """The child's name for error messages, without "the", because existing code matches such messages."""
         return self.name.removeprefix("the ")
 
 
@@ -267,7 +267,7 @@ def _keep_memory_of_tensors() -> None:
 
 
 def _settle(thresholds: tuple[int, int, int]) -> None:
-    """Thresholds that user code has set in the child stay in effect."""
+    """Ends the delay of garbage collection. Thresholds that user code has set stay in effect."""
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)
     gc.freeze()

@@ -118,8 +118,8 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """The function also raises `Gone` if the child may wait forever for an exited child, such as the dispatching
-        process.
+        """The returned function also raises `Gone` if the child may wait forever for an exited child, such as the
+        dispatching process.
         """
         look, processes = self.look_at(index), self._members.processes
 

@@ -136,7 +136,7 @@ class EpochRunner:
         return iter(self.dispatched)
 
     def _share(self) -> tuple[int, tuple[int, int]]:
-        """Includes the dispatched items that were read before a resume."""
+        """Returns the position in the dispatched items, including items that were read before the epoch was resumed."""
         assert self.dispatched is not None
         reached, read = self.dispatched.share()
         return (reached, read) if reached > self.start.passed else (reached, self.start.share)

@@ -175,7 +175,9 @@ class Children(Group):
                 hangs.look(worker, time.monotonic() - began, hangs.seconds)
 
     def _without_snapshot(self) -> list[int]:
-        """If only the dispatching process's snapshot is missing, returns worker 0, which relays it."""
+        """Returns the workers whose snapshots are missing. If only the dispatching process's snapshot is missing,
+        returns worker 0, which relays it.
+        """
         found = self.collector.positions()
         missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
         return sorted({shard % self.num_workers for shard in missing}) or [0]

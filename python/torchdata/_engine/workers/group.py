@@ -217,7 +217,7 @@ class Group(OwnsChildren):
             timeout=timeout,
             shards=num_shards,
         )
-        if self._has_board:  # otherwise, a thread waits for the items, and the program itself may not wait
+        if self._has_board:  # without an own board, threads wait for the items, and not the user's program
             self.counting.receive(collector, peers, first)
         return collector
 
@@ -315,9 +315,9 @@ def pickled_program(
         copies_shared: whether tensors in shared memory are copied. If False, a tensor is copied (with a warning) only
             if a child cannot import the object's functions and classes.
 
-        Returns the pickle and its large buffers, where tensors that overlap share one buffer.
+    Returns the pickle and its large buffers, where tensors that overlap share one buffer.
 
-        Raises SharedMemoryHeld for tensors in shared memory that must not be copied.
+    Raises SharedMemoryHeld for tensors in shared memory that must not be copied.
     """
     if not _main_cannot_be_imported():
         try:

@@ -3,7 +3,7 @@
 A process hangs if the main process has waited for it for `timeout` seconds and its counters have not changed. A counter
 changes whenever a pipe of the process yields an item, or the process sends a message. Processor time does not count as
 progress, because an endless loop also uses it, but the user can set a longer limit (`patience`) for a process that uses
-a processor. A process that waits for another process is not at fault, unless it is stopped.
+a processor. A process that waits for another process is not at fault, unless it is suspended (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Hangs:
         self._marks: dict[int, _WorkMark] = {}
         self._seen: dict[int, _Seen] = {}
         self._hung: dict[int, Hung] = {}
-        #: Several threads of nodes may wait at the same time, and a report takes a while.
+        #: Held during a report, because several threads of nodes may find the same child at the same time.
         self._reporting = threading.Lock()
 
     def of(self, process: ChildProcess) -> Hung | None:
@@ -200,7 +200,7 @@ class Hangs:
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """Returns a stopped child if there is one, the first child if the children wait in a circle, or else the last
+        """Returns a suspended child if there is one, the first child if the children wait in a circle, or else the last
         child.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
@@ -267,7 +267,7 @@ class Hangs:
             how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was killed for it (`{limit}`)"
             self._hung[pid] = Hung(how, stack, limit, is_told=stopped)
             process.kill()
-        if stopped:  # the exit of a stopped process may not be noticed
+        if stopped:  # no other code may report the exit of a suspended process
             warnings.warn(f"{process.called} {how}\n{stack}", RuntimeWarning, stacklevel=3)
         return True
 

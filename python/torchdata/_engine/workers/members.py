@@ -24,7 +24,7 @@ class Members:
     """In each list, the dispatching process is last.
 
     Args:
-        num_shards: worker `i % num_workers` runs shard i.
+        num_shards: the number of shards. Worker `i % num_workers` runs shard i.
         budget: bytes of shared memory for all items.
         program_class: defines the names of the workers and the messages about their exits.
         commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
@@ -82,7 +82,7 @@ class Members:
         raise self.program_class.exit_error(process, index if index < self.num_workers else None)
 
     def starts_of(self, index: int, starts: Sequence[Resumption | None]) -> list[Resumption | None]:
-        """`starts` contains the positions of all shards, followed by that of the dispatching process."""
+        """`starts` contains the positions of all shards, followed by the position of the dispatching process."""
         return [starts[shard] for shard in self.shards_of(index)] if index < self.num_workers else [starts[-1]]
 
     def seeds_of(self, index: int, commands: Callable[[int], tuple[Any, Any]]) -> tuple[list[Any], Any]:

@@ -150,7 +150,9 @@ class EpochProgram(Program):
         """
 
     def note(self) -> object:
-        """Called whenever a snapshot is taken, and at the end of each iteration."""
+        """Returns observations for `Listener.hear`, or None. Called whenever a snapshot is taken, and at the end of
+        each iteration.
+        """
         return None
 
     @abstractmethod

@@ -115,7 +115,7 @@ class Restarts:
         Args:
             received: for each shard, the number of received items.
             ended: for each shard, whether it sends no further items in this epoch.
-            paused: whether the workers are paused; if all children are, the exit does not count as a failed attempt.
+            paused: whether the workers are paused. The exit of a paused worker does not count as a failed attempt.
         """
         if self._made is not None:
             return [index for index, *_ in self._made]
@@ -227,7 +227,7 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """The next epoch starts new processes."""
+        """Raises an error after a replacement could not be started. The next epoch starts new processes."""
         members = self._members
         for index in indices:
             members.processes[index].kill()

@@ -33,8 +33,8 @@ _WHY_PICKLED = (
 
 
 class GraphTemplate:
-    """A copy of an object, from which further copies are made. Raises TypeError, with the name of the pipe and the
-    attribute, if the object cannot be copied.
+    """Copies an object repeatedly. Raises TypeError, with the name of the pipe and the attribute, if this is
+    impossible.
     """
 
     def __init__(self, obj: Any) -> None:
@@ -53,7 +53,7 @@ class GraphTemplate:
             return _cloudpickled(self._kept)
 
     def fits(self, most: int) -> bool:
-        """Returns whether the pickle has at most `most` bytes. Stops pickling at this limit."""
+        """Pickles up to `most` bytes, and returns whether they suffice."""
         try:
             return _fits(pickle.Pickler, self._kept, most)
         except Exception as error:  # a user's __getstate__ may raise any error
@@ -160,7 +160,7 @@ def _cloudpickled(obj: Any) -> bytes:
 
 
 def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
-    """Returns an error message that names the attribute that fails."""
+    """Returns an error message with the attribute that fails."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()
