@@ -1,4 +1,4 @@
-"""Limits the memory of pickles: once all pickles of a context are too large, only their size is measured.
+"""Limits the memory of pickles: once the pickles of a context exceed a limit together, only their size is measured.
 
 Role: all pickling functions of this package write to the file from `pickle_file`; a `bounded` context limits the files
 that its own thread writes.
@@ -22,7 +22,7 @@ class TooLargeError(Exception):
 
 
 class LimitedFile:
-    """Pickling into this file raises TooLargeError once there are too many bytes."""
+    """A file that raises TooLargeError if more than `most` bytes are written."""
 
     def __init__(self, most: int) -> None:
         self.content = bytearray()
@@ -64,9 +64,9 @@ class _BoundedFile(io.BytesIO):
 
 @contextmanager
 def bounded(most: int | None) -> Iterator[None]:
-    """Stores pickles only while they have at most `most` bytes together; None for no limit.
+    """Stores pickles as long as their total size is at most `most` bytes. With `most=None`, there is no limit.
 
-    Larger pickles are incomplete, and the end of the context raises TooLargeError.
+    Beyond this size, pickles are incomplete, and the end of the context raises TooLargeError.
     """
     if most is None:
         yield

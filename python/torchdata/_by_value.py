@@ -102,7 +102,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _import_lazy_modules(function: FunctionType) -> None:
-    """cloudpickle then finds the submodules that the function needs."""
+    """Imports the lazy modules that the function uses, so that cloudpickle finds their submodules."""
     if _LAZY_IMPORT is None:
         return
     names = function.__globals__
@@ -178,15 +178,15 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
 
 
 def _way_of(cls: type) -> type:
-    """Returns `object` if the pickle contains all attributes."""
+    """Returns the class that defines the pickling; `object` if the pickle contains all attributes."""
     ways = ("__reduce_ex__", "__reduce__", "__getstate__")
     return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(ways))
 
 
 def _values_at_risk(obj: Any) -> list[str]:
-    """A class that defines the pickling may not know the `__slots__` of derived classes. A class written in C may also
-    omit attributes in `__dict__`. If a class written in Python omits attributes in `__dict__`, this is assumed to be
-    intentional.
+    """Returns the attributes that a pickle may omit. A class that defines the pickling may not know the `__slots__` of
+    derived classes. A class written in C may also omit attributes in `__dict__`. If a class written in Python omits
+    attributes in `__dict__`, this is assumed to be intentional.
     """
     cls = type(obj)
     way = _way_of(cls)

@@ -54,7 +54,7 @@ class _WaitingFinder:
             call(module)
 
     def install_or_leave(self) -> None:
-        """Creates a new list, because an import in another thread could skip a finder if the list were changed."""
+        """Creates a new list, because an import in another thread could skip a finder if the list were modified."""
         others = [finder for finder in sys.meta_path if finder is not self]
         awaited = any(self.calls.values())
         if awaited and len(others) == len(sys.meta_path):
@@ -124,7 +124,7 @@ def import_whole(name: str) -> Any:
 
 
 def loaded(name: str) -> Any:
-    """If another thread is importing the module, waits for that thread."""
+    """Returns an imported module, or None. If another thread is importing the module, waits for that thread."""
     if sys.modules.get(name) is None:
         return None
     try:

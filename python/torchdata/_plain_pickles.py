@@ -182,7 +182,7 @@ def _taken(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a copy of a value that remains unchanged in a state, otherwise `_OTHER`."""
+    """Returns a copy of a value that a state contains unconverted, otherwise `_OTHER`."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -200,7 +200,7 @@ def _copied(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Returns `_OTHER`, except for atoms and nested tuples of atoms."""
+    """Returns atoms and nested tuples of atoms unchanged, otherwise `_OTHER`."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -247,7 +247,7 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """The dict `_known` cannot contain these classes, because NumPy or PyTorch may not be imported."""
+    """Handles classes of NumPy and PyTorch, which `_known` cannot contain, because they may not be imported."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts
@@ -299,7 +299,7 @@ def _tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def _own(data: bytes | bytearray) -> bytearray:
-    """Copies the bytes only if the pickled object was not writable."""
+    """Returns writable bytes. Copies the bytes only if the pickled object was not writable."""
     return data if type(data) is bytearray else bytearray(data)
 
 

@@ -17,7 +17,7 @@ from torchdata._threads import end_at_exit, start
 
 
 class ReadAhead:
-    """At most `capacity` items were read from the source and not returned yet; `options` are arguments of the queue."""
+    """Reads up to `capacity` items ahead of the consumer in threads. The `options` are arguments of the queue."""
 
     def __init__(self, name: str, capacity: int, threads: str, *, several: bool = False, **options: Any) -> None:
         self.queue = ReadAheadQueue(name, capacity, **options)
@@ -26,8 +26,8 @@ class ReadAhead:
         end_at_exit(self)
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
-        """Returns False if the system cannot start the thread, and raises RuntimeError if the system can start no
-        thread at all.
+        """Returns False if the system cannot start this thread but has started others. Raises RuntimeError if it has
+        started none.
         """
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)
@@ -74,5 +74,7 @@ def _run(queue: ReadAheadQueue, serve: Callable[..., object], args: tuple[Any, .
 
 
 def without_own_frame(error: BaseException) -> BaseException:
-    """The frame refers to the queue, so an error that is stored in the queue would keep the queue alive."""
+    """Removes the frame that refers to the queue, because an error that is stored in the queue would keep the queue
+    alive.
+    """
     return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)

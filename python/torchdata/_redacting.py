@@ -138,7 +138,7 @@ def digest(name: str, words: str) -> str:
 
 
 def redact_error(error: BaseException) -> None:
-    """Also redacts the errors that are displayed with `error`."""
+    """Redacts an error and its chain of causes and contexts (`__cause__`, `__context__`)."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -82,7 +82,7 @@ def attributes_of(error: BaseException) -> dict[str, Any]:
 
 
 def came_from(error: BaseException) -> str | None:
-    """Returns None for an exception of this process."""
+    """Returns the process that has raised the exception; None for this process."""
     return attributes_of(error).get(RAISED_IN)
 
 
@@ -141,7 +141,7 @@ def key_of(item: Any) -> str | None:
 
 
 def make_printable(error: BaseException) -> None:
-    """Printing an exception without notes may fail if its class computes missing attributes."""
+    """Adds notes, because printing an exception without notes may fail if its class computes missing attributes."""
     for shown in _shown_with(error):
         if hasattr(type(shown), "__getattr__"):
             attributes_of(shown).setdefault("__notes__", [])
@@ -158,8 +158,8 @@ def _shown_with(error: BaseException) -> Iterator[BaseException]:
 
 
 def fold(error: BaseException) -> None:
-    """Keeps the frame that raised the exception, unless another process raised it. With `TORCHDATA_FULL_TRACEBACK=1` in
-    the environment, all frames are kept.
+    """Removes this package's frames from tracebacks, except the frame that raised the exception in this process. With
+    `TORCHDATA_FULL_TRACEBACK=1` in the environment, all frames are kept.
     """
     if os.environ.get("TORCHDATA_FULL_TRACEBACK") == "1":
         return

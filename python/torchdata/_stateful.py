@@ -1,9 +1,9 @@
 """Defines the protocol of iterables that save their own positions, and reads successive epochs of such an iterable.
 
-An iterable may report its position at any time, but the position is only correct while an epoch is being read. If
-`__iter__` is a generator function, the iterable reports the position where the last epoch was left until an item is
-requested, even if a state was loaded. Therefore, until an item is requested, the stream reports the loaded position, or
-the last position of the last epoch.
+An iterable may report its position at any time, but the position is only correct while an epoch is being read. Until an
+item is requested, an iterable whose `__iter__` is a generator function reports the position where the last epoch was
+left, even if a state was loaded. Therefore, until an item is requested, `StatefulStream` reports the loaded position,
+or the last position of the last epoch.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
@@ -12,10 +12,10 @@ numbers as in the saved run. An iterable whose next iteration continues where th
 dropped item, so its position is loaded a second time.
 
 Some iterables, for example in Hugging Face's libraries, apply a loaded state in each later iteration instead of only
-once. The stream detects them by comparing two states of the iterable: after the first item of a new epoch, and after
-the first item that followed the load. If the states are equal, the stream loads the iterable's initial state and
-restarts the epoch. Some iterables prepare the next epoch as soon as an epoch ends. If a state from the end of an epoch
-was loaded, but the next step yields an item, the stream therefore loads the state a second time.
+once. `StatefulStream` detects such iterables by comparing two states of the iterable: after the first item of a new
+epoch, and after the first item that followed the load. If the states are equal, the stream loads the iterable's initial
+state and restarts the epoch. Some iterables prepare the next epoch as soon as an epoch ends. If a state from the end of
+an epoch was loaded, but the next step yields an item, the stream therefore loads the state a second time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Stateful(Protocol):
 
 
 def is_stateful(one: object) -> TypeGuard[Stateful]:
-    """Returns False if `state_dict` requires arguments, because some datasets need the progress of the loader."""
+    """Returns False if `state_dict` requires arguments, such as the progress of the loader."""
     if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
         return False
     method = one.state_dict
@@ -160,7 +160,8 @@ class StatefulStream:
         self.iterator: Any = iter(())
         self.started = self.ended = False
         #: `_unread`: no item was requested since an epoch began or a state was loaded. `_loaded`: a state within an
-        #: epoch was loaded. `_turns`: the iterable was not moved to a loaded position between two epochs yet.
+        #: epoch was loaded. `_turns`: a position between two epochs was loaded, and the iterable has not been moved
+        #: there yet.
         self._unread, self._loaded, self._turns = True, False, False
         #: The states of the iterable and its iterator while `_unread` is True, and whether the previous epoch had ended
         #: at that time.
@@ -185,7 +186,7 @@ class StatefulStream:
         return self.iterator is not self._iterable and is_stateful(self.iterator)
 
     def begin(self) -> Iterator[Any]:
-        if self._unread:  # no item followed the loaded position, but the next epoch depends on this position
+        if self._unread:  # no item was requested after the load, but the next epoch depends on the loaded position
             with contextlib.suppress(Exception):
                 self._arrive()
                 if self._loaded and not self._is_exact:
@@ -321,8 +322,8 @@ class StatefulStream:
         return True
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
-        """Yields an iterator with the first item, and then the iterable's own iterator, which does not need Python code
-        here.
+        """Yields an iterator with the first item, and then the iterable's own iterator, which yields items without code
+        of this class.
         """
         while self._unread:
             try:

@@ -100,7 +100,7 @@ _full = 64
 
 
 def end_at_exit(work: Work) -> None:
-    """The threads of `work` must end at interpreter exit, if `work` still exists."""
+    """Makes the threads of `work` end at interpreter exit, if `work` still exists then."""
     global _full
     if len(_running) >= _full:
         for key in list(_running):

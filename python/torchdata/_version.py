@@ -32,7 +32,7 @@ def warn_of_upstream() -> None:
 
 
 def warn_if_replaced(package: str) -> None:
-    """Upstream's files may have replaced files of this package."""
+    """Warns if files of upstream's torchdata have replaced files of this package."""
     found = getattr(sys.modules["torchdata"], "__version__", "without a version")
     if found == VERSION:
         return

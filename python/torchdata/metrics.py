@@ -1,8 +1,8 @@
 """The statistics of a loader for Prometheus.
 
-Role: a thin layer over the official client library, which serves and encodes in its own threads. Each scrape calls
-`DataLoader2.stats`, which takes a fraction of a millisecond. After a loader was shut down, its last numbers remain
-available.
+Role: a thin layer over `prometheus_client`, which encodes and serves the statistics in its own threads. Each scrape
+calls `DataLoader2.stats`, which takes a fraction of a millisecond. After a loader was shut down, its last numbers
+remain available.
 """
 
 from __future__ import annotations

@@ -52,10 +52,9 @@ def _services_in(service: Any) -> Iterator[Any]:
 
 
 class Measuring:
-    """Measures a loader repeatedly; gauges cover the time since the last measurement that found new counts. Counters
-    never decrease, because readers of metrics interpret a decrease as a restart and count the whole value a second
-    time. The loader's own values may decrease, because times are estimates, and the times of a replaced worker start at
-    zero.
+    """Measures a loader repeatedly. Gauges cover the time since the last measurement. Counters never decrease, because
+    readers of metrics interpret a decrease as a restart and count the whole value a second time. The loader's own
+    values may decrease, because times are estimates, and the times of a replaced worker start at zero.
 
     The argument `rank` is the label `rank` of all measurements; None means the rank of the loader.
     """
@@ -89,7 +88,7 @@ class Measuring:
         return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
 
     def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
-        """A counter never decreases, even if the process is restarted."""
+        """Returns the measurement with a value that never decreases, even if the process was replaced."""
         key = one.family.name, one.labels
         number, told = self._told.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]
@@ -107,7 +106,7 @@ def _of_process(process: ProcessStats) -> Iterator[Measurement]:
             yield Measurement(family, (process.name,), float(value))
     seen: dict[str, int] = {}
     for pipe in process.pipes:
-        # Pipes with the same class and function get numbers.
+        # Several pipes with the same class and function are numbered.
         seen[pipe.name] = seen.get(pipe.name, 0) + 1
         called = pipe.name if seen[pipe.name] == 1 else f"{pipe.name} {seen[pipe.name]}"
         for name, family in _OF_PIPE.items():

@@ -73,5 +73,5 @@ class ObservedLoader:
         raise NotImplementedError
 
     def _epochs_ended(self) -> int:
-        """Must be called while no epoch is running."""
+        """Returns the number of ended epochs, or 0 while an epoch is running."""
         return 0

@@ -10,8 +10,9 @@ from typing import Any
 
 
 def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
-    """Returns ranks that are numbered as in the job; None if `process_group` is not a process group or a device mesh of
-    torch. Raises ValueError if the mesh has several dimensions, or if this rank does not belong to the group.
+    """Returns the ranks in the group, numbered as in the job; None if `process_group` is not a process group or a
+    device mesh of torch. Raises ValueError if the mesh has several dimensions, or if this rank does not belong to the
+    group.
     """
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available():  # without `torch.distributed`, no process group exists

@@ -33,7 +33,7 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 
 class Opening:
-    """The ranks in `members` are numbered as in the job."""
+    """Connects the ranks in `members`, which are numbered as in the job."""
 
     def __init__(self, dist: Any, prefix: str, members: Sequence[int], timeout: float, whose: str) -> None:
         self._dist, self._prefix, self._timeout = dist, prefix, timeout
@@ -57,7 +57,7 @@ class Opening:
         return meeting, self._left
 
     def give_up(self, blame: Blame) -> None:
-        """Later ranks find the reason `blame` in the store."""
+        """Writes the reason `blame` to the store, for ranks that begin later."""
         with suppress(RanksLostError):
             self._ask_store(lambda store: store.set("blame", json.dumps(blame)))
 
@@ -118,7 +118,7 @@ class Opening:
             time.sleep(_LONGEST_NAP)
 
     def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
-        """After the timeout, returns the ranks that have not begun."""
+        """Waits for the addresses of rank 0. After the timeout, returns the ranks that have not begun to iterate."""
         store.set(f"begun/{self._rank}", "")
         nap = _FIRST_NAP
         while not store.check(["hub"]):
@@ -131,7 +131,7 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """Waits up to `Meeting.WATCH` seconds beyond the time limit."""
+        """Returns the result of `ask(store)`. Waits up to `Meeting.WATCH` seconds beyond the time limit."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -174,7 +174,7 @@ def _host_of(dist: Any) -> str | None:
 
 
 def _machine() -> str:
-    """The name distinguishes machines, and containers with their own network."""
+    """Returns a name that distinguishes machines, and containers with their own network."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
     return socket.gethostname()
@@ -201,7 +201,7 @@ def _listen_at(store_host: str | None) -> socket.socket | None:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
-    # A name of this machine's loopback interface may name another machine elsewhere.
+    # Only a loopback name counts here: another name of this interface may have another address on other machines.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
     towards = next(iter(_addresses_towards(store_host)), None) if store_host is not None else None
@@ -247,7 +247,7 @@ def _address_of_interface(name: str) -> str:
 
 
 def _own_addresses(store_host: str | None) -> list[str]:
-    """The most likely address is first."""
+    """Returns the addresses of this machine, starting with the address that ranks most likely reach."""
     found = _addresses_towards(store_host)  # all ranks have reached the store's machine
     with suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
@@ -255,7 +255,7 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """The most likely address is first."""
+    """Returns the addresses of rank 0, starting with the most likely address."""
     addresses: list[str] = list(offer["addresses"])
     if offer["loopback"]:
         if offer["machine"] == _machine():

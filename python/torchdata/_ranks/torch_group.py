@@ -60,7 +60,7 @@ def require_available(whose: str) -> Any:
 
 
 def require_initialized(whose: str) -> Any:
-    """Raises RuntimeError if `init_process_group` was not called, or if `require_available` does."""
+    """Raises RuntimeError if `init_process_group` was not called, or if `require_available` raises it."""
     dist = require_available(whose)
     if not dist.is_initialized():
         raise RuntimeError(
@@ -188,7 +188,7 @@ class TorchGroup(UncopyableGroup):
             self._descriptors = []
 
     def _forget(self) -> None:
-        """In a forked child, inherited file descriptors would keep the connections open."""
+        """Replaces file descriptors that a forked child has inherited, because they would keep the connections open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
             # The file descriptor stays open, because an inherited object will close it later.

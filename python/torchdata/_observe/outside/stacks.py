@@ -46,7 +46,7 @@ MOST = 1 << 20
 LOOK = 0.005
 
 _HEAD = "Stack (most recent call first):"
-#: The mark after the stacks of other threads, and the number of seconds to wait for these stacks.
+#: The character after the stacks of other threads, and the number of seconds to wait for these stacks.
 _END, OTHERS = "\0", 0.5
 #: The counters contain both signals in one number: the first signal in the lower 8 bits, and the second signal above.
 _OTHERS_AT, _FIRST = 8, 0xFF
@@ -108,7 +108,9 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Does nothing on systems without such signals or memory."""
+    """Makes this process answer requests for stacks. Does nothing on systems without real-time signals or anonymous
+    memory.
+    """
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
@@ -229,8 +231,9 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
     Args:
         number: the signals, as stored in the counters of the process.
-        seconds: the time to wait; a process that is stopped, or blocked in the kernel, answers only when it continues.
-        wakes: whether to continue a stopped process, so that it can answer.
+        seconds: the time to wait. A process that is suspended, or blocked in the kernel, answers only when it
+            continues.
+        wakes: whether to resume a suspended process, so that it can answer.
     """
     try:
         answers = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY)
@@ -261,7 +264,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """`size` is the size in bytes of the earlier answers."""
+    """Returns the stacks of the other threads. `size` is the size in bytes of the earlier answers."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -288,7 +291,7 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Later stacks in the text are answers to other observers."""
+    """Returns the first stack in the text. Later stacks are answers to other observers."""
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
     calls = calls[: calls.index(head)] if head in calls else calls
@@ -298,7 +301,7 @@ def _trimmed(answer: str) -> str:
 
 
 def own_stack(thread: int | None = None) -> str:
-    """Returns the stack in the format of `ask_for_stack`."""
+    """Returns the stack of a thread of this process, in the format of `ask_for_stack`."""
     # The frames are not stored in a variable, because the frame of this function would then form a reference cycle.
     return _from_top(sys._current_frames().get(thread if thread is not None else _main_thread()))
 
@@ -321,7 +324,7 @@ def _main_thread() -> int:
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
     """Returns the kernel's description of a process, and its Python stacks or why there are none. If `wakes` is True, a
-    stopped process may be continued, so that it can answer.
+    suspended process may be resumed, so that it can answer.
     """
     where = kernel_state(pid)
     stack = None
@@ -335,7 +338,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _letter_of(pid: int) -> str:
-    """Returns an empty text if the process does not exist."""
+    """Returns the state of a process as a letter, or an empty text if the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]

@@ -35,7 +35,7 @@ __all__ = [
 
 #: The default number of seconds without an item before a warning; the signature of `DataLoader2` repeats this number.
 STALL = 60.0
-#: While a debugger waits for its user, no warning is given.
+#: Modules of debuggers. No warning is given while a debugger waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
 #: The recorders of monitored loaders, by the numbers that the monitoring thread uses.
@@ -83,7 +83,7 @@ class Patience:
         self._began, self._next = time.monotonic(), seconds
 
     def came_of(self, number: int) -> None:
-        """Must also be called when a process has exited."""
+        """Records an item of a process. Must also be called when the process has exited."""
         self.came += 1
         if self._late:
             self._late.pop(number, None)
@@ -146,7 +146,7 @@ def _words(
 
 
 def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
-    """Repeats the warning whenever the duration of the call has doubled."""
+    """Warns if a call of `next` takes this many seconds, and whenever its duration has doubled."""
     number = next(_numbers)
     _watched[number] = weakref.ref(recorder)
     delivery.watch(number, seconds)
@@ -172,7 +172,7 @@ def _on_call_stall(number: int, waited: float, thread: int) -> None:
     while _is_ours(fault) and fault.f_back is not None:
         fault = fault.f_back
     module = fault.f_globals.get("__name__", "")
-    # The warning names the position of the main thread.
+    # The warning names the thread's innermost line outside this package.
     warnings.warn_explicit(words, StallWarning, fault.f_code.co_filename, fault.f_lineno, module)
 
 

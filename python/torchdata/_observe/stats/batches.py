@@ -40,8 +40,8 @@ _ROOM = PIPES - 3
 class BatchClock:
     """Fast batches are timed less often, so that the cost stays small.
 
-    `read` and `collated` are the indices of the rows that count reading and collating; `read` is None if the dataset's
-    pipes are timed separately.
+    `read` and `collated` are the indices of the rows of counters for reading and collating; `read` is None if the
+    dataset's pipes are timed separately.
     """
 
     __slots__ = ("_board", "_collated", "_full", "_gap", "_longest", "_page", "_random", "_read")
@@ -49,7 +49,8 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: The number of batches for which the next timed batch counts, and the maximum mean of this number.
+        #: The factor for the times of the next timed batch (the number of batches since the last timed batch), and the
+        #: maximum mean of this factor.
         self._gap = self._longest = 1
         self._random = random.Random()
 
@@ -57,7 +58,7 @@ class BatchClock:
         return type(None), ()  # a copy of the object with this clock gets None instead of a clock
 
     def note(self, samples: int, reading: int, collating: int) -> int:
-        """Takes nanoseconds, and returns the number of batches until the next timed batch."""
+        """Records a timed batch, in nanoseconds. Returns the number of batches until the next timed batch."""
         gap = self._gap
         if self._read is not None:
             self._board.add_work(self._page, self._read, samples * gap, reading, gap)

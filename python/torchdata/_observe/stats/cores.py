@@ -14,7 +14,7 @@ __all__ = ["workers_that_fit"]
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns a lower and an upper bound; both are infinite if a worker runs on another machine."""
+    """Returns a lower and an upper bound for this number; both are infinite if a worker runs on another machine."""
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
     # Before the first item of each epoch, a process may use processor time that is not spent on items.

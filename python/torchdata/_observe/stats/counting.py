@@ -28,7 +28,7 @@ class Pages(NamedTuple):
 
     counting: Counting
     first: int
-    #: Creates memory for counters with the same number of pages.
+    #: Creates new memory for counters, with the same number of pages as the memory of `counting`.
     new_board: Callable[[], StatsBoard]
 
 
@@ -61,7 +61,9 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """The workers with the counters `pages` send over consecutive links, from number `first` on."""
+        """Counts received items. The workers with the counters `pages` send over consecutive links, from number `first`
+        on.
+        """
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:

@@ -546,7 +546,9 @@ def _article(name: str) -> str:
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
-    """Returns a pipe that waits only if all computing pipes take less than half of its time."""
+    """Returns the computing pipe that takes the longest, unless a waiting pipe takes more than twice the time of all
+    computing pipes together.
+    """
     pipes = [pipe for process in processes for pipe in process.pipes if pipe.own_seconds]
     worst = max((pipe for pipe in pipes if not pipe.waits), key=_own, default=None)
     awaited = max((pipe for pipe in pipes if pipe.waits and pipe.items_in is not None), key=_own, default=None)

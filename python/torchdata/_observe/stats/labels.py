@@ -78,10 +78,10 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns no functions if the pipe does more than reading the dataset.
+    """Returns the user's functions that read the dataset; none if the pipe does more than read the dataset.
 
-    A map-style pipe that is not timed does not have its own row in the statistics, so the pipe that reads it names its
-    code.
+    A map-style pipe that is not timed does not have its own row in the statistics, so the pipe that reads it is named
+    by its code.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)

@@ -15,7 +15,7 @@ from torchdata._observe.stats.declaring import counter, described, fields_summed
 __all__ = ["NODES", "STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "added"]
 
 Page = dict[str, Any]
-#: Advice depends on these names of loaders, because their arguments differ.
+#: Advice depends on these names of loaders, because the loaders have different arguments.
 STATEFUL, NODES = "StatefulDataLoader", "nodes.Loader"
 _HIDDEN = ("reading",)
 
@@ -126,7 +126,7 @@ class ProcessStats:
 
     @property
     def called(self) -> str:
-        """Includes the machine, unless it is the main process's machine."""
+        """The name of the process, with its machine if this is not the main process's machine."""
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 

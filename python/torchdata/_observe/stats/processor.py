@@ -26,7 +26,7 @@ def processor_times(pid: int) -> tuple[float, float, float] | None:
 
 
 def working_time(pid: int) -> float | None:
-    """The result decreases when a thread ends."""
+    """Returns the seconds that threads have run or waited for a processor; decreases when a thread ends."""
     times = processor_times(pid)
     if times is not None:
         return times[0] + times[1]

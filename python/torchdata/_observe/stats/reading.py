@@ -73,7 +73,7 @@ def _elapsed(wait: Mapping[str, int], at: int) -> int:
 
 
 def _as_of(page: Page | None, reading: Reading) -> int:
-    """The counters of a process on another machine are older than `reading`."""
+    """Returns the time of the counters, which for a process on another machine is before the time of `reading`."""
     return min(reading.at, page["heard"]) if page is not None and page["heard"] else reading.at
 
 

@@ -73,7 +73,7 @@ class Recorder:
         if wait_warning is not None and (isinstance(wait_warning, bool) or not 0 < wait_warning <= 1):
             raise ValueError(f"wait_warning is a share from 0 to 1 or None, not {wait_warning!r}")
         self.stall_warning, self.wait_warning = stall_warning, wait_warning
-        #: Whether the warning was issued or is disabled.
+        #: Whether the warning about long waits was issued or is disabled.
         self._is_wait_told = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
         self._began = 0.0
         self._since: Reading | None = None
@@ -121,7 +121,7 @@ class Recorder:
             self._warn_if_slow()
 
     def _note_beginning(self) -> None:
-        """These counters give the waiting time at the end of the epoch."""
+        """Stores the counters, from which the waiting time is computed at the end of the epoch."""
         if not self._is_wait_told and self.board is not None:
             pages = self.board.read()
             self._began = time.monotonic()
