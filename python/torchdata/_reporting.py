@@ -76,7 +76,7 @@ def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def attributes_of(error: BaseException) -> dict[str, Any]:
-    """Works for any implementation of attribute access in the exception's class."""
+    """Returns the attributes of an exception, for any implementation of attribute access in its class."""
     attributes: dict[str, Any] = object.__getattribute__(error, "__dict__")
     return attributes
 
@@ -96,7 +96,7 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Works even if the exception's class allows no attributes."""
+    """Adds a note, even if the exception's class allows no attributes."""
     notes = attributes_of(error).setdefault("__notes__", [])
     if isinstance(notes, list):
         notes.append(note)
@@ -141,7 +141,9 @@ def key_of(item: Any) -> str | None:
 
 
 def make_printable(error: BaseException) -> None:
-    """Adds notes, because printing an exception without notes may fail if its class computes missing attributes."""
+    """Adds an empty list of notes, because printing an exception without notes may fail if its class computes missing
+    attributes.
+    """
     for shown in _shown_with(error):
         if hasattr(type(shown), "__getattr__"):
             attributes_of(shown).setdefault("__notes__", [])

@@ -103,7 +103,7 @@ def state_of(one: object) -> Any:
 
 
 def copied(state: Any) -> Any:
-    """Returns the state itself if it cannot be copied."""
+    """Returns a copy of the state, or the state itself if it cannot be copied."""
     if type(state) is dict and _ATOMS.issuperset(map(type, state.values())):
         return state.copy()
     try:
@@ -276,10 +276,10 @@ class StatefulStream:
     def _leave(self) -> Any:
         """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
 
-        Some iterables continue at the loaded position in the next iteration, and others begin it at the start, once a
-        step has applied the loaded position. To distinguish them, the state after a step and the first item of a new
-        iteration is compared with the state after two steps: if they are equal, the iterable continues. The position is
-        then loaded a second time, because the comparison has read items.
+        After a step has applied the loaded position, some iterables continue there in the next iteration, and others
+        begin at the start. To distinguish these iterables, two states are compared: after a step and the first item of
+        a new iteration, and after two steps. If the states are equal, the iterable continues. The position is then
+        loaded a second time, because the comparison has read items.
 
         Returns the item that the last step has yielded, or `_END`.
         """

@@ -38,7 +38,9 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """The outermost function is first. For each class, only the first existing method in `methods` is used."""
+    """Returns the user's functions, the outermost function first. For each class, only the first existing method in
+    `methods` is used.
+    """
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
     while waiting and seen < _DEEPEST:

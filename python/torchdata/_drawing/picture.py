@@ -145,7 +145,7 @@ class Picture:
         return bottom
 
     def _centre(self) -> float:
-        """Returns the largest x-coordinate after all nodes have moved to the right of the left margin."""
+        """Moves all nodes to the right of the left margin, and returns the largest x-coordinate."""
         placed = [*self._boxes.values(), *self._frames]
         shift = _MARGIN - min((box.x for box in placed), default=0.0)
         for box in placed:

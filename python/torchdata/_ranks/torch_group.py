@@ -181,7 +181,9 @@ class TorchGroup(UncopyableGroup):
         self._meeting.close()
 
     def _note_connections(self) -> None:
-        """Must be called before a fork, because file descriptors of ended connections may be reused later."""
+        """Records the file descriptors of the connections. Must be called before a fork, because file descriptors of
+        ended connections may be reused later.
+        """
         try:
             self._descriptors = self._meeting.descriptors()
         except RuntimeError:  # raised if the connection is closed, or is itself inherited

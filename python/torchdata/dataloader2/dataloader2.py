@@ -162,7 +162,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
-        # without this check if there are adapters, which may replace another object by a pipe
+        # adapters may replace an object that is not a pipe by a pipe, and `Pipeline` then checks the result
         if datapipe is not None and datapipe_adapter_fn is None:
             require_pipe(datapipe)
         # `GraphTemplate` raises an error if the service is in use

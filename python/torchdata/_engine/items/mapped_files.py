@@ -25,7 +25,7 @@ def reduce_memmap(array: Any) -> Any:
 
 
 def _offset_in(path: Any, address: int, length: int) -> int | None:
-    """Returns None if another file, or an older file with the same name, is mapped at this address."""
+    """Returns the offset of the address in the file; None if another or an older file is mapped at this address."""
     try:
         number = os.stat(path).st_ino
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:

@@ -104,7 +104,9 @@ class DepartingTensors:
         return any(obj.is_shared() for _, _, obj in self.locations)
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
-        """Returns the locations, the memory blocks, and memory spans that contain the blocks and do not overlap."""
+        """Returns the tensors' locations, the memory blocks to send, and the non-overlapping spans that contain these
+        blocks.
+        """
         locations: list[Any] = [None] * len(self.locations)
         blocks: list[memoryview] = []
         spans = []
@@ -358,7 +360,7 @@ def _span_of(tensor: Any) -> Span:
 
 
 def _without_gaps(tensor: Any) -> Any:
-    """An element that an expanded tensor repeats is copied once."""
+    """Returns a tensor without gaps in its memory. An element that an expanded tensor repeats is copied once."""
     start, end = _span_of(tensor)
     if end - start <= tensor.nbytes:
         return tensor

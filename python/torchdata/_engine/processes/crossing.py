@@ -79,7 +79,7 @@ except RuntimeError:
 
 
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
-#: This code sets a path at which multiprocessing finds no file, so that it does not import the main module.
+#: This code sets a path without a file, so that multiprocessing does not import the main module.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 

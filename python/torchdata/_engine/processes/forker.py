@@ -63,7 +63,7 @@ class ForkingProcess:
 
     Args:
         inherits: whether the forking process is a copy of the main process, so that it is ready immediately.
-        launch: creates the process from the new process's end and this process's end of a socket.
+        launch: creates the process from two ends of a socket: the new process's end, and this process's end.
     """
 
     #: The number of seconds that the forking process may take to start while a signal is pending. The number doubles
@@ -91,7 +91,7 @@ class ForkingProcess:
             raise
         finally:
             theirs.close()
-        # Exit handlers with a higher priority run before, because some of them end loaders.
+        # Exit handlers with a higher priority, some of which end loaders, run before this one.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod

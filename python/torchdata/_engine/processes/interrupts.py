@@ -206,7 +206,7 @@ class MainSignals:
             is_a_librarys = number in caught and number not in handled and number != signal.SIGTERM
             if number == signal.SIGINT:
                 signal.signal(number, signal.SIG_IGN)
-            elif number == signal.SIGCHLD:  # a child that starts processes needs the default
+            elif number == signal.SIGCHLD:  # a child that starts processes needs the default action
                 signal.signal(number, signal.SIG_DFL)
             elif signal.getsignal(number) != signal.SIG_IGN and not is_a_librarys:
                 # User code can replace and restore a handler only if it is a Python function.
@@ -230,9 +230,9 @@ _deaf: list[int] = []
 
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
-    """A native handler replaces this Python handler of an ignored signal, because it can determine the sender of the
-    signal. Python calls this function only after user code has replaced and restored the handler, so the native handler
-    is installed again.
+    """A native handler replaces this Python handler of an ignored signal, because only the native handler can determine
+    the sender of the signal. Python calls this function only after user code has replaced and restored the handler, so
+    the native handler is installed again.
     """
     take_no_notice(number)
 

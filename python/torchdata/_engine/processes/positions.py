@@ -4,9 +4,9 @@ Role: runs in the main process, for start method "fork". A file that is open dur
 processes. Each read in one process moves this position, so that other processes read wrong bytes without an error.
 
 To avoid false warnings, a warning requires that a file's position has changed during an epoch, that at least two
-children have read any data, and that no thread of the main process has. The kernel counts the reads of each process
-(`/proc/PID/io`). Reads of reaped children count as reads of the main process. If the system does not count reads, no
-warning is given.
+children have read data, and that no thread of the main process has read data. The kernel counts the reads of each
+process (`/proc/PID/io`). Reads of reaped children count as reads of the main process. If the system does not count
+reads, no warning is given.
 """
 
 from __future__ import annotations

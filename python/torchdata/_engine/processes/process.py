@@ -45,7 +45,7 @@ def close_here(one: Closes) -> None:
 
 
 def close_inherited() -> None:
-    """Must be called in a child, for the resources that the main process uses for all other children."""
+    """Closes, in a child, the resources that the main process uses for other children."""
     while _mains:
         _mains.popitem()[1].close()
 
@@ -84,8 +84,8 @@ class Pidfd:
 
 
 def reap(pid: int) -> int | None:
-    """Returns a negative exit code for a signal, and None while the child runs. Raises ChildProcessError if the process
-    is not a child of this process, or if other code has reaped it.
+    """Returns the exit code of a child (negative for a signal), or None while the child runs. Raises ChildProcessError
+    if the process is not a child of this process, or if other code has reaped it.
     """
     found, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if found else None
@@ -120,7 +120,7 @@ class ChildProcess(ABC):
 
     def forget_process(self) -> None:
         self.pid: int | None = None
-        #: Negative for a signal; None while the process runs, or if the exit code is unknown.
+        #: The exit code, negative for a signal; None while the process runs, or if the exit code is unknown.
         self.exitcode: int | None = None
         self.is_orphan = False
         #: For a worker on another machine, the description of its exit, which messages contain instead of the exit
@@ -267,7 +267,9 @@ def sentinels(children: Iterable[ChildProcess]) -> list[int]:
 
 
 def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Callable[[], bool] = lambda: False) -> bool:
-    """Returns whether all children have exited when `seconds` have passed or `enough` returns True."""
+    """Waits until all children have exited, `seconds` have passed, or `enough` returns True. Returns whether all have
+    exited.
+    """
     deadline = time.monotonic() + seconds
     while True:
         running = [child for child in children if not child.ended]

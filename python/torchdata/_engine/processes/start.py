@@ -50,7 +50,7 @@ def new_child(
         forker: the process that forks the child, or None to use the context's start method.
     """
     make = getattr(context, "make_child", None)
-    if make is not None:  # contexts of other kinds may start children on other machines
+    if make is not None:  # a context with `make_child` may start children on other machines
         child: ChildProcess = make(name, args)
         return child
     method, process_name = start_method_of(context), f"{PREFIX}{name}"

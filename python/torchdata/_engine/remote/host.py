@@ -1,7 +1,8 @@
 """The host of a worker: a Ray actor on another machine, which runs next to the worker's process.
 
 Role: the host spawns the worker as a separate process, because user code needs its own main thread and interpreter
-lock, and must crash only the worker. The host forwards the contents of the worker's links without decoding them.
+lock, and a crash of user code must end only the worker. The host forwards the contents of the worker's links without
+decoding them.
 
 Each pair of links (one per direction) is called a lane, and has two threads of the actor. The method `tell` receives
 messages from the main process, and the method `pull` returns messages of the worker, each in its own thread. The main
@@ -177,7 +178,7 @@ class _WorkerLane:
         self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
-        #: The bytes of received messages, and the bytes that were passed to the worker.
+        #: The number of bytes in received messages, and how many of these bytes were passed to the worker.
         self._came, self._passed = 0, 0
         #: Whether the main process lacks space for more items.
         self.holds = False

@@ -100,7 +100,7 @@ class CommonSetup:
 class Lines:
     #: Transmits commands from the main process.
     control: Handle[Link]
-    #: Transmit items to the main process or to each worker.
+    #: The links that transmit items to the main process or to each worker.
     outputs: list[Handle[Link]]
     #: In a worker, transmits items of the dispatching process.
     dispatched: Handle[Link] | None

@@ -164,7 +164,7 @@ class EpochRunner:
             self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
             if announced == Announced.DEALT:
                 self.dispatched.await_relayed(epoch)
-                self.sender.send_relayed()  # the graph may read ahead, and then receives later snapshots
+                self.sender.send_relayed()  # before the graph reads ahead and receives later snapshots
         try:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, each))
         finally:
@@ -187,7 +187,7 @@ class EpochRunner:
             program.begin_epoch(seed, iter_reset_fn)
             self.counting.bind(program.datapipe, place)
         iterators = []
-        for place, start in enumerate(starts):  # all shards were seeded before, because one shard may read for all
+        for place, start in enumerate(starts):  # after all shards are seeded, because one shard may read for all shards
             self.turns.enter(place)
             iterators.append(self._begin_shard(place, announced, start))
         return iterators[0] if len(iterators) == 1 else tuple(iterators)

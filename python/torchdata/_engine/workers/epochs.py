@@ -191,7 +191,9 @@ class Children(Group):
         return replace(run, before=None), run.resume((positions, dealt))
 
     def want_large_snapshots(self) -> int:
-        """Returns the size in bytes of the largest snapshot that was not sent because of its size, or 0."""
+        """Requests snapshots of any size. Returns the size in bytes of the largest snapshot that was too large to send,
+        or 0.
+        """
         had = self.stats.wants_large_snapshots()
         self.stats.want_large_snapshots()
         return 0 if had else self.stats.oversized()

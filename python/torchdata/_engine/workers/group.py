@@ -73,7 +73,7 @@ class Group(OwnsChildren):
         snapshot_budget: int | None = None,
     ) -> None:
         self._context, self._start_method = context, (method := start_method_of(context))
-        #: None if the exit of a child is an error.
+        #: Replaces exited children; None if the exit of a child is an error.
         self.restarts: Restarts | None = None
         self.num_workers = num_workers
         num_shards = num_workers if num_shards is None else num_shards
@@ -124,7 +124,7 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,), setup.modules))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
-        #: None except with start method "fork".
+        #: Finds shared file positions; None except with start method "fork".
         self._positions: SharedPositions | None = None
         if self._has_board:  # the counters must end even if no epoch is ever started
             self._shutdown.afterwards = partial(_count_no_more, self.counting)
@@ -222,7 +222,9 @@ class Group(OwnsChildren):
         return collector
 
     def watch(self, collector: Collector) -> None:
-        """While the collector waits for an item, children that exit or hang are replaced, or raise their error."""
+        """While the collector waits for an item, children that exit or hang are replaced, or an error is raised for
+        them.
+        """
         signs = [(index, process.sign) for index, process in enumerate(self.members.processes)]
         if self.restarts is not None:
             # A strong reference would be circular, because the shutdown may refer to the collector.
@@ -244,7 +246,7 @@ class Group(OwnsChildren):
 
     @property
     def pids(self) -> list[int]:
-        """Returns no ids once the shutdown has begun; otherwise, the dispatching process is last."""
+        """The process ids of the children, with the dispatching process last; empty once the shutdown has begun."""
         return [] if self._shutdown.has_begun else self.members.pids()
 
     def check_alive(self, collector: Collector) -> bool:

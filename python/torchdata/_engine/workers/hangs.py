@@ -123,7 +123,7 @@ class Hangs:
     ) -> None:
         self._members, self._board, self._first_page = members, board, first_page
         self._in_order = in_order
-        #: The timeouts of children that do not work, and of children that work.
+        #: The timeouts of children that do not use a processor, and of children that use a processor.
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
         self._marks: dict[int, _WorkMark] = {}
         self._seen: dict[int, _Seen] = {}
@@ -186,7 +186,7 @@ class Hangs:
         return at_work or [peer]
 
     def _chain(self, child: int, pages: dict[int, Any]) -> list[int]:
-        """Each child in the result waits for the next one."""
+        """Returns a list that begins with `child`, and in which each child waits for the next child."""
         chain: list[int] = []
         while child in range(len(self._members.processes)) and child not in chain:
             chain.append(child)

@@ -98,7 +98,7 @@ class Listener(Protocol):
 
 
 class EpochProgram(Program):
-    """Exceptions of the methods are sent to the main process instead of items."""
+    """Exceptions that the methods raise are sent to the main process instead of items."""
 
     datapipe: Any
     #: The number of the epoch, from 0, which the runner sets before `begin_epoch`.

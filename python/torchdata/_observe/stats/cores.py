@@ -14,7 +14,9 @@ __all__ = ["workers_that_fit"]
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns a lower and an upper bound for this number; both are infinite if a worker runs on another machine."""
+    """Returns a lower and an upper bound for the number of workers that keep the cores busy. Both are infinite if a
+    worker runs on another machine.
+    """
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
     # Before the first item of each epoch, a process may use processor time that is not spent on items.

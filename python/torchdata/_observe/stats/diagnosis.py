@@ -474,7 +474,7 @@ def _loading_in_main(stats: LoaderStats) -> Verdict:
     elif stats.step_seconds:
         step = max(stats.step_seconds, 1e-9)
         workers, words = math.ceil(each / step), advice_for(stats).workers
-        if worst is not None and worst.waits:  # workers are already ahead of the training step
+        if worst is not None and worst.waits:  # workers or threads already provide the items of this pipe
             workers, words = workers + 1, "{} times the workers"
         if workers <= MOST_WORKERS:
             text += _with_workers(stats, workers, words.format(workers))

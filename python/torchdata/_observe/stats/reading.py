@@ -37,7 +37,7 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
-    """Makes texts safe to show, and converts the process id to this container (0 if unknown)."""
+    """Makes texts safe to show, and converts the process id to the id in this container (0 if unknown)."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
     page["place"] = printable(page["place"])
@@ -68,7 +68,7 @@ def _cpu(page: Page) -> tuple[float, float, float] | None:
 
 
 def _elapsed(wait: Mapping[str, int], at: int) -> int:
-    """Returns nanoseconds, including the current wait."""
+    """Returns the total waiting time in nanoseconds, including the current wait."""
     return wait["total"] + (max(0, at - wait["since"]) if wait["since"] else 0)
 
 

@@ -191,7 +191,9 @@ def function_in_use(name: str) -> Callable[..., Any]:
 
 
 def replaced_functions() -> dict[str, Callable[..., Any]]:
-    """The replacements must be sent to spawned processes, which import only the original functions."""
+    """Returns the user's replacements, which must be sent to spawned processes, because these import the original
+    functions.
+    """
     ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
 
@@ -411,7 +413,9 @@ class GraphProgram(EpochProgram):
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns the position at which the graph had the state `entries`; None if it is unknown."""
+        """Returns the position in the dispatched items at which the graph had the state `entries`; None if it is
+        unknown.
+        """
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()

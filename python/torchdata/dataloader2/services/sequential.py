@@ -33,7 +33,7 @@ def holds_nothing(serialized_state: Any) -> bool:
     try:
         return not any(_states_in(serialized_state))
     except ValueError:
-        return False  # a `SequentialReadingService` has not saved this state
+        return False  # this state was not saved by a `SequentialReadingService`
 
 
 def _states_in(serialized_state: Any) -> list[Any]:

@@ -135,7 +135,9 @@ class WorkerOutput(IterDataPipe[Any]):
             self._children.collector.follow(delivery)
 
     def want_large_snapshots(self) -> int:
-        """Returns the size in bytes of the largest snapshot that was not sent because of its size, or 0."""
+        """Requests snapshots of any size. Returns the size in bytes of the largest snapshot that was too large to send,
+        or 0.
+        """
         children = self._children
         return 0 if isinstance(children, LocalShards) else children.want_large_snapshots()
 

@@ -25,8 +25,8 @@ class Shard:
     Args:
         worker: the worker that began the shard, on its rank.
         of_main: whether the main process began the shard, with the loader's own seeds.
-        moved: whether the shard may run on another rank than `rank`, which began it. A moved shard still yields the
-            items of rank `rank`, and derives its seeds from the seeds of the whole job.
+        moved: whether the shard may run on any rank. A moved shard yields the items of rank `rank`, and derives its
+            seeds from the seeds of the whole job.
         splits: whether the user has set the number of shards, by an argument `splits`.
     """
 
@@ -113,7 +113,7 @@ class Position(NamedTuple):
         return [Shard(worker, self.processes.shards) for worker in range(self.processes.shards)]
 
     def at(self, given: int, **known: Any) -> Position:
-        """Requires that `drop` is 0."""
+        """Returns the position after `given` items. Requires that `drop` is 0."""
         return self._replace(given=given, drop=given - self.given, **known)
 
 
