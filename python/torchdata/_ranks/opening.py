@@ -131,7 +131,7 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """Returns the result of `ask(store)`. Waits up to `Meeting.WATCH` seconds beyond the time limit."""
+        """Waits for the store up to `Meeting.WATCH` seconds beyond the time limit."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -247,7 +247,7 @@ def _address_of_interface(name: str) -> str:
 
 
 def _own_addresses(store_host: str | None) -> list[str]:
-    """Returns the addresses of this machine, starting with the address that ranks most likely reach."""
+    """Returns the addresses of this machine, most likely first."""
     found = _addresses_towards(store_host)  # all ranks have reached the store's machine
     with suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
@@ -255,7 +255,7 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Returns the addresses of rank 0, starting with the most likely address."""
+    """Returns the addresses of rank 0, most likely first."""
     addresses: list[str] = list(offer["addresses"])
     if offer["loopback"]:
         if offer["machine"] == _machine():

@@ -32,7 +32,7 @@ _open_loaders: dict[int, weakref.ref[ClosableLoader]] = {}
 
 
 class Ending:
-    """Shuts down one loader. A loader counts as open once its `Ending` exists.
+    """A loader counts as open once its `Ending` exists.
 
     Args:
         note_left: stores the position for states that are requested after the shutdown.

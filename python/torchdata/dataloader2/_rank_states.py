@@ -56,9 +56,7 @@ class SavedPositions:
         return (self.ranks or ALONE)[1] == world and rank in self.positions
 
     def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
-        """Returns the position of this rank. If the number of ranks has changed, distributes the shards of all saved
-        ranks.
-        """
+        """Returns the position of this rank, which may take shards of other saved ranks."""
         rank, world, _ = contract.rank_in_epoch() or ALONE
         old_rank, old_world, _ = self.ranks or ALONE
         if self._has_rank_of(contract):

@@ -53,7 +53,7 @@ class Reducers(dict[type, Reducer]):
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
         self.base = base
-        #: The value of `Tables._seen` for which this table was made; None if the table must not be reused.
+        #: `Tables._seen` when this table was made; None if the table must not be reused.
         self.made_for: object = None
         self.tensors = DepartingTensors()
 

@@ -37,7 +37,7 @@ class Cluster:
     memory.
     """
 
-    #: No items are added to a message to the main process once it has this many bytes.
+    #: See `Hosts`.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:

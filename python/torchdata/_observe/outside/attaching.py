@@ -98,7 +98,7 @@ def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def _command(pid: int) -> str:
-    """Returns the command line of a process, with hidden secrets."""
+    """Returns the command line of a process without secrets."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             parts = file.read(_LONGEST_COMMAND).decode(errors="replace").strip("\0").split("\0")
@@ -133,7 +133,7 @@ def _numbers(pid: int) -> dict[int, int] | None:
 
 
 def find(pid: int | None = None) -> list[Attached]:
-    """Returns the loaders in the main process `pid`, or in all processes, oldest first."""
+    """Returns the loaders of process `pid`, or of all processes, oldest first."""
     if not os.path.isdir("/proc/self/fd"):
         raise NoLoaderError("loaders are found through /proc, which this system does not have")
     if pid is None:
@@ -195,7 +195,7 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 
 def attach(pid: int | None = None) -> list[Attached]:
-    """Does the same as `find`, but also accepts the process id of a worker."""
+    """Like `find`, but also accepts the process id of a worker."""
     found = find(pid)
     if not found and pid is not None:
         found = [one for one in find(_parent(pid)) if pid in _pids(one)]

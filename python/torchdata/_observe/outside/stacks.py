@@ -108,9 +108,7 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Makes this process answer requests for stacks. Does nothing on systems without real-time signals or anonymous
-    memory.
-    """
+    """Does nothing on systems without real-time signals or anonymous memory."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return

@@ -35,7 +35,7 @@ __all__ = [
 
 #: The default number of seconds without an item before a warning; the signature of `DataLoader2` repeats this number.
 STALL = 60.0
-#: Modules of debuggers. No warning is given while a debugger waits for its user.
+#: No warning is given while one of these debuggers waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
 #: The recorders of monitored loaders, by the numbers that the monitoring thread uses.
@@ -83,7 +83,7 @@ class Patience:
         self._began, self._next = time.monotonic(), seconds
 
     def came_of(self, number: int) -> None:
-        """Records an item of a process. Must also be called when the process has exited."""
+        """Records an item, or the exit, of a process."""
         self.came += 1
         if self._late:
             self._late.pop(number, None)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["graph_of_stats"]
 
 _ROLES = {"main": 1, "worker": 2, "dispatching": 3}
-#: The order of the processes, from the top of the picture to the bottom.
+#: The order of the processes in the picture, from the top.
 _COLUMNS = ("dispatching", "worker", "main")
 #: Up to `_DRAWN_APART` workers are drawn separately if one of them has more than `_UNEVEN` times the items of another.
 _DRAWN_APART, _UNEVEN = 4, 1.5

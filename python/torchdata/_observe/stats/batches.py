@@ -148,7 +148,6 @@ class BatchRecorder(Recorder):
         return clock
 
     def _counting_here(self, new_board: Callable[[], StatsBoard] | None = None) -> Counting | None:
-        """Returns None if the epoch is not counted."""
         if self._counting is None or self._processes is not None or self._pid != os.getpid():
             try:
                 board = StatsBoard(1, 1, PIPES, self.full) if new_board is None else new_board()

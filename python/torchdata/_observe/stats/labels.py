@@ -78,7 +78,7 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user's functions that read the dataset; none if the pipe does more than read the dataset.
+    """Returns the user's functions that read the dataset; none if the pipe does more than that.
 
     A map-style pipe that is not timed does not have its own row in the statistics, so the pipe that reads it is named
     by its code.

@@ -126,7 +126,7 @@ class ProcessStats:
 
     @property
     def called(self) -> str:
-        """The name of the process, with its machine if this is not the main process's machine."""
+        """The name, with the machine if it is not the main process's machine."""
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 

@@ -56,7 +56,7 @@ class GraphTemplate:
         """Pickles up to `most` bytes, and returns whether they suffice."""
         try:
             return _fits(pickle.Pickler, self._kept, most)
-        except Exception as error:  # a user's __getstate__ may raise any error
+        except Exception as error:
             if is_of_handler(error):
                 raise
         from torchdata._by_value import ByValuePickler

@@ -222,14 +222,14 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
 
 
 def pause_pipes(datapipe: DataPipe) -> None:
-    """Pauses all pipes, from the last pipe of the graph to the sources."""
+    """Pauses all pipes, beginning with the last pipe."""
     for pipe in whole(datapipe).breadth_first():
         if has_method(pipe, "pause"):
             pipe.pause()
 
 
 def resume_pipes(datapipe: DataPipe) -> None:
-    """Resumes all pipes, from the sources to the last pipe of the graph."""
+    """Resumes all pipes, ending with the last pipe."""
     for pipe in reversed(whole(datapipe).breadth_first()):
         if has_method(pipe, "resume"):
             pipe.resume()

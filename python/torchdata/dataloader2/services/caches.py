@@ -101,7 +101,6 @@ class Caches:
         return begins or self._is_untouched or not self._left_out
 
     def filled(self, begins: bool) -> Filled | None:
-        """`begins` is True before the first item of an epoch."""
         if self._filled is None or not self._lacks_start:
             return self._filled
         return self._filled._replace(start=b"") if begins else None

@@ -78,7 +78,7 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
 
 
 def advice_on(error: BaseException) -> str:
-    """Returns an error message with the pipe whose length is unknown, and a remedy."""
+    """Returns an error message with the responsible pipe and a remedy."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{error}; if you know the number of items of that pipe, put `.set_length(n)` after it"

@@ -135,9 +135,7 @@ class WorkerOutput(IterDataPipe[Any]):
             self._children.collector.follow(delivery)
 
     def want_large_snapshots(self) -> int:
-        """Requests snapshots of any size. Returns the size in bytes of the largest snapshot that was too large to send,
-        or 0.
-        """
+        """Does the same as `Children.want_large_snapshots`; returns 0 without workers."""
         children = self._children
         return 0 if isinstance(children, LocalShards) else children.want_large_snapshots()
 

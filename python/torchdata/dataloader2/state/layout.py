@@ -57,8 +57,8 @@ _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 _MOST = 1 << 46
 _MOST_SHARDS = 1 << 20
 
-#: The minimum number of items for an estimate of the time to recompute items. In shorter epochs, most of the time is
-#: spent on starting the workers.
+#: The minimum number of items for an estimate of the time to recompute items, because short epochs mainly start the
+#: workers.
 _FEW = 100
 
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
