@@ -122,11 +122,11 @@ class ShardingPolicy(Adapter):
             batches for any number of workers; None distributes single items.
         enable: False disables the filters, so that every worker and rank gets all items.
         splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
-            With `splits`, the items, their order and the batches do not depend on the number of workers and ranks,
-            up to `splits` of them. The numbers of workers and ranks may change when an epoch resumes. A worker with
-            several shards takes one item of each shard in turn. Each shard has its own buffers. The pipes before the
-            `sharding_filter` run once for all shards of a worker, and draw the same random numbers in all workers, with
-            exceptions that the guide lists.
+            With `splits`, the items, their order and the batches are the same for any number of workers, and for any
+            number of ranks up to `splits`. The numbers of workers and ranks may change when an epoch resumes. A worker
+            with several shards takes one item of each shard in turn. Each shard has its own buffers. The pipes before
+            the `sharding_filter` run once for all shards of a worker, and draw the same random numbers in all workers,
+            with exceptions that the guide lists.
 
     Raises:
         TypeError: `block` or `splits` is not an integer.

@@ -216,7 +216,7 @@ class ForkingProcess:
         return self.is_over
 
     def close(self) -> None:
-        """The children of the forking process continue to run."""
+        """Ends the forking process. Its children continue to run."""
         if os.getpid() != self._owner:
             return
         with self._lock:
