@@ -196,8 +196,3 @@ def test_tensors_are_pinned_and_places_kept() -> None:
     loader.load_state_dict(loader.state_dict())
     assert [int(item["x"][0]) for item in loader] == [1, 2, 3]
     loader.shutdown()
-
-
-def test_a_set_is_read_in_sorted_order_which_is_the_same_in_every_process() -> None:
-    assert list(Loader(IterableWrapper({"d", "a", "c", "b"}))) == list("abcd")
-    assert list(Loader(IterableWrapper(frozenset({3, 1, 2})))) == [1, 2, 3]

@@ -236,29 +236,6 @@ def test_a_stream_that_was_loaded_and_left_begins_the_next_epoch_from_its_beginn
 
 
 @pytest.mark.parametrize("kind", [*STREAMS, *GOING_ON])
-@pytest.mark.parametrize("restarts", [True, False])
-@pytest.mark.parametrize("has_ended", [True, False])
-def test_after_a_resume_a_shortened_epoch_leaves_a_stream_where_the_saved_run_left_it(
-    kind: Kind, restarts: bool, has_ended: bool
-) -> None:
-    def make() -> Loader[Any]:
-        return Loader(Header(IterableWrapper(kind(9)), 4), restart_on_stop_iteration=restarts)
-
-    loader = make()
-    iterator = iter(loader)
-    for _ in range(4):
-        next(iterator)
-    if has_ended:
-        assert list(iterator) == []
-    state = pickle.loads(pickle.dumps(loader.state_dict()))
-    expected = [list(loader) for _ in range(3)]
-    later = loaded(make(), state)
-    if not restarts:
-        assert list(later) == []
-    assert [list(later) for _ in range(3)] == expected
-
-
-@pytest.mark.parametrize("kind", [*STREAMS, *GOING_ON])
 @pytest.mark.parametrize("items", [0, 2])
 def test_a_loader_can_be_reset_to_the_beginning_of_an_unread_epoch(kind: Kind, items: int) -> None:
     loader = Loader(IterableWrapper(kind(5)))

@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-import torch
 
 from going_on import loaded
 from node_sources import Epochs, Places, numbers
-from torchdata.nodes import IterableWrapper, Loader, MapStyleWrapper, Prefetcher, SamplerWrapper, Stateful
+from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper, Stateful
 from torchdata.nodes.loader import LoaderIterator
 
 
@@ -83,17 +82,6 @@ def test_has_next_takes_no_item() -> None:
     assert list(loaded(loader, loader.state_dict())) == [0, None]
 
 
-def test_a_loader_is_a_context_that_ends_threads_and_can_be_used_again() -> None:
-    with Loader(Prefetcher(numbers(5), 2)) as loader:
-        next(iter(loader))
-    state = loader.state_dict()
-    assert list(loader) == [0, 1, 2, 3, 4]
-    loader.load_state_dict(state)
-    assert list(loader) == [1, 2, 3, 4]
-    loader.shutdown()
-    loader.shutdown()
-
-
 def test_a_stateful_iterable_is_restored_by_its_own_state() -> None:
     assert isinstance(Places(1), Stateful)
     loader = Loader(IterableWrapper(Places(4)))
@@ -113,11 +101,6 @@ def test_data_that_has_become_shorter_than_the_state_raises_an_error() -> None:
             next(node)
 
 
-def test_a_sampler_is_told_the_epoch_from_the_first_number_by_the_updater() -> None:
-    loader = Loader(SamplerWrapper(Epochs(1), initial_epoch=5, epoch_updater=lambda epoch: epoch + 10))
-    assert [list(loader) for _ in range(3)] == [[(5, 0)], [(15, 0)], [(25, 0)]]
-
-
 def test_an_epoch_counts_once_an_item_is_requested_by_the_user_or_a_node_that_reads_ahead() -> None:
     for node, first in ((SamplerWrapper(Epochs(1)), 0), (Prefetcher(SamplerWrapper(Epochs(1)), 2), 2)):
         loader = Loader(node)
@@ -132,10 +115,3 @@ def test_a_loaded_epoch_that_is_abandoned_at_once_counts_from_where_it_began() -
     loader = loaded(Loader(SamplerWrapper(Epochs(2))), saved.state_dict())
     iter(loader)
     assert list(loader) == list(saved) == [(1, 0), (1, 1)]
-
-
-def test_a_dataset_is_read_by_the_indices_of_a_sampler() -> None:
-    dataset = torch.utils.data.TensorDataset(torch.arange(4))
-    node = MapStyleWrapper(dataset, torch.utils.data.SequentialSampler(dataset))
-    assert [item for (item,) in node] == [0, 1, 2, 3]
-    assert list(MapStyleWrapper({"a": 1, "b": 2}, ["b", "a"])) == [2, 1]
