@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
@@ -63,7 +64,7 @@ class Counting(IterDataPipe):
 
 
 def drawn(item: Any) -> Any:
-    return item, random.random() if os.environ.get("DRAWS") else 0
+    return item, (random.random(), float(numpy.random.standard_normal())) if os.environ.get("DRAWS") else 0
 
 
 def size(item: Any) -> int:
