@@ -8,14 +8,11 @@ import pytest
 numpy = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import get_worker_info  # noqa: E402
 
 from torchdata._native import ShardTurns  # noqa: E402
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
 from torchdata.datapipes._pipe import exchanging, skipping  # noqa: E402
 from torchdata.datapipes._pipe.exchanging import ShardGlobals  # noqa: E402
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators  # noqa: E402
-from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -123,27 +120,3 @@ def test_another_bit_generator_of_numpy_is_exchanged() -> None:
         assert numpy.random.random(3).tolist() == expected
     finally:
         numpy.random.set_bit_generator(before)
-
-
-def _with_draws(item: int) -> list[Any]:
-    info = get_worker_info()
-    assert info is not None
-    return [item, info.id, info.num_workers, info.seed, *draw()]
-
-
-def test_shards_of_a_graph_in_one_worker_draw_as_those_of_three() -> None:
-    def loader(workers: int) -> DataLoader2[Any]:
-        pipe = IterableWrapper(range(20)).sharding_filter().map(_with_draws)
-        made = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers))
-        made.seed(3)
-        return made
-
-    with loader(3) as first:
-        iterator = iter(first)
-        for _ in range(4):
-            next(iterator)
-        state = first.state_dict()
-        rest = list(iterator)
-    with loader(1) as later:
-        later.load_state_dict(state)
-        assert list(later) == rest

@@ -4,7 +4,6 @@ import io
 import pickle
 import random
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from itertools import islice
 from typing import Any
 
@@ -179,23 +178,6 @@ def test_a_state_is_plain_data_that_torch_loads_without_pickle(build: Callable[[
     other = with_state(build(), loaded["pipe"])
     load_generators(loaded["generators"])
     assert list(other) == rest
-
-
-def test_values_that_need_pickle_are_marked() -> None:
-    pipe = IterableWrapper([[1], [2], [3]]).map(lambda item: Decimal(item[0])).shuffle(buffer_size=2)
-    next(iter(pipe))
-    assert isinstance(save_state(pipe)["pipes"][-1]["state"]["__pickled__"], bytes)
-
-
-def test_nested_containers_are_pickled_without_names() -> None:
-    def build() -> Any:
-        return IterableWrapper([{"a": [1, {2}]}, {"a": [b"x", (3, [4])]}, {"a": None}]).shuffle(buffer_size=2)
-
-    iterator = iter(pipe := build())
-    next(iterator)
-    state = save_state(pipe)
-    assert "__nested__" in state["pipes"][-1]["state"]
-    assert list(with_state(build(), state, allow_pickle=False)) == list(iterator)
 
 
 def test_an_item_that_is_buffered_twice_stays_one_object() -> None:

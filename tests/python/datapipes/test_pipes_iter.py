@@ -176,11 +176,6 @@ def test_a_batch_is_freed_when_its_reader_drops_it() -> None:
     assert len(alive) == 12
 
 
-def test_unbatching_deeper_than_the_data_raises_an_error_that_names_the_level() -> None:
-    with pytest.raises(IndexError, match="unbatch_level 2 exceeds the depth"):
-        list(IterableWrapper([[1]]).unbatch(2))
-
-
 def test_groups_that_leave_a_full_buffer_keep_their_own_key() -> None:
     pipe = IterableWrapper([1, 1, 2]).groupby(lambda n: n, keep_key=True, buffer_size=3)
     assert list(pipe) == [(1, [1, 1]), (2, [2])]

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipes_table import seed
 from stream_checks import check_restore, read
@@ -88,29 +86,6 @@ def test_a_seed_gives_the_order_in_batches_that_torchdata_0_9_gives() -> None:
 def test_shuffling_in_batches_without_batches_raises_an_error(item: Any) -> None:
     with pytest.raises(TypeError, match=r"InBatchShuffler expects batches.*put `.batch"):
         list(IterableWrapper([item], deepcopy=False).in_batch_shuffle())
-
-
-@given(
-    words=st.lists(st.text("ab", max_size=9)),
-    limit=st.integers(0, 12),
-    buffer_size=st.integers(1, 6),
-    padding=st.booleans(),
-)
-def test_a_batch_never_has_more_tokens_than_allowed(
-    words: list[str], limit: int, buffer_size: int, padding: bool
-) -> None:
-    pipe = IterableWrapper(words).max_token_bucketize(limit, buffer_size=buffer_size, include_padding=padding)
-    batches = list(pipe)
-    for batch in batches:
-        lengths = [len(word) for word in batch]
-        assert (max(lengths) * len(lengths) if padding else sum(lengths)) <= limit
-    assert sorted(word for batch in batches for word in batch) == sorted(w for w in words if len(w) <= limit)
-
-
-def test_the_buffer_of_tokens_holds_no_more_than_its_size() -> None:
-    pipe = IterableWrapper(range(1, 2000)).max_token_bucketize(5000, len_fn=lambda n: n, buffer_size=7)
-    for _ in pipe:
-        assert len(pipe.state_dict()["heap"]) <= 7
 
 
 def test_streams_in_items_of_unwanted_lengths_are_closed() -> None:

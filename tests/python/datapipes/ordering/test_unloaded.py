@@ -132,13 +132,6 @@ def test_shares_are_unchanged_if_a_pipe_inspects_items(build: Callable[[Any], An
     assert all(orders[0])
 
 
-def test_spawned_workers_load_their_share(recorded: Recorded) -> None:
-    pipe = SequenceWrapper(recorded).shuffle().sharding_filter()
-    with loader(pipe, 2, multiprocessing_context="spawn") as loading:
-        assert sorted(loading) == [10 * n for n in range(COUNT)]
-    assert recorded.loaded() == [*range(COUNT)]
-
-
 def filtered_twice(source: Any) -> Any:
     ranks, workers = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
     return source.sharding_filter(ranks).shuffle().sharding_filter(workers)

@@ -395,7 +395,6 @@ BAD_ARGUMENTS: list[BadArgument] = [
     (lambda: ints().unbatch(-2), ValueError, "unbatch_level"),
     (lambda: ints().groupby(3), TypeError, "group_key_fn"),
     (lambda: ints().groupby(is_even, group_size=5, buffer_size=4), AssertionError, "group_size"),
-    (lambda: ints().groupby(is_even, guaranteed_group_size=2), AssertionError, "guaranteed"),
     (lambda: ints().groupby(is_even, group_size=2, guaranteed_group_size=3), AssertionError, "guaranteed"),
     (lambda: Sampler(ints().filter(is_even)), AssertionError, "length"),
     (lambda: Sampler(ints(), 3), TypeError, "sampler"),
