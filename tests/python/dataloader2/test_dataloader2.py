@@ -274,7 +274,7 @@ def test_after_shutdown_nothing_can_be_read():
     for _ in range(2):
         loader.shutdown()
     assert calls == ["initialize", "begin", "end", "finalize"]
-    with pytest.raises(RuntimeError, match="shut down"):
+    with pytest.raises(RuntimeError, match="has already been shut down; make another$"):
         iter(loader)
     with pytest.raises(RuntimeError, match="shut down"):
         next(iterator)

@@ -19,6 +19,7 @@ from torchdata.dataloader2.graph import (
 )
 from torchdata.dataloader2.graph.cutting import (
     DispatchedSource,
+    _DummyIterDataPipe,
     find_lca_round_robin_sharding_dp,
     find_non_dispatching_branches,
     find_replicable_branches,
@@ -299,9 +300,9 @@ def test_the_dispatching_process_runs_up_to_the_lowest_common_ancestor():
 def test_branches_without_a_dispatched_source_are_found():
     plain = source().map(str)
     assert find_non_dispatching_branches(traverse_dps(plain)) == [plain]
-    fed = DispatchedSource().map(str)
-    assert find_non_dispatching_branches(traverse_dps(fed)) == []
-    assert find_non_dispatching_branches(traverse_dps(Reader([fed, plain, plain]))) == [plain]
+    for fed in (DispatchedSource().map(str), _DummyIterDataPipe().map(str)):
+        assert find_non_dispatching_branches(traverse_dps(fed)) == []
+        assert find_non_dispatching_branches(traverse_dps(Reader([fed, plain, plain]))) == [plain]
 
 
 def test_what_reads_from_a_non_replicable_pipe_stays_in_main():

@@ -1,7 +1,6 @@
 """The deep import paths of torchdata 0.9 lead to the current modules."""
 
 import importlib
-import inspect
 import pickle
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +17,6 @@ from fresh_processes import run_python
 from torchdata._engine.processes import shutdown
 from torchdata._old_modules import OLD_MODULES, homes_of, names_of
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.graph import traverse_dps
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import IterToMapConverter, SequenceWrapper
 
@@ -31,16 +29,6 @@ def test_an_old_module_exports_names_that_have_moved(old: str) -> None:
         assert name in dir(module)
     private = {name for name in names_of(old) if name.startswith("_") and not name.endswith("__")}
     assert module.__all__ == [name for name in names_of(old) if name not in private]
-
-
-def test_names_are_imported_from_old_modules() -> None:
-    from torchdata.datapipes.iter.util.cycler import CyclerIterDataPipe
-
-    from torchdata.datapipes.iter import Cycler
-
-    assert CyclerIterDataPipe is Cycler
-    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
-        from torchdata.datapipes.iter.util.cycler import nothing  # noqa: F401
 
 
 def test_a_name_that_an_old_module_did_not_have_is_an_attribute_error_that_names_the_new_place() -> None:
@@ -56,20 +44,6 @@ def test_a_module_named_like_a_function_can_be_called_in_its_place() -> None:
         "from torchdata.datapipes.utils.janitor import janitor; print(callable(janitor))"
     )
     assert run_python("-c", code).stdout == "True\nTrue\n"
-
-
-def test_old_modules_of_the_linter_and_of_services_can_be_imported() -> None:
-    from torchdata.dataloader2.utils.worker import process_init_fn
-
-    from torchdata.dataloader2.graph.settings import set_graph_random_seed
-    from torchdata.dataloader2.graph.utils import find_dps
-    from torchdata.dataloader2.linter import _check_shuffle_before_sharding
-    from torchdata.dataloader2.random.seed_generator import SeedGenerator
-
-    assert all(
-        map(inspect.isroutine, [set_graph_random_seed, find_dps, _check_shuffle_before_sharding, process_init_fn])
-    )
-    assert inspect.isclass(SeedGenerator)
 
 
 @pytest.mark.parametrize(
@@ -199,11 +173,3 @@ def test_a_map_that_old_code_loads_on_its_own_can_be_read() -> None:
     plain = IterToMapConverter(IterableWrapper([(1, 2)]))
     plain._load_map()
     assert plain._map == {1: 2}
-
-
-def test_branches_without_a_source_of_dispatched_items_are_found() -> None:
-    from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_dispatching_branches
-
-    plain = IterableWrapper([1])
-    assert find_non_dispatching_branches(traverse_dps(_DummyIterDataPipe().zip(plain))) == [plain]
-    assert find_non_dispatching_branches(traverse_dps(_DummyIterDataPipe().map(str))) == []

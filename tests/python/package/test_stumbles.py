@@ -138,13 +138,6 @@ def test_python_suggests_the_nearest_form_for_a_misspelled_one(tmp_path: Path) -
     assert "Did you mean: 'shuffle'?" in run(tmp_path, program).stderr
 
 
-def test_a_loader_that_was_shut_down_says_to_make_another() -> None:
-    loader = DataLoader2(IterableWrapper([1]))
-    loader.shutdown()
-    with pytest.raises(RuntimeError, match="has already been shut down; make another$"):
-        iter(loader)
-
-
 def test_a_whole_checkpoint_is_refused_with_the_part_to_load() -> None:
     loader: DataLoader2[int] = DataLoader2(IterableWrapper([1]))
     with pytest.raises(ValueError, match=r"load the part of it that is one: load_state_dict\(state\['data'\]\)"):
