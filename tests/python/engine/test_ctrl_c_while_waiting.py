@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from torch.utils.data import Dataset
 
+from families import Mapped
 from torchdata import nodes
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
@@ -31,17 +31,6 @@ class Pressing:
         return item
 
 
-class Pressed(Dataset[int]):
-    def __init__(self, press: Pressing) -> None:
-        self.press = press
-
-    def __len__(self) -> int:
-        return ITEMS
-
-    def __getitem__(self, index: int) -> int:
-        return self.press(index)
-
-
 def nodes_over(press: Pressing, **options: Any) -> Any:
     return nodes.Loader(nodes.ParallelMapper(nodes.IterableWrapper(range(ITEMS)), press, **options))
 
@@ -58,7 +47,7 @@ LOADERS: dict[str, Callable[[Pressing], Any]] = {
         pipe(press).prefetch(1), reading_service=InProcessReadingService()
     ),
     "workers of StatefulDataLoader": lambda press: StatefulDataLoader(
-        Pressed(press), batch_size=None, num_workers=1, prefetch_factor=1, multiprocessing_context="fork"
+        Mapped(press, ITEMS), batch_size=None, num_workers=1, prefetch_factor=1, multiprocessing_context="fork"
     ),
     "threads of nodes": lambda press: nodes_over(press, num_workers=1, method="thread", max_concurrent=1),
     "processes of nodes": lambda press: nodes_over(

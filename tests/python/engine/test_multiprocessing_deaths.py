@@ -193,23 +193,6 @@ def test_the_interpreter_exits_whatever_state_the_loader_is_in(script, method, e
     assert (process.returncode, out, err) == (0, "", "")
 
 
-def test_shutdown_twice_in_del_and_after_shutdown():
-    dl = loader(IterableWrapper(range(10)).sharding_filter())
-    assert list(dl) == list(range(10))
-    dl.shutdown()
-    dl.shutdown()
-    with pytest.raises(RuntimeError, match="shut"):
-        iter(dl)
-    del dl
-    dl = loader(IterableWrapper(range(10)).sharding_filter())
-    iterator = iter(dl)
-    next(iterator)
-    pids = dl.reading_service._children.pids
-    del dl, iterator
-    gc.collect()
-    wait_for(lambda: all(map(is_gone, pids)))
-
-
 @pytest.mark.usefixtures("children_are_killed_soon")
 def test_a_timeout_names_the_worker():
     with loader(IterableWrapper(range(10)).sharding_filter().map(Sleeps(3)), timeout=0.5) as dl:

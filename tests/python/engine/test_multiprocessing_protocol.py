@@ -12,6 +12,7 @@ import pytest
 import torchdata
 from handlers import handling
 from process_checks import MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
+from random_graphs.users import Passing
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -81,10 +82,7 @@ def test_a_worker_whose_items_are_all_dropped_delays_no_other():
         assert list(dl) == list(range(0, 200, 2))
 
 
-class EndsAtOnce(IterDataPipe):
-    def __init__(self, source):
-        self.source = source
-
+class EndsAtOnce(Passing):
     def __iter__(self):
         for number in self.source:
             yield number
