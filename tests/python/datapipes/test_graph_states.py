@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -243,27 +242,6 @@ def test_a_subclass_that_overrides_iter_does_not_inherit_what_its_base_says_of_i
 
     assert (is_restorable(Changed(numbers(1))), is_restorable(Renamed(numbers(1)))) == (False, True)
     assert (is_one_to_one(Changed(numbers(1))), is_one_to_one(Renamed(numbers(1)))) == (False, True)
-
-
-def test_global_random_generators_resume_from_a_saved_state() -> None:
-    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
-
-    def seed_all(seed: int) -> None:
-        for set_seed in (random.seed, numpy.random.seed, torch.manual_seed):
-            set_seed(seed)
-
-    def draws() -> Any:
-        of_numpy = numpy.random.standard_normal(), numpy.random.rand()
-        return random.random(), random.gauss(0, 1), *of_numpy, torch.rand(3).tolist()
-
-    seed_all(1)
-    numpy.random.standard_normal()  # NumPy's generator stores a second normal number for its next call
-    random.gauss(0, 1)
-    state = pickle.loads(pickle.dumps(save_generators()))
-    first = draws()
-    seed_all(2)
-    load_generators(state)
-    assert draws() == first
 
 
 OTHERS = {

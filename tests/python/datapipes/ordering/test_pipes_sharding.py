@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from families import Mapped
 from random_graphs.users import Passing
 from refusals import refuses
 from resuming import with_state
@@ -23,14 +24,6 @@ class Letters(list[str]):
     """A user-defined list, which may override `__iter__`, so that pipes must not read it by index."""
 
 
-class Squares:
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> int:
-        return index * index
-
-
 SOURCES: dict[str, Callable[[], IterDataPipe]] = {
     "range": lambda: IterableWrapper(range(COUNT)),
     "range backwards": lambda: IterableWrapper(range(50, 50 - 2 * COUNT, -2)),
@@ -42,7 +35,7 @@ SOURCES: dict[str, Callable[[], IterDataPipe]] = {
     "array": lambda: IterableWrapper(array("I", range(COUNT))),
     "NumPy array": lambda: IterableWrapper(np.arange(3 * COUNT).reshape(COUNT, 3)),
     "empty": lambda: IterableWrapper([]),
-    "data set": lambda: IterableWrapper(Squares()),
+    "data set": lambda: IterableWrapper(Mapped(lambda index: index * index, COUNT)),
     "map pipe": lambda: SequenceWrapper(list(range(COUNT))).to_iter_datapipe(),
     "map pipe, some indices": lambda: SequenceWrapper(list(range(COUNT))).to_iter_datapipe([3, 5, 1, 1, 0, 22]),
     "map pipe, shuffled": lambda: SequenceWrapper(list(range(COUNT))).shuffle().set_seed(4),

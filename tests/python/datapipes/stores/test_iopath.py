@@ -94,7 +94,6 @@ def test_files_are_opened_in_the_mode_asked_for_and_restored(folder):
     assert [content for _, content in map(read, pipe)] == contents
     build = lambda: IoPathFileLister(folder, ["?.txt", "*.*"]).open_files_by_iopath(mode="rb")  # noqa: E731
     assert [content for _, content in check_restore(build)] == [content.encode() for content in contents]
-    check_restore(lambda: build().shuffle(buffer_size=2).set_seed(1), seeded=True)
 
 
 @pytest.mark.parametrize(("mode", "data"), [("w", "text"), ("wb", bytearray(b"x"))])

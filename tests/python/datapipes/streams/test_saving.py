@@ -167,8 +167,6 @@ def test_streams_with_the_right_hash_are_rewound(folder, hash_type, tool):
         return files.check_hash(sums(folder, tool), hash_type)
 
     assert [content for _, content in check_restore(build)] == [*BLOBS.values()]
-    shuffled = lambda: build().shuffle(buffer_size=2).set_seed(1)  # noqa: E731
-    check_restore(shuffled, seeded=True)
 
 
 def test_a_bare_stream_comes_out_wrapped_and_other_data_as_they_are():

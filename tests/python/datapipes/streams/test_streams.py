@@ -14,7 +14,6 @@ import pytest
 
 from stream_checks import check_restore, open_files
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper
-from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper, janitor
 
 
@@ -172,27 +171,6 @@ def test_a_vanished_file_raises_an_error_on_first_use_of_the_copy(path):
     os.remove(path)
     with pytest.raises(FileNotFoundError, match=r"file\.txt"):
         twin.read()
-
-
-def test_one_state_of_a_shuffler_that_holds_streams_loads_twice(tmp_path):
-    for number in range(6):
-        (tmp_path / str(number)).write_text(f"content {number}")
-
-    def build():
-        return FileLister(str(tmp_path)).open_files(mode="b").shuffle(buffer_size=3).set_seed(1)
-
-    whole = [(path, stream.read()) for path, stream in build()]
-    pipe = build()
-    items = iter(pipe)
-    next(items)
-    state = pickle.loads(pickle.dumps(save_state(pipe)))
-    for _ in range(2):
-        load_state(other := build(), state)
-        rest = []
-        for path, stream in other:
-            with stream:
-                rest.append((path, stream.read()))
-        assert rest == whole[1:]
 
 
 @pytest.fixture

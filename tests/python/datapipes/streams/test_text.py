@@ -143,12 +143,6 @@ def test_a_strict_decoding_error_names_path_and_line(make):
         list(getattr(blobs(b"one\ntwo\na\xffb\n"), make)(decode=True, errors="strict"))
 
 
-def test_lines_of_streams_in_memory_are_restored():
-    check_restore(lambda: texts("1\n2\n3\n", "", "4\n").readlines())
-    check_restore(lambda: texts("a,b\n1,2\n3,4\n", "").parse_csv_as_dict())
-    check_restore(lambda: blobs(b"1\n2\n3\n", b"", b"4\n").readlines())
-
-
 @pytest.mark.parametrize("newline", [None, "", "\n", "\r", "\r\n"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "shift_jis", "iso2022_jp"])
 @pytest.mark.parametrize("options", [{}, {"skip_lines": 2, "strip_newline": False}])
@@ -186,10 +180,6 @@ def test_each_line_of_a_file_with_invalid_bytes_is_restored(tmp_path, mode, erro
         )
     mark = "\ufffd" if errors == "replace" else ""
     assert [line for _, line in lines] == ["one", f"tw{mark}o", mark, f"three{mark}"] * 6
-
-
-def test_lines_limited_by_a_header_are_restored(folder):
-    check_restore(lambda: FileLister(folder).open_files(mode="b").readlines().header(5))
 
 
 def test_rows_are_lists_or_tuples_with_or_without_path():
