@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import threading
 import time
 import warnings
 from dataclasses import replace
@@ -181,38 +180,6 @@ def test_a_slow_first_item(workers):
     assert found, verdict
     assert 0.5 <= seconds(found[1]) < 30, "a little less where main waited later than its worker slept"
     assert int(found[2]) >= 50
-
-
-def test_the_stall_warning_of_a_loader_names_the_process_it_waits_for(monkeypatch):
-    monkeypatch.setattr("torchdata._observe.stats.diagnosis.STALL", 0.2)
-    reading, writing = os.pipe()
-    verdicts = []
-
-    def hangs(x):
-        if x == 21:
-            os.read(reading, 1)
-        return x
-
-    def look():
-        try:
-            wait_for(lambda: dl.diagnose().kind == "stalled")
-            verdicts.append(dl.diagnose())
-        finally:
-            os.write(writing, b"1")
-
-    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
-    with DataLoader2(IterableWrapper(range(30)).sharding_filter().map(hangs), reading_service=service) as dl:
-        thread = threading.Thread(target=look)
-        iterator = iter(dl)
-        got = [next(iterator) for _ in range(10)]
-        thread.start()
-        got += iterator
-        thread.join()
-    os.close(reading)
-    os.close(writing)
-    assert got == list(range(30))
-    assert verdicts[0].kind == "stalled"
-    assert "main has waited for worker process 1, which is running" in str(verdicts[0])
 
 
 def slept(x):

@@ -3,6 +3,7 @@
 import os
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from families import Mapped
 from hanging import stalls_told
 from process_checks import nothing_is_left  # noqa: F401
 from torchdata._observe.outside import stalls
@@ -27,22 +29,19 @@ pytestmark = [
 NAMES = ["main", "worker process 0", "worker process 1"]
 
 
-class Waiting:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+def waiting(path: Path, index: int) -> int:
+    while index == 5 and not path.exists():
+        time.sleep(0.01)
+    return index
 
-    def __len__(self) -> int:
-        return 20
 
-    def __getitem__(self, index: int) -> int:
-        while index == 5 and not self.path.exists():
-            time.sleep(0.01)
-        return index
+def delayed(path: Path) -> Mapped:
+    return Mapped(partial(waiting, path), 20)
 
 
 def test_a_stateful_loader_is_found_and_its_batches_are_counted(tmp_path: Path) -> None:
     (tmp_path / "there").touch()
-    iterator = iter(StatefulDataLoader(Waiting(tmp_path / "there"), 2, num_workers=2, multiprocessing_context="fork"))
+    iterator = iter(StatefulDataLoader(delayed(tmp_path / "there"), 2, num_workers=2, multiprocessing_context="fork"))
     for _ in range(4):
         next(iterator)
     (attached,) = attach(os.getpid())
@@ -57,7 +56,7 @@ def test_a_stateful_loader_is_found_and_its_batches_are_counted(tmp_path: Path) 
 
 
 def node_over(items: list[int], there: Path) -> ParallelMapper[int]:
-    read = Waiting(there).__getitem__
+    read = partial(waiting, there)
     return ParallelMapper(IterableWrapper(items), read, 2, method="process", multiprocessing_context="fork")
 
 
@@ -70,8 +69,8 @@ def test_main_warns_of_the_process_that_gives_no_item(
     node = node_over(list(range(20)), there)
     loader: Any = Loader(node)
     if family == "StatefulDataLoader":
-        loader = StatefulDataLoader(Waiting(there), 1, num_workers=2, multiprocessing_context="fork")
-    with stalls_told(there, monkeypatch, "main waits for worker process", "in __getitem__") as told:
+        loader = StatefulDataLoader(delayed(there), 1, num_workers=2, multiprocessing_context="fork")
+    with stalls_told(there, monkeypatch, "main waits for worker process", "in waiting") as told:
         assert [int(item) for item in loader] == list(range(20))
     assert "no item has come for" in told[0]
     if family == "StatefulDataLoader":
@@ -88,7 +87,7 @@ def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path)
     attached = max(attach(os.getpid()), key=lambda found: len(found.stats().processes))  # the view of this loader
     # A process appears in the statistics only after its first function call, so one process may be missing at first.
     wait_for(lambda: [one.name for one in attached.stats().processes] == NAMES)
-    wait_for(lambda: any("in __getitem__" in stack for name, stack in attached.stacks() if name.startswith("worker")))
+    wait_for(lambda: any("in waiting" in stack for name, stack in attached.stacks() if name.startswith("worker")))
     (tmp_path / "there").touch()
     assert list(iterator) == [5, 5]
     loader.shutdown()
