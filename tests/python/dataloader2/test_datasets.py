@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from families import Mapped
 from process_checks import loader
 from refusals import refuses
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -27,17 +28,9 @@ from torchdata.datapipes.map import Zipper as MapZipper
 from torchdata.datapipes.state import load_state, save_state
 
 
-class Tens:
-    """A map-style dataset that never raises IndexError, like many torch datasets."""
-
-    def __init__(self, count: int = 5) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> int:
-        return 10 * index
+def Tens(count: int = 5) -> Mapped:
+    """Returns a map-style dataset that never raises IndexError, like many torch datasets."""
+    return Mapped((10).__mul__, count)
 
 
 class Counted:

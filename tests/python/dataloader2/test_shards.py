@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
-from random_graphs.users import unpinned
+from random_graphs.users import Passing, unpinned
 from rank_threads import ThreadGroup, in_ranks
 from resuming import begun, continued, epochs_of, resumed, saved, stopped
 from torchdata.dataloader2 import (
@@ -160,11 +160,8 @@ def test_random_numbers_of_functions_belong_to_the_shard(form: str, monkeypatch:
             assert random.getstate() == before, "the generator of the program is its own"
 
 
-class WhoAmI(IterDataPipe):
+class WhoAmI(Passing):
     """A pipe that yields the number of its worker, according to torch."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
 
     def __iter__(self) -> Iterator[Any]:
         import torch.utils.data

@@ -11,20 +11,13 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from dying import Dying
+from families import Mapped
 from process_checks import nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, SamplerWrapper
 
 
 def draw(_item: Any) -> tuple[float, float, float]:
     return torch.rand((), dtype=torch.float64).item(), random.random(), float(np.random.rand())
-
-
-class Drawing:
-    def __getitem__(self, index: int) -> tuple[float, float, float]:
-        return draw(index)
-
-    def __len__(self) -> int:
-        return 6
 
 
 class DrawsOnceReady:
@@ -44,7 +37,7 @@ def mapper(source: Any, function: Any, workers: int, context: str = "fork", **op
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_a_process_draws_what_a_worker_of_torch_draws(context: str) -> None:
     torch.manual_seed(7)
-    expected = [tuple(row) for row in DataLoader(Drawing(), None, num_workers=1, multiprocessing_context="fork")]
+    expected = [tuple(row) for row in DataLoader(Mapped(draw, 6), None, num_workers=1, multiprocessing_context="fork")]
     torch.manual_seed(7)
     with Loader(mapper(IterableWrapper(range(6)), draw, 1, context)) as loader:
         assert list(loader) == expected

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import RandomSampler, SequentialSampler
 
+from families import Mapped
 from node_sources import numbers
 from torchdata.nodes import (
     BaseNode,
@@ -173,22 +174,15 @@ def test_composed_functions_are_called_in_order_and_pickle() -> None:
         Compose([int, 3])  # type: ignore[list-item]
 
 
-class Squares:
-    def __getitem__(self, index: int) -> int:
-        return index * index
-
-    def __len__(self) -> int:
-        return 9
-
-
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "method": "process"}])
 def test_a_map_style_wrapper_takes_the_arguments_of_a_parallel_mapper(options: dict[str, Any]) -> None:
     if options.get("method"):
         options = {**options, "multiprocessing_context": "fork"}
-    with Loader(MapStyleWrapper(Squares(), SequentialSampler(range(9)), **options)) as loader:  # type: ignore[arg-type]
+    squares = Mapped(lambda index: index * index, 9)
+    with Loader(MapStyleWrapper(squares, SequentialSampler(range(9)), **options)) as loader:
         assert list(loader) == [n * n for n in range(9)]
-    shuffled = MapStyleWrapper(Squares(), RandomSampler(range(9)), in_order=False, **options)  # type: ignore[arg-type]
+    shuffled = MapStyleWrapper(squares, RandomSampler(range(9)), in_order=False, **options)
     with Loader(shuffled) as loader:
         assert sorted(loader) == [n * n for n in range(9)]
     with pytest.raises(TypeError, match="in_oder"):
-        MapStyleWrapper(Squares(), SequentialSampler(range(9)), in_oder=False)  # type: ignore[arg-type]
+        MapStyleWrapper(squares, SequentialSampler(range(9)), in_oder=False)

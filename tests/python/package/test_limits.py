@@ -1,26 +1,18 @@
 """The numbers in docs/limits.md agree with the code, and its statements about long graphs and names are true."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from limits_table import held_for, of_the_code
+from random_graphs.users import Passing
 from torchdata.dataloader2 import DataLoader2
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import IterableWrapper
 
 PORTABLE = os.environ.get("TORCHDATA_PORTABLE") == "1"
 PAGE = Path(__file__).parents[3] / "docs" / "limits.md"
-
-
-class Passing(IterDataPipe[Any]):
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.source)
 
 
 def ten_times(x: int) -> int:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import torchdata
+from families import Mapped
 from fresh_processes import run_python
 from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left  # noqa: F401 - a fixture
+from random_graphs.users import Passing
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes._pipe.explaining import explain
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -20,10 +22,7 @@ from torchdata.datapipes.map import SequenceWrapper
 OURS = str(Path(torchdata.__file__).parent) + os.sep
 
 
-class Users(IterDataPipe):
-    def __init__(self, source):
-        self.source = source
-
+class Users(Passing):
     def __iter__(self):
         for item in self.source:  # noqa: UP028 - a frame of its own
             yield item
@@ -164,25 +163,18 @@ def test_an_error_of_the_dispatching_process_names_its_position_there_and_passes
     assert str(error).count("Original Traceback") == 1
 
 
-class Images:
-    def __len__(self):
-        return 30
-
-    def __getitem__(self, index):
-        return decode(index)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_note_on_a_data_set_names_the_index_that_it_was_asked_for(workers):
+    images = Mapped(decode, 30)
     for build in (
-        lambda: DataLoader2.from_dataset(Images(), 4, shuffle=True, num_workers=workers),
-        lambda: DataLoader2.from_dataset(Images(), 4, sampler=[3, 17, 4], num_workers=workers),
-        lambda: DataLoader2.from_dataset(Images(), 4, num_workers=workers),
+        lambda: DataLoader2.from_dataset(images, 4, shuffle=True, num_workers=workers),
+        lambda: DataLoader2.from_dataset(images, 4, sampler=[3, 17, 4], num_workers=workers),
+        lambda: DataLoader2.from_dataset(images, 4, num_workers=workers),
     ):
         with build() as dl:
             dl.seed(1)
             assert re.search(r" made its \d+(st|nd|rd|th) item, of index 17\.$", place_in(failure_of(dl, ValueError)))
-    pipe = SequenceWrapper(Images(), deepcopy=False)
+    pipe = SequenceWrapper(images, deepcopy=False)
     for each in (pipe.shuffle().set_seed(1), pipe.sample_by([3, 17]), pipe.to_iter_datapipe(indices=[1, 17])):
         assert place_in(failure_of(each.batch(2), ValueError)).endswith(" item, of index 17.")
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import DistributedSampler
 
+from families import Mapped
 from going_on import WORKERS, Places, advanced, check_goes_on, epochs_of, loaded, plain, saved, seed_all
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from random_stateful.orders import SAMPLERS
@@ -169,19 +170,16 @@ def test_an_abandoned_epoch_of_a_stateful_sampler_is_not_repeated_even_shortly_a
 
 @pytest.mark.parametrize("later", [0, 2])
 def test_out_of_order_no_sample_is_lost_or_comes_twice(later: int) -> None:
-    class Slow(Dataset[int]):
-        def __len__(self) -> int:
-            return 20
+    def slow(index: int) -> int:
+        time.sleep(0.03 if index % 2 else 0.0)
+        return index
 
-        def __getitem__(self, index: int) -> int:
-            time.sleep(0.03 if index % 2 else 0.0)
-            return index
-
+    dataset = Mapped(slow, 20)
     for sampler in (None, Places()):
-        loader = StatefulDataLoader(Slow(), batch_size=None, sampler=sampler, num_workers=2, in_order=False)
+        loader = StatefulDataLoader(dataset, batch_size=None, sampler=sampler, num_workers=2, in_order=False)
         head = list(itertools.islice(loader, 7))
         again = StatefulDataLoader(
-            Slow(), batch_size=None, sampler=sampler and Places(), num_workers=later, in_order=later == 0
+            dataset, batch_size=None, sampler=sampler and Places(), num_workers=later, in_order=later == 0
         )
         loaded(again, saved(loader))
         assert sorted(head + list(again)) == [*range(12 if sampler else 20)]

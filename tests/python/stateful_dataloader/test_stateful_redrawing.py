@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
+from families import Mapped
 from going_on import advanced, epochs_of, loaded, plain, saved, seed_all
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -100,16 +101,11 @@ class KeptBlocks(Blocks):
         self.start, self.left = state["start"], list(state["left"])
 
 
-class Augmented:
-    """A dataset that draws its samples from the global random generators."""
-
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, index: int) -> int:
-        torch.rand(3)
-        numpy.random.random()
-        return index + 0 * random.randrange(10)
+def augmented(index: int) -> int:
+    """Draws a sample from the global random generators."""
+    torch.rand(3)
+    numpy.random.random()
+    return index + 0 * random.randrange(10)
 
 
 def repeated(kind: str, is_global: bool) -> dict[str, Any]:
@@ -165,7 +161,7 @@ def test_a_sampler_that_draws_later_gives_the_same_order_from_each_position(name
     draws = is_global and name != "with a state"
 
     def make() -> Any:
-        dataset: Any = Augmented() if draws else range(30)
+        dataset: Any = Mapped(augmented, 30) if draws else range(30)
         return StatefulDataLoader(dataset, **SAMPLERS[name](kind, is_global))
 
     check_each_position(make, range(is_global, 10, 2), draws)
@@ -224,7 +220,7 @@ def test_another_number_of_workers_and_another_batch_size_keep_the_order() -> No
 
 def test_a_state_keeps_the_draws_of_a_sampler_in_a_few_bytes_each() -> None:
     seed_all()
-    loader = StatefulDataLoader(Augmented(), batch_size=2, sampler=EachIndex("Python's", True))
+    loader = StatefulDataLoader(Mapped(augmented, 30), batch_size=2, sampler=EachIndex("Python's", True))
     batches = iter(loader)
     read(batches, 2, draws=True)
     few = len(json.dumps(loader.state_dict()))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
+from families import Mapped
 from fresh_processes import with_torch
 from going_on import loaded
 from hanging import kill_only_hung
@@ -25,19 +25,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 Drawn, Stream = partial(NoisyCounting, 30, "torch"), partial(EpochAtEnd, 19, "torch")
 
 
-class DiesAt(Dataset[int]):
-    def __init__(self, path: Any = None) -> None:
-        self.path = path
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        if index == 5 and (self.path is None or not self.path.exists()):
-            if self.path is not None:
-                self.path.touch()
-            os._exit(7)
-        return index
+def dies_once(path: Path, index: int) -> int:
+    if index == 5 and not path.exists():
+        path.touch()
+        os._exit(7)
+    return index
 
 
 def loader_of(dataset: Any, how: str = "restart", **options: Any) -> Any:
@@ -139,7 +131,7 @@ def test_workers_are_replaced_with_a_pinning_thread_as_well(monkeypatch: pytest.
 
 
 def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
-    loader = loader_of(DiesAt(tmp_path / "died"), batch_size=1)
+    loader = loader_of(Mapped(partial(dies_once, tmp_path / "died"), 12), batch_size=1)
     iterator, came = iter(loader), []
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, get_worker_info
 
+from families import Mapped
 from pinning import pin_without_device
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -257,16 +258,12 @@ def test_a_pinning_thread_leaves_an_epoch_before_the_next_one_begins(monkeypatch
 def test_out_of_order_a_slow_batch_delays_no_other_worker() -> None:
     has_come = multiprocessing.Event()
 
-    class Slow(Dataset[int]):
-        def __len__(self) -> int:
-            return 8
+    def slow(index: int) -> int:
+        if index == 0:
+            has_come.wait(120)
+        return index
 
-        def __getitem__(self, index: int) -> int:
-            if index == 0:
-                has_come.wait(120)
-            return index
-
-    iterator = iter(StatefulDataLoader(Slow(), batch_size=None, num_workers=2, in_order=False))
+    iterator = iter(StatefulDataLoader(Mapped(slow, 8), batch_size=None, num_workers=2, in_order=False))
     found = [next(iterator)]
     has_come.set()
     found.extend(iterator)
