@@ -115,17 +115,13 @@ def test_a_rank_that_cannot_recompute_its_items_raises_an_error_on_all_ranks() -
     assert others.startswith("rank 0 raised an exception while it read its items")
 
 
-def drawn(item: int) -> tuple[int, float]:
-    return item, random.random()
-
-
 @pytest.mark.parametrize("replayed", [False, True])
 @pytest.mark.parametrize("prefetched", [False, True])
 def test_random_functions_that_a_thread_calls_ahead_resume_exactly(replayed: bool, prefetched: bool) -> None:
     def made(state: Any) -> DataLoader2[Any]:
         random.seed(5 if state is None else 77)
         pipe: Any = IterableWrapper(range(14)).shuffle()
-        pipe = (Passing(pipe) if replayed else pipe).map(drawn)
+        pipe = (Passing(pipe) if replayed else pipe).map(lambda item: (item, random.random()))
         pipe = pipe.prefetch(3) if prefetched else pipe
         return begun(DataLoader2(pipe.fullsync(20, process_group=Alone(2))), state)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipes_of_users import plus_one
 from random_graphs.users import ByHand, NoState, Passing, Unstated, unpinned
 from resuming import begun, check_resumes, continued, epochs_of
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
@@ -81,10 +82,6 @@ def test_a_loader_whose_items_were_all_read_ahead_ends_and_continues_with_the_ne
         return over(first.concat(second))
 
     check(build, (0, 3), (1, -4))
-
-
-def plus_one(item: int) -> int:
-    return item + 1
 
 
 def is_early(item: int) -> bool:

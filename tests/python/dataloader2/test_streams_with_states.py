@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="nodes and StatefulDataLoader need PyTorch")
 
 from torch.utils.data import SequentialSampler
 
+from node_sources import same
 from node_streams import Stateless
 from restarted import pids_of
 from streams_of_users import (
@@ -43,10 +44,6 @@ Make = Callable[[Any], Any]
 
 def service(workers: int) -> MultiProcessingReadingService | None:
     return MultiProcessingReadingService(workers, multiprocessing_context="fork") if workers else None
-
-
-def same(item: Any) -> Any:
-    return item
 
 
 def of_pipe(pipe: Any, workers: int = 0) -> DataLoader2[Any]:

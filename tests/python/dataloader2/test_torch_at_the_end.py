@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="it is its pipes that are tried here
 
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper  # noqa: E402
 
+from pipes_of_users import plus_one  # noqa: E402
 from random_graphs.users import ByHand, Declared, drawn, is_odd, kept, up_to  # noqa: E402
 from resuming import begun, check_resumes  # noqa: E402
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService  # noqa: E402
@@ -25,10 +26,6 @@ from torchdata.datapipes.state import (  # noqa: E402
 )
 
 pytestmark = pytest.mark.alone
-
-
-def plus_one(item: int) -> int:
-    return item + 1
 
 
 def shuffled() -> Any:

@@ -1,5 +1,8 @@
 """Fixtures that several files of tests for pipes use."""
 
+import socket
+from collections.abc import Iterator
+
 import pytest
 
 from torchdata.datapipes.iter.archives import archive, tar
@@ -11,3 +14,10 @@ def small_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (archive, tar):
         monkeypatch.setattr(module, "SMALLEST_BOMB", 1 << 20)
     monkeypatch.setattr(tar, "PIECE", 1 << 18)
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """Returns the address of a server that never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"

@@ -9,6 +9,7 @@ import pyarrow
 import pytest
 
 from families import Mapped
+from pipes_of_users import plus_one
 from refusals import refuses
 from stream_checks import check_restore
 from torchdata.datapipes import iter as iter_pipes
@@ -26,14 +27,6 @@ from torchdata.datapipes.map import (
     UnZipper,
     Zipper,
 )
-
-
-def plus_one(number):
-    return number + 1
-
-
-def swapped(pair):
-    return pair[1], pair[0]
 
 
 def numbers(count=10):
@@ -212,7 +205,7 @@ def test_a_pipe_of_pairs_becomes_a_map_by_key():
     assert (pipe["a"], pipe["b"], len(pipe)) == (1, 2, 2)
     with pytest.raises(IndexError, match="Index 'c' is invalid"):
         pipe["c"]
-    assert source.to_map_datapipe(swapped)[2] == "b"
+    assert source.to_map_datapipe(lambda pair: pair[::-1])[2] == "b"
 
 
 def test_a_repeated_key_causes_a_warning_and_its_last_value_counts():

@@ -75,10 +75,6 @@ class Sub(np.ndarray):
     pass
 
 
-def kept_buffer(array):
-    return array, np.frombuffer(memoryview(array).cast("B"), "float32")
-
-
 def kept_pointer(array):
     pointer = array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
@@ -94,7 +90,7 @@ KEPT = {
     "the array under a view that covers it": lambda array: (array.reshape(-1), array),
     "a view beside a view": lambda array: (array.reshape(-1), array.view("i4")),
     "a subclass": lambda array: (array, array.view(Sub)),
-    "a buffer": kept_buffer,
+    "a buffer": lambda array: (array, np.frombuffer(memoryview(array).cast("B"), "float32")),
     "a pointer": kept_pointer,
     "the array in a list": lambda array: ([array], array),
     "a view of the array in a list": lambda array: ([array], array[3:]),
@@ -102,17 +98,12 @@ KEPT = {
 }
 
 
-def overwrite(holder):
-    view = np.asarray(holder[1])
-    view.reshape(-1).view("u1")[:] = 77
-
-
 @pytest.mark.parametrize("name", KEPT)
 def test_later_writes_of_the_producer_do_not_change_a_yielded_array(loopback, name):
     def items():
         holder = KEPT[name](made())
         yield holder[0]
-        overwrite(holder)
+        np.asarray(holder[1]).reshape(-1).view("u1")[:] = 77
         yield "written"
 
     iterator = loopback.send(items())

@@ -49,18 +49,6 @@ def over_a_buffer(tensor):
     return torch.frombuffer(bytearray(random_tensors.content(tensor)), dtype=tensor.dtype).view(tensor.shape)
 
 
-def resized_storage(tensor):
-    tensor.untyped_storage().resize_(1 << 20)
-
-
-def set_to_another(tensor):
-    return tensor.set_(torch.arange(3, dtype=tensor.dtype))
-
-
-def set_to_a_part(tensor):
-    return tensor.set_(tensor.untyped_storage(), 2, (2, 2))
-
-
 def shared(tensor):
     assert tensor.share_memory_() is tensor
     return tensor.is_shared(), tensor.fill_(3)
@@ -86,11 +74,11 @@ DONE_TO_IT = {
     "a write by its storage": lambda tensor: (tensor.untyped_storage().fill_(1), tensor),
     "its storage": lambda tensor: (tensor.untyped_storage().nbytes(), sum(tensor.untyped_storage().tolist())),
     "its storage is resizable": lambda tensor: tensor.untyped_storage().resizable(),
-    "its storage is resized": resized_storage,
+    "its storage is resized": lambda tensor: tensor.untyped_storage().resize_(1 << 20),
     "it grows": lambda tensor: tensor.resize_(200_000),
     "it shrinks": lambda tensor: tensor.resize_(2),
-    "it is set to another": set_to_another,
-    "it is set to a part": set_to_a_part,
+    "it is set to another": lambda tensor: tensor.set_(torch.arange(3, dtype=tensor.dtype)),
+    "it is set to a part": lambda tensor: tensor.set_(tensor.untyped_storage(), 2, (2, 2)),
     "its memory is shared": shared,
     "it is pickled": lambda tensor: pickle.loads(pickle.dumps(tensor)),
     "it is saved": saved,

@@ -15,6 +15,7 @@ from torchdata._engine.workers.restart import Restarts
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
+from waiting import compute
 
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")]
 
@@ -124,12 +125,6 @@ def test_a_working_process_has_the_patience_and_any_other_process_the_timeout(fo
     else:
         assert re.search(r"process 1 .* made nothing for.*was killed for it \(`timeout`\)", words)
         assert "(`patience`)" not in words
-
-
-def compute(seconds):
-    end = time.process_time() + seconds
-    while time.process_time() < end:
-        pass
 
 
 @pytest.mark.parametrize(("dispatched", "in_order"), [("", True), ("before", False)])

@@ -98,16 +98,12 @@ def stopping_init(datapipe, worker_info):
     raise StopIteration
 
 
-def returns_nothing(datapipe, worker_info):
-    return None
-
-
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
         ({"worker_init_fn": failing_init}, LookupError, "Caught LookupError in worker process 1"),
         ({"worker_reset_fn": failing_reset}, LookupError, "Caught LookupError in worker process 0"),
-        ({"worker_init_fn": returns_nothing}, TypeError, "worker_init_fn must return"),
+        ({"worker_init_fn": lambda *_: None}, TypeError, "worker_init_fn must return"),
         ({"worker_init_fn": exiting_init}, RuntimeError, "Caught SystemExit in worker process 1"),
         ({"worker_reset_fn": exiting_reset}, RuntimeError, "Caught SystemExit in worker process 0"),
         ({"worker_init_fn": stopping_init}, RuntimeError, "Caught StopIteration in worker process 0"),

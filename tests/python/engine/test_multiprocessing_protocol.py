@@ -12,7 +12,7 @@ import pytest
 import torchdata
 from handlers import handling
 from process_checks import MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
-from random_graphs.users import Passing
+from random_graphs.users import Passing, unpinned
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -221,13 +221,9 @@ def test_threads_of_a_worker_make_arrays_in_shared_memory(threads):
         assert [int(array[0, 0]) for array in dl] == list(range(60))
 
 
-def untouched(item, _device):
-    return item
-
-
 @pytest.mark.parametrize("window", [0, 10])
 def test_reading_ahead_in_the_main_process_takes_no_items_of_the_epoch_after_a_break(window):
-    pipe = IterableWrapper(range(120)).sharding_filter().map(slow_tenth).pin_memory(pin_memory_fn=untouched)
+    pipe = IterableWrapper(range(120)).sharding_filter().map(slow_tenth).pin_memory(pin_memory_fn=unpinned)
     with loader(pipe, worker_prefetch_cnt=window) as dl:
         for taken in range(12):
             iterator = iter(dl)

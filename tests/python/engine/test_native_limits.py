@@ -47,14 +47,10 @@ def test_no_patience_does_not_wait(seconds):
     assert not queue.wait_still(seconds)
 
 
-def _ends():
-    bells, link = BellBoard(2), Link(0)
-    return Sender([link], bells, 1, [0]), Collector([link], bells, 0, [1], print)
-
-
 @pytest.mark.parametrize("seconds", VERY_LONG)
 def test_messages_and_acknowledgements_may_be_waited_for_very_long(seconds):
-    sender, collector = _ends()
+    bells, link = BellBoard(2), Link(0)
+    sender, collector = Sender([link], bells, 1, [0]), Collector([link], bells, 0, [1], print)
     threading.Timer(0.1, sender.send_message, [("hello",)]).start()
     assert collector.receive(0, seconds) == ("hello",)
     threading.Timer(0.1, collector.acknowledge, [1]).start()

@@ -20,6 +20,7 @@ import torchdata  # noqa: E402
 import torchdata.datapipes.iter as pipes  # noqa: E402
 from handlers import handling  # noqa: E402
 from programs import run  # noqa: E402
+from thread_checks import threads  # noqa: E402
 from torchdata.datapipes.state import load_state, save_state  # noqa: E402
 from torchdata.nodes import IterableWrapper, ParallelMapper, Prefetcher  # noqa: E402
 from torchdata.nodes import Mapper as NodeMapper  # noqa: E402
@@ -135,10 +136,6 @@ def _pinned_by_the_function(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     gc.collect()
     wait_for(lambda: not threads())
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchdata-")]
 
 
 def begun(way: Way, count: int, function: Function, monkeypatch: pytest.MonkeyPatch, state: Any = None) -> Any:

@@ -12,10 +12,6 @@ from refusals import refuses
 from torchdata.images import center_crop, random_resized_crop
 
 
-def numpy_legacy(seed: int) -> Any:
-    return np.random.RandomState(seed)
-
-
 def module(seed: int) -> Any:
     random.seed(seed)
     return random
@@ -26,7 +22,9 @@ def of_torch(seed: int) -> Any:
     return torch.Generator().manual_seed(seed)
 
 
-GENERATORS = pytest.mark.parametrize("make", [random.Random, module, np.random.default_rng, numpy_legacy, of_torch])
+GENERATORS = pytest.mark.parametrize(
+    "make", [random.Random, module, np.random.default_rng, np.random.RandomState, of_torch]
+)
 
 
 def distance(values: list[float]) -> float:

@@ -75,10 +75,6 @@ class Recorder(BaseNode[Any]):
         return self.calling
 
 
-def some(item: Any) -> bool:
-    return item != 1
-
-
 ASKING: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "prefetch": lambda node: Prefetcher(node, 2),
     "prefetch, every third": lambda node: Prefetcher(node, 2, snapshot_frequency=3),
@@ -90,7 +86,7 @@ ASKING: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
 STEPS: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "nothing": same,
     "mapper": lambda node: Mapper(node, same),
-    "filter": lambda node: Filter(node, some),
+    "filter": lambda node: Filter(node, lambda item: item != 1),
     "batcher": lambda node: Batcher(node, 2),
     "header": lambda node: Header(node, 3),
     "cycler": lambda node: Header(Cycler(node, 2), 20),

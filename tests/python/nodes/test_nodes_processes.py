@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import rank_forkserver
-from node_sources import numbers
+from node_sources import fails_at_three, numbers
 from process_checks import ExitsAt, children, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - a fixture for all tests here
 from torchdata._engine.processes import shutdown
 from torchdata.dataloader2.error import WorkerExitedError
@@ -33,12 +33,6 @@ def square(number: int) -> int:
 def with_pid(number: int) -> tuple[int, int]:
     time.sleep(0.005)
     return number, os.getpid()
-
-
-def fails_at_three(number: int) -> int:
-    if number == 3:
-        raise KeyError("three")
-    return number
 
 
 def dies_at_three(number: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from node_sources import Epochs, numbers, outcomes
+from node_sources import Epochs, fails_at_three, numbers, outcomes
 from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.nodes import (
     BaseNode,
@@ -104,12 +104,6 @@ def test_several_threads_call_the_function_at_once_and_one_at_a_time_reads_the_s
         return number
 
     assert list(ParallelMapper(Mapper(numbers(9), read), meet, 3)) == list(range(9))
-
-
-def fails_at_three(number: int) -> int:
-    if number == 3:
-        raise KeyError("three")
-    return number
 
 
 @pytest.mark.parametrize(

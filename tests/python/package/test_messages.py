@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cache_checks import cached
-from process_checks import loader
+from process_checks import identity, loader
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, ReadingServiceInterface
 from torchdata.dataloader2.graph import remove_dp, traverse_dps
 from torchdata.dataloader2.random import SeedGenerator
@@ -29,36 +29,32 @@ def ints() -> IterableWrapper[int]:
     return IterableWrapper(range(5))
 
 
-def same(item: Any) -> Any:
-    return item
-
-
 def raises_key_error(item: Any) -> Any:
     raise KeyError(f"text for {item}")
 
 
 def dispatched() -> None:
-    with loader(IterableWrapper(["a"]).map(raises_key_error).sharding_round_robin_dispatch().map(same)) as dl:
+    with loader(IterableWrapper(["a"]).map(raises_key_error).sharding_round_robin_dispatch().map(identity)) as dl:
         list(dl)
 
 
 def joined_by_a_full_buffer() -> None:
-    list(ints().zip_with_iter(IterableWrapper([4, 3, 2, 1, 0]).map(same), same, buffer_size=3))
+    list(ints().zip_with_iter(IterableWrapper([4, 3, 2, 1, 0]).map(identity), identity, buffer_size=3))
 
 
 def remove_source() -> None:
     source = ints()
-    remove_dp(traverse_dps(source.map(same)), source)
+    remove_dp(traverse_dps(source.map(identity)), source)
 
 
 def remove_last() -> None:
-    last = ints().map(same)
+    last = ints().map(identity)
     remove_dp(traverse_dps(last), last)
 
 
 def remove_joint() -> None:
     joint = ints().zip(ints())
-    remove_dp(traverse_dps(joint.map(same)), joint)
+    remove_dp(traverse_dps(joint.map(identity)), joint)
 
 
 def loaded_too_late() -> None:
@@ -103,9 +99,9 @@ ROWS: list[tuple[Any, ...]] = [
     ),
     (joined_by_a_full_buffer, UserWarning, "Buffer reaches the upper limit"),
     (lambda: len(Unsized().enumerate().to_map_datapipe()), UserWarning, "Data from prior DataPipe"),
-    (lambda: len(ints().map_batches(same, 2)), TypeError, FUNCTION_LENGTH),
+    (lambda: len(ints().map_batches(identity, 2)), TypeError, FUNCTION_LENGTH),
     (
-        lambda: list(ints().zip_with_map(SequenceWrapper([0]), same)),
+        lambda: list(ints().zip_with_map(SequenceWrapper([0]), identity)),
         KeyError,
         "is not a valid key in the given MapDataPipe",
     ),
@@ -116,10 +112,10 @@ ROWS: list[tuple[Any, ...]] = [
     (lambda: SampleMultiplexer({}), ValueError, "Empty dictionary"),
     (lambda: list(IterableWrapper(["f{01..999}"]).shard_expand()), ValueError, "must not start with 0"),
     (lambda: len(Unsized().zip_longest(ints())), TypeError, NO_LENGTH),
-    (lambda: len(Unsized().threadpool_map(same)), TypeError, NO_LENGTH),
+    (lambda: len(Unsized().threadpool_map(identity)), TypeError, NO_LENGTH),
     (lambda: len(Unsized().batch(2)), TypeError, NO_LENGTH),
     (lambda: len(Unsized().header(None)), TypeError, NO_LENGTH),
-    (lambda: len(ints().flatmap(same)), TypeError, FUNCTION_LENGTH, NO_LENGTH),
+    (lambda: len(ints().flatmap(identity)), TypeError, FUNCTION_LENGTH, NO_LENGTH),
     (lambda: len(ints().shuffled_flatmap(str)), TypeError, FUNCTION_LENGTH, NO_LENGTH),
     (lambda: len(ints().demux(2, bool)[0]), TypeError, NO_LENGTH),
     (lambda: len(ints().fullsync()), TypeError, NO_LENGTH),
@@ -129,37 +125,37 @@ ROWS: list[tuple[Any, ...]] = [
     (lambda: ints().batch(0), AssertionError, "Batch size is required to be larger than 0!$"),
     (lambda: SequenceWrapper([1]).batch(0), AssertionError, "Batch size is required to be larger than 0!$"),
     (lambda: ints().bucketbatch(0), AssertionError, "Batch size is required to be larger than 0!$"),
-    (lambda: ints().map_batches(same, 0), AssertionError, "Batch size is required to be larger than 0!$"),
+    (lambda: ints().map_batches(identity, 0), AssertionError, "Batch size is required to be larger than 0!$"),
     (lambda: list(ints().unbatch(unbatch_level=3)), IndexError, "unbatch_level 3 exceeds the depth of the DataPipe"),
     (lambda: ints().shuffle(buffer_size=0), AssertionError, "buffer_size should be larger than 0$"),
-    (lambda: ints().shuffled_flatmap(same, buffer_size=0), AssertionError, "buffer_size should be larger than 0$"),
+    (lambda: ints().shuffled_flatmap(identity, buffer_size=0), AssertionError, "buffer_size should be larger than 0$"),
     (lambda: Concater([1]), TypeError, "Expected all inputs to be `IterDataPipe`$"),  # type: ignore[arg-type]
     (lambda: Zipper([1]), TypeError, "All inputs are required to be `IterDataPipe`"),  # type: ignore[arg-type]
-    (lambda: ints().groupby(same, group_size=0), AssertionError, "group_size must be > 0 and <= buffer_size$"),
+    (lambda: ints().groupby(identity, group_size=0), AssertionError, "group_size must be > 0 and <= buffer_size$"),
     (
-        lambda: ints().groupby(same, guaranteed_group_size=3),
+        lambda: ints().groupby(identity, guaranteed_group_size=3),
         AssertionError,
         "guaranteed_group_size must be > 0 and <= group_size and group_size must be set",
     ),
     (lambda: ints().prefetch(0), ValueError, "'buffer_size' is required to be a positive integer.$"),
     (
-        lambda: ints().threadpool_map(same, scheduled_tasks=0),
+        lambda: ints().threadpool_map(identity, scheduled_tasks=0),
         ValueError,
         "'scheduled_tasks' is required to be a positive integer.$",
     ),
     (lambda: ints().readlines(skip_lines=-1), ValueError, "'skip_lines' is required to be a positive integer.$"),
     (
-        lambda: ints().zip_with_iter(ints(), same, buffer_size=0),
+        lambda: ints().zip_with_iter(ints(), identity, buffer_size=0),
         ValueError,
         "'buffer_size' is required to be either None or a positive integer.$",
     ),
     (
-        lambda: ints().zip_with_iter(1, same),
+        lambda: ints().zip_with_iter(1, identity),
         TypeError,
         "ref_datapipe must be a IterDataPipe, but its type is <class 'int'> instead.$",
     ),  # type: ignore[arg-type]
     (
-        lambda: list(ints().zip_with_iter(IterableWrapper([9]), same)),
+        lambda: list(ints().zip_with_iter(IterableWrapper([9]), identity)),
         BufferError,
         "No matching key can be found from reference DataPipe for the data 0",
     ),
@@ -186,7 +182,7 @@ ROWS: list[tuple[Any, ...]] = [
     ),
     (lambda: list(IterableWrapper(["f{3..1}"]).shard_expand()), ValueError, "shard_expand: bad range in .*shard spec"),
     (
-        lambda: list(ints().filter(same)),
+        lambda: list(ints().filter(identity)),
         ValueError,
         "Boolean output is required for `filter_fn` of FilterIterDataPipe, got",
     ),
@@ -196,7 +192,7 @@ ROWS: list[tuple[Any, ...]] = [
         "The function remove_dp takes 2 positional parameters, but 1 are required.$",
     ),
     (
-        lambda: ints().async_map_batches(same, 2),
+        lambda: ints().async_map_batches(identity, 2),
         ValueError,
         "Expected a corotine function with an async def syntax, but got a <class 'function'>$",
     ),  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fresh_processes import run_program, run_python
+from pipes_of_users import plus_one
 from torchdata.dataloader2.graph import find_dps, replace_dp, traverse_dps
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper, Shuffler
 from torchdata.datapipes.map import SequenceWrapper
@@ -16,10 +17,6 @@ from torchdata.datapipes.utils._streams import detached
 
 torch = pytest.importorskip("torch", reason="this is about living with torch")
 data = torch.utils.data
-
-
-def plus_one(item: int) -> int:
-    return item + 1
 
 
 #: A program in two parts: the first part imports the package, and the second part imports torch.

@@ -3,20 +3,13 @@
 import os
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from torchdata._observe.stats import processor
-from waiting import check_in_forked_child
-
-
-def compute(seconds: float) -> None:
-    end = time.process_time() + seconds
-    while time.process_time() < end:
-        pass
+from waiting import check_in_forked_child, compute
 
 
 def without_schedstat(monkeypatch: pytest.MonkeyPatch) -> None:

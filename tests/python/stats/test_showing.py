@@ -129,12 +129,8 @@ def test_the_hottest_pipe_is_the_one_that_works_most(loader: Any) -> None:
     assert (colors[0], colors[-1]) == ("#ffffff", "#f2846d")
 
 
-def few_or_many(item: int) -> range:
-    return range(90 if item else 10)
-
-
 def test_workers_that_have_very_different_work_are_drawn_one_by_one() -> None:
-    pipe = IterableWrapper(range(2)).sharding_filter().flatmap(few_or_many)
+    pipe = IterableWrapper(range(2)).sharding_filter().flatmap(lambda item: range(90 if item else 10))
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork")) as loader:
         list(loader)
         graph = loader.stats()._torchdata_graph()

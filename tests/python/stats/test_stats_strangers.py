@@ -40,24 +40,16 @@ def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
     return made
 
 
-def with_role(content):
-    struct.pack_into("<I", content, PAGE + ROLE, 77)
-
-
-def with_pipes(content):
-    struct.pack_into("<I", content, PAGE + PIPES, 2**32 - 1)
-
-
-def with_pages(content):
-    struct.pack_into("<I", content, 12, 2**32 - 1)
+def packed(place, value):
+    return lambda content: struct.pack_into("<I", content, place, value)
 
 
 @pytest.mark.parametrize(
     ("change", "seals", "words"),
     [
-        (with_role, fcntl.F_SEAL_SHRINK, "page 0 of the counters contains a process"),
-        (with_pipes, fcntl.F_SEAL_SHRINK, "page 0 of the counters counts more pipes"),
-        (with_pages, fcntl.F_SEAL_SHRINK, "its sizes are inconsistent"),
+        (packed(PAGE + ROLE, 77), fcntl.F_SEAL_SHRINK, "page 0 of the counters contains a process"),
+        (packed(PAGE + PIPES, 2**32 - 1), fcntl.F_SEAL_SHRINK, "page 0 of the counters counts more pipes"),
+        (packed(12, 2**32 - 1), fcntl.F_SEAL_SHRINK, "its sizes are inconsistent"),
         (lambda content: None, 0, "not sealed against shrinking"),
     ],
 )

@@ -16,6 +16,12 @@ def numbers(count: int) -> IterableWrapper[int]:
     return IterableWrapper(range(count))
 
 
+def fails_at_three(number: int) -> int:
+    if number == 3:
+        raise KeyError("three")
+    return number
+
+
 def at_odds(number: int) -> int:
     if number == 2:
         raise ValueError("two")

@@ -1,4 +1,4 @@
-"""Waits with a time limit, for a condition or for a forked child."""
+"""Waits with a time limit, for a condition or for a forked child, or computes."""
 
 import os
 import signal
@@ -13,6 +13,12 @@ def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.002)
+
+
+def compute(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
 
 
 def check_in_forked_child(check: Callable[[], object], seconds: float = 120.0) -> None:

@@ -17,7 +17,6 @@ import pytest
 
 from stream_checks import check_restore, open_files, read
 from torchdata.datapipes.iter import FileOpener, IterableWrapper, TarArchiveLoader
-from torchdata.datapipes.iter.archives import archive, tar
 
 KINDS = ["tar", "tar.gz", "zip"]
 
@@ -263,14 +262,6 @@ def test_a_file_that_fails_while_it_is_read_raises_an_error_that_names_pipe_and_
 
 
 # ---------------------------------------------------------------------------------------------------------------- bombs
-
-
-@pytest.fixture
-def small_bombs(monkeypatch):
-    """Lowers the limit for decompression bombs to 1 MiB, so that small test files exceed the limit."""
-    for module in (archive, tar):
-        monkeypatch.setattr(module, "SMALLEST_BOMB", 1 << 20)
-    monkeypatch.setattr(tar, "PIECE", 1 << 18)
 
 
 def test_a_decompression_bomb_in_a_stream_that_reads_ahead_is_refused(small_bombs, tmp_path):

@@ -144,8 +144,6 @@ def test_tar_archives_come_out_open_and_can_be_loaded(folder, name):
 
     found = check_restore(build)
     assert dict(found) == {os.path.join(path, member): content for member, content in CONTENT.items()}
-    shuffled = lambda: build().shuffle(buffer_size=3).set_seed(3)  # noqa: E731
-    check_restore(shuffled, seeded=True)
 
 
 def test_members_of_a_tar_archive_compressed_by_bzip2_can_be_read_after_it_was_left(folder):

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
+from process_checks import identity
 from stream_checks import check_restore, open_files, read
 from torchdata.datapipes.iter import FileOpener, IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import save_state
 from torchdata.datapipes.utils import StreamWrapper
-
-
-def itself(item: Any) -> Any:
-    return item
 
 
 def streams_of(keys: str) -> dict[str, StreamWrapper]:
@@ -29,7 +26,7 @@ def closed(streams: dict[str, StreamWrapper]) -> str:
 def test_a_full_buffer_drops_what_waits_longest_with_one_warning_and_closes_its_stream() -> None:
     streams = streams_of("abcdef")
     reference = IterableWrapper(list(streams.items()), deepcopy=False)
-    pipe = IterableWrapper("fed").zip_with_iter(reference, itself, itemgetter(0), buffer_size=2)
+    pipe = IterableWrapper("fed").zip_with_iter(reference, identity, itemgetter(0), buffer_size=2)
     with pytest.warns(UserWarning, match="Buffer reaches the upper limit of 2 items") as warned:
         assert [item for item, _ in pipe] == ["f", "e", "d"]
     assert len(warned) == 1
@@ -38,30 +35,30 @@ def test_a_full_buffer_drops_what_waits_longest_with_one_warning_and_closes_its_
 
 def test_a_buffer_that_is_just_large_enough_causes_no_warning() -> None:
     reference = IterableWrapper([4, 3, 2, 1, 0])
-    assert len(list(IterableWrapper(range(5)).zip_with_iter(reference, itself, buffer_size=4))) == 5
-    assert len(list(IterableWrapper(range(5)).zip_with_iter(reference, itself, buffer_size=None))) == 5
+    assert len(list(IterableWrapper(range(5)).zip_with_iter(reference, identity, buffer_size=4))) == 5
+    assert len(list(IterableWrapper(range(5)).zip_with_iter(reference, identity, buffer_size=None))) == 5
 
 
 def test_unrequested_streams_are_closed_when_the_iteration_ends() -> None:
     streams = streams_of("abcd")
     reference = IterableWrapper(list(streams.items()), deepcopy=False)
-    pipe = IterableWrapper("ca").zip_with_iter(reference, itself, itemgetter(0))
+    pipe = IterableWrapper("ca").zip_with_iter(reference, identity, itemgetter(0))
     assert [item for item, _ in pipe] == ["c", "a"]
     assert closed(streams) == "b"  # the iteration ended before the pipe requested stream d
     assert save_state(pipe)["pipes"][-1]["state"]["waiting"] == {}
 
 
 def test_a_buffer_error_names_a_missing_key() -> None:
-    pipe = IterableWrapper("abx").zip_with_iter(IterableWrapper("ba"), itself)
+    pipe = IterableWrapper("abx").zip_with_iter(IterableWrapper("ba"), identity)
     with pytest.raises(BufferError, match=r"No matching key .* for the data 'x'; every key of source_datapipe must be"):
         list(pipe)
-    again = IterableWrapper("aa").zip_with_iter(IterableWrapper("ab"), itself)
+    again = IterableWrapper("aa").zip_with_iter(IterableWrapper("ab"), identity)
     with pytest.raises(BufferError, match="'a'"):
         list(again)
 
 
 def test_a_buffer_error_reports_a_dropped_key() -> None:
-    pipe = IterableWrapper("da").zip_with_iter(IterableWrapper("abcd"), itself, buffer_size=1)
+    pipe = IterableWrapper("da").zip_with_iter(IterableWrapper("abcd"), identity, buffer_size=1)
     with (
         pytest.warns(UserWarning, match="upper limit of 1 items"),
         pytest.raises(BufferError, match=r"for the data 'a'; 2 items were dropped .* enlarge buffer_size"),
@@ -71,8 +68,8 @@ def test_a_buffer_error_reports_a_dropped_key() -> None:
 
 def test_an_error_names_a_key_that_waits_already_and_later_keys_raise_none() -> None:
     with pytest.raises(ValueError, match="Duplicate key is found in ref_datapipe: 'b'"):
-        list(IterableWrapper("a").zip_with_iter(IterableWrapper("bba"), itself))
-    assert list(IterableWrapper("aa").zip_with_iter(IterableWrapper("aa"), itself)) == [("a", "a")] * 2
+        list(IterableWrapper("a").zip_with_iter(IterableWrapper("bba"), identity))
+    assert list(IterableWrapper("aa").zip_with_iter(IterableWrapper("aa"), identity)) == [("a", "a")] * 2
 
 
 @pytest.fixture
@@ -85,7 +82,7 @@ def paths(tmp_path: Path) -> list[str]:
 
 def joined_files(paths: list[str]) -> Any:
     reference = FileOpener(IterableWrapper([paths[i] for i in (2, 0, 4, 1, 3)]), mode="rb")
-    return IterableWrapper(paths).zip_with_iter(reference, itself, itemgetter(0), merge_fn=lambda _, pair: pair)
+    return IterableWrapper(paths).zip_with_iter(reference, identity, itemgetter(0), merge_fn=lambda _, pair: pair)
 
 
 def test_files_that_wait_are_part_of_the_state_and_closed_when_the_join_is_abandoned(paths: list[str]) -> None:
@@ -97,7 +94,7 @@ def test_a_join_that_fails_leaves_no_file_open_and_starts_over(paths: list[str])
     before = open_files()
     keys = [paths[0], "missing"]
     pipe = IterableWrapper(keys, deepcopy=False).zip_with_iter(
-        FileOpener(IterableWrapper(paths[::-1]), mode="rb"), itself, itemgetter(0), merge_fn=lambda _, pair: pair
+        FileOpener(IterableWrapper(paths[::-1]), mode="rb"), identity, itemgetter(0), merge_fn=lambda _, pair: pair
     )
     seen = []
     with pytest.raises(BufferError, match="missing"):
@@ -114,4 +111,4 @@ def test_a_key_that_the_map_pipe_lacks_raises_a_key_error_that_names_item_and_ke
     with pytest.raises(KeyError, match="key_fn maps 'xb' to 'b'"):
         list(IterableWrapper(["xa", "xb"]).zip_with_map(SequenceWrapper({"a": 1}), itemgetter(1)))
     with pytest.raises(KeyError, match="key_fn maps 7 to 7"):
-        list(IterableWrapper([0, 7]).zip_with_map(SequenceWrapper([1]), itself))
+        list(IterableWrapper([0, 7]).zip_with_map(SequenceWrapper([1]), identity))

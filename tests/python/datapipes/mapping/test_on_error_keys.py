@@ -10,6 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from archive_bytes import tar_of
+from process_checks import identity
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import ArrowParts
@@ -146,10 +147,6 @@ def fourth(row: dict[str, Any]) -> float:
     return 1 / row["of"][3]
 
 
-def same(row: dict[str, Any]) -> dict[str, Any]:
-    return row
-
-
 @pytest.mark.parametrize(("workers", "between"), [(0, "nothing"), (2, "a map and a filter")])
 def test_the_log_names_a_row_without_scalar_columns_by_file_and_row_number(tmp_path, workers, between):
     for name in "ab":
@@ -157,7 +154,7 @@ def test_the_log_names_a_row_without_scalar_columns_by_file_and_row_number(tmp_p
         parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=5)
     rows = ArrowParts(str(tmp_path)).to_iter_datapipe().sharding_filter().read_arrow()
     if between != "nothing":
-        rows = rows.map(same).filter(bool)
+        rows = rows.map(identity).filter(bool)
     with DataLoader2(rows.map(fourth).on_error("skip", log=tmp_path / "log"), num_workers=workers) as loader:
         assert len(list(loader)) == 10
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]

@@ -22,10 +22,6 @@ class Calls:
         return [item]
 
 
-def without_length(pipe):
-    return pipe.filter(lambda item: True)
-
-
 def test_later_epochs_yield_the_same_objects_and_run_nothing():
     calls = Calls()
     pipe = IterableWrapper(range(5)).map(calls).in_memory_cache()
@@ -60,7 +56,7 @@ def test_sizes_are_those_of_what_is_in_the_items():
 def test_the_length_is_known_once_the_cache_is_loaded():
     assert len(IterableWrapper(range(3)).in_memory_cache()) == 3
     for size in (None, 100 / MEGABYTE):
-        pipe = without_length(IterableWrapper(range(1000, 1010))).in_memory_cache(size)
+        pipe = IterableWrapper(range(1000, 1010)).filter(lambda item: True).in_memory_cache(size)
         with pytest.raises(TypeError, match="doesn't have valid length until the cache is loaded"):
             len(pipe)
         list(pipe)

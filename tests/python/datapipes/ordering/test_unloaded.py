@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipes_of_users import plus_one
 from process_checks import loader
 from random_graphs.users import Passing
 from resuming import with_state
@@ -47,14 +48,6 @@ def recorded(tmp_path: Path) -> Recorded:
     return Recorded(tmp_path / "loaded")
 
 
-def plus_one(item: int) -> int:
-    return item + 1
-
-
-def is_even(item: int) -> bool:
-    return item % 20 == 0
-
-
 class MyShuffler(Shuffler):
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()
@@ -90,7 +83,7 @@ BY_INDEX: dict[str, Callable[[Any], Any]] = {
 
 #: Pipelines in which the sharding filter must read items, because a pipe before the filter needs the items.
 BY_ITEM: dict[str, Callable[[Any], Any]] = {
-    "filtered": lambda s: SequenceWrapper(s).shuffle().filter(is_even),
+    "filtered": lambda s: SequenceWrapper(s).shuffle().filter(lambda item: item % 20 == 0),
     "unfolded": lambda s: SequenceWrapper(s).shuffle().flatmap(lambda item: [item, item]),
     "batched": lambda s: SequenceWrapper(s).shuffle().batch(3),
     "numbered": lambda s: SequenceWrapper(s).shuffle().enumerate(),

@@ -37,12 +37,6 @@ def cluster():
         yield url
 
 
-@pytest.fixture
-def deaf():
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
 def urls(bucket, prefix=""):
     return [f"{bucket}/{name}" for name in sorted(BUCKETS[bucket]) if name.startswith(prefix)]
 

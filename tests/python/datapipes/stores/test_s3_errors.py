@@ -26,12 +26,6 @@ def client():
 pytestmark = pytest.mark.usefixtures("client")
 
 
-@pytest.fixture
-def deaf():
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
 @pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
 def test_an_error_names_pipe_and_url_of_a_missing_object(make):
     name = make.__name__

@@ -11,6 +11,7 @@ from zlib import crc32
 import numpy as np
 
 import torchdata
+from random_graphs.users import unpinned
 from torchdata.datapipes.iter import IterDataPipe
 
 
@@ -125,10 +126,6 @@ def torn(item: Any) -> Iterator[Any]:
     """For some items, an error is raised before the last value."""
     for number in range(number_of(item) % 4):
         yield broken((item, number))
-
-
-def unpinned(item: Any, device: Any) -> Any:
-    return item
 
 
 class Generated(IterDataPipe[Any]):

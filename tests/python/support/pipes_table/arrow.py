@@ -5,6 +5,7 @@ from typing import Any
 import pyarrow
 from hypothesis import strategies as st
 
+from pipes_table.packing import as_lists
 from pipes_table.row import BadArgument, Row, ints
 from torchdata.datapipes.iter import ArrowReader
 from torchdata.datapipes.map import ArrowParts
@@ -17,10 +18,6 @@ TABLE = pyarrow.table(
 
 def part(item: int) -> int:
     return item % 3
-
-
-def as_lists(frame: dict[str, Any]) -> dict[str, list[Any]]:
-    return {name: values.tolist() for name, values in frame.items()}
 
 
 def row(number: int) -> dict[str, Any]:

@@ -154,10 +154,6 @@ def build_replayed_fork(source: Source) -> Any:
     return Doubling(left).zip(right.map(plus_one))
 
 
-def build_mixed(source: Source) -> Any:
-    return source().map(plus_one).filter(is_even).batch(2).shuffle(buffer_size=3).unbatch().enumerate()
-
-
 small = st.integers(1, 5)
 flag = st.booleans()
 
@@ -363,7 +359,7 @@ ROWS: list[Row] = [
     ),
     Row(
         "mixed",
-        build_mixed,
+        lambda s: s().map(plus_one).filter(is_even).batch(2).shuffle(buffer_size=3).unbatch().enumerate(),
         lambda xs: list(enumerate(y for batch in shuffled(batched([x + 1 for x in xs if x % 2], 2), 3) for y in batch)),
         length="valid length|has no len",
         random=True,

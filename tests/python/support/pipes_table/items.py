@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipes_table.core import batched, plus_one
+from pipes_table.core import batched, countdown, countdown_lazily, plus_one
 from pipes_table.row import BadArgument, Row, Source, ints
 from torchdata.datapipes.iter import (
     BatchAsyncMapper,
@@ -68,14 +68,6 @@ def nested_tuple(item: int) -> tuple[Any, ...]:
 
 def nested_dict(item: int) -> dict[str, Any]:
     return {"a": item, "b": {"c": item, "d": {"e": item}}, "f": {"g": item}}
-
-
-def few(item: int) -> list[int]:
-    return list(range(item % 4))
-
-
-def few_lazily(item: int) -> Any:
-    yield from few(item)
 
 
 def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
@@ -210,24 +202,24 @@ ROWS: list[Row] = [
     ),
     Row(
         "shuffled_flatmap",
-        lambda s, buffer_size: ShuffledFlatMapper(s(), few, buffer_size=buffer_size),
-        lambda xs, buffer_size: mixed(list(map(few, xs)), buffer_size),
+        lambda s, buffer_size: ShuffledFlatMapper(s(), countdown, buffer_size=buffer_size),
+        lambda xs, buffer_size: mixed(list(map(countdown, xs)), buffer_size),
         {"buffer_size": (small, 3)},
         length=NO_LENGTH,
         random=True,
     ),
     Row(
         "shuffled_flatmap_of_generators",
-        lambda s, buffer_size: ShuffledFlatMapper(s(), few_lazily, buffer_size=buffer_size),
-        lambda xs, buffer_size: mixed(list(map(few, xs)), buffer_size),
+        lambda s, buffer_size: ShuffledFlatMapper(s(), countdown_lazily, buffer_size=buffer_size),
+        lambda xs, buffer_size: mixed(list(map(countdown, xs)), buffer_size),
         {"buffer_size": (small, 3)},
         length=NO_LENGTH,
         random=True,
     ),
     Row(
         "shuffled_flatmap_of_items",
-        lambda s: ShuffledFlatMapper(s().map(few), buffer_size=3),
-        lambda xs: mixed(list(map(few, xs)), 3),
+        lambda s: ShuffledFlatMapper(s().map(countdown), buffer_size=3),
+        lambda xs: mixed(list(map(countdown, xs)), 3),
         random=True,
     ),
     Row(
@@ -238,8 +230,8 @@ ROWS: list[Row] = [
     ),
     Row(
         "shuffled_flatmap_off",
-        lambda s: ShuffledFlatMapper(s(), few, buffer_size=3).set_shuffle(False),
-        lambda xs: [y for x in xs for y in few(x)],
+        lambda s: ShuffledFlatMapper(s(), countdown, buffer_size=3).set_shuffle(False),
+        lambda xs: [y for x in xs for y in countdown(x)],
         length=NO_LENGTH,
     ),
     Row("flatten", lambda s: Flattener(s().map(nested_tuple)), lambda xs: [(x, x, [x + 1], x + 2, x + 3) for x in xs]),
@@ -325,7 +317,7 @@ BAD_ARGUMENTS: list[BadArgument] = [
     (lambda: ints().threadpool_map(plus_one, [0, 1]), ValueError, "plus_one"),
     (lambda: ints().threadpool_map(plus_one, output_col=1), ValueError, "output_col"),
     (lambda: ints().shuffled_flatmap(3), TypeError, "fn"),
-    (lambda: ints().shuffled_flatmap(few, [0, 1]), ValueError, "few"),
+    (lambda: ints().shuffled_flatmap(countdown, [0, 1]), ValueError, "countdown"),
     (lambda: ints().drop([[1]]), TypeError, "Dropper: indices"),
     (lambda: ints().slice({}), TypeError, "Slicer: index"),
     (lambda: ints().slice(0, 2, 0), ValueError, "step"),

@@ -136,10 +136,6 @@ def build_split_at_random(source: Source, weights: list[float], split_seed: Any)
     return children[0].concat(*reversed(children[1:]))
 
 
-def build_one_group(source: Source) -> Any:
-    return source().shuffle(buffer_size=3).random_split({"a": 1, "b": 2}, "seed", 20, target="b").enumerate()
-
-
 def build_sampled(source: Source, weights: list[float]) -> Any:
     pipes = [source().map(partial(plus, amount=100 * number)) for number, _ in enumerate(weights)]
     return SampleMultiplexer(dict(zip(pipes, weights, strict=True)))
@@ -301,7 +297,7 @@ ROWS: list[Row] = [
     ),
     Row(
         "random_split_target",
-        build_one_group,
+        lambda s: s().shuffle(buffer_size=3).random_split({"a": 1, "b": 2}, "seed", 20, target="b").enumerate(),
         lambda xs: list(enumerate(drawn(shuffled(xs, 3), [1, 2], "seed", 20)[1])),
         length=NO_LENGTH,
         random=True,

@@ -2,10 +2,10 @@
 
 import os
 import shutil
-from typing import Any
 
 import fsspec
 
+from pipes_table.files import content_of as contents
 from pipes_table.folders import folder
 from pipes_table.row import Row
 from torchdata.datapipes.iter import FileLister
@@ -65,11 +65,6 @@ def saved_path(number: int) -> str:
     return f"{_FOLDER}/saved/{number}"
 
 
-def whole(pair: tuple[str, Any]) -> tuple[str, str]:
-    with pair[1] as stream:
-        return pair[0], stream.read()
-
-
 ROWS: list[Row] = [
     Row(
         "list_files",
@@ -80,7 +75,7 @@ ROWS: list[Row] = [
     ),
     Row(
         "open_files",
-        lambda s: s().map(local_file).open_files(mode="t").map(whole),
+        lambda s: s().map(local_file).open_files(mode="t").map(contents),
         lambda xs: [(local_file(x), content_of(x)) for x in xs],
         length="has no len|valid length",
         grows="its files are few",
@@ -103,13 +98,13 @@ ROWS: list[Row] = [
     ),
     Row(
         "open_by_fsspec",
-        lambda s: s().map(file_in_memory).open_files_by_fsspec().map(whole),
+        lambda s: s().map(file_in_memory).open_files_by_fsspec().map(contents),
         lambda xs: [(file_in_memory(x), content_of(x)) for x in xs],
         grows="its files are few",
     ),
     Row(
         "open_by_iopath",
-        lambda s: s().map(local_file).open_files_by_iopath().map(whole),
+        lambda s: s().map(local_file).open_files_by_iopath().map(contents),
         lambda xs: [(local_file(x), content_of(x)) for x in xs],
         grows="its files are few",
     ),

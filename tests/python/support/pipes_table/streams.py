@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import strategies as st
 
+from pipes_table.files import content_of
 from pipes_table.row import Row
 
 with warnings.catch_warnings():
@@ -88,11 +89,6 @@ def as_table(item: int) -> tuple[str, io.StringIO]:
 
 def as_bytes(item: int) -> tuple[str, io.BytesIO]:
     return f"{item}.bin", io.BytesIO(b"x" * (item % 10))
-
-
-def content_of(pair: tuple[str, Any]) -> tuple[str, bytes]:
-    with pair[1] as stream:
-        return pair[0], stream.read()
 
 
 def plain_record(record: dict[str, Any]) -> list[int]:

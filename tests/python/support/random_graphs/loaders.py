@@ -30,7 +30,7 @@ class Loader:
 
     def pipe(self) -> Any:
         graph = self.graph
-        share = {"filter": _filtered, "dispatch": self._dispatched}.get(self.sharing)
+        share = {"filter": lambda pipe: pipe.sharding_filter(), "dispatch": self._dispatched}.get(self.sharing)
         places = graph.places() if share is not None else 0
         chosen = {int(place * places) for place in self.places[: 1 if self.sharing == "filter" else 2]}
         pipe = graph.build(dict.fromkeys(chosen, share) if share is not None else None)
@@ -59,7 +59,3 @@ class Loader:
         said = f"{self.graph}, {how}, {more}"
         self.pipe()
         return f"{said}, all stages: {', '.join(self.graph.names)}"
-
-
-def _filtered(pipe: Any) -> Any:
-    return pipe.sharding_filter()
