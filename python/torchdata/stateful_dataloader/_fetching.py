@@ -153,6 +153,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         #: interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
+        #: The number of samples in `_data` that `position` includes.
+        self._counted = 0
         #: A checksum of some samples of all complete batches, to detect an iterable dataset that does not repeat its
         #: samples; None for a dataset with a state. `_samples` also includes the current batch.
         self.digest: int | None = None
@@ -160,7 +162,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         if not self._is_cut_off:
-            self._data = []
+            self._data, self._counted = [], 0
             if self.skips:
                 self.skipped, self.seen = [], 0
             if self.ended:
@@ -177,7 +179,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     def _end(self) -> None:
         if self.skips:
             self.seen = len(self._data) + len(self.skipped)
-        self._is_cut_off, self._data = False, []
+        self._is_cut_off, self._data, self._counted = False, [], 0
         if self.digest is not None:
             self.digest = self._samples.checksum
 
@@ -204,6 +206,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
 
     def _read(self, wanted: int) -> None:
         data, skipped = self._data, self.skipped
+        self._count(0)  # Ctrl-C may have interrupted the counting
         while (missing := wanted - len(data) - len(skipped)) > 0:
             before = len(data)
             try:
@@ -211,30 +214,32 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 # used, because it calls `iter`, which resets some iterators.
                 data.extend(map(next, repeat(self.dataset_iter, missing)))
             except Exception as error:
-                self._count(before, 1)
+                self._count(1)
                 if not self._omits(error):
                     raise
                 continue
-            self._count(before, 0)
+            self._count(0)
             if len(data) - before < missing:
                 self._check_end()
                 self.ended = self.auto_collation
                 return
 
-    def _count(self, before: int, raised: int) -> None:
-        if self._in_a_row and len(self._data) > before:
+    def _count(self, raised: int) -> None:
+        """Counts the samples that were added to `_data`, and `raised` samples that have raised an exception."""
+        counted, now = self._counted, len(self._data)
+        if self._in_a_row and now > counted:
             self._in_a_row, self._doubtful = 0, None
-        if self.position is None:
-            return
-        first = self.position
-        self.position += len(self._data) - before + raised
+        first = position = self.position
         samples = self._samples
-        while self.digest is not None and samples.next < self.position:
-            place = before + samples.next - first
-            if place < len(self._data):
-                samples.add(self._data[place])
-            else:
-                samples.add_missing()
+        if first is not None:
+            position = first + now - counted + raised
+            while self.digest is not None and samples.next < position:
+                place = counted + samples.next - first
+                if place < now:
+                    samples.add(self._data[place])
+                else:
+                    samples.add_missing()
+        self.position, self._counted = position, now
 
     def _omits(self, error: Exception) -> bool:
         position, name = self.position and self.position - 1, f"the iterator of {type(self.dataset).__name__}"

@@ -73,6 +73,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         #: The last drawn index, and (`_before`) the number of batches that were returned before this index was drawn.
         self._index: Any = _NONE
         self._before = 0
+        #: A batch that was read, and that the program has not received, because Ctrl-C interrupted the delivery.
+        self._batch: Any = _NONE
         self._counts: Counts = {}, 0
         if state is not None and not state.is_over:
             self._go_on(state)
@@ -148,6 +150,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         return self._reading.is_iterable and not position.is_of_dataset
 
     def _next_data(self) -> Any:
+        if self._batch is not _NONE:
+            return self._batch
         skipped, data = self._skipped, NOTHING
         while data is NOTHING:
             self._index = _NONE  # if all samples of a batch were skipped, the next batch is read
@@ -158,13 +162,14 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 self._marks = {name: mark_of(name) for name in GLOBAL}
             if self._reader.must_go_back:
                 with put_back_afterwards(GLOBAL):
-                    self._restore(self._reader.position().copied()._replace(random=None))
+                    self._reader.go_back(lambda position: self._restore(position._replace(random=None)))
             self._reader.keep_position()
             data = self._reader.read(self._index) if skipped is None else self._read_counting(skipped)
             if data is NOTHING:
                 self._num_empty += 1
         if self._pin_memory:
             data = pinned(data, self._pin_memory_device)
+        self._batch = data
         return data
 
     def _read_counting(self, skipped: Skipped) -> Any:
@@ -185,14 +190,20 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         """Only one thread at a time may call this method."""
         if (successor := self._taken_over()) is not None:
             return next(successor)
-        self._index, self._before = _NONE, self._num_yielded
+        if self._batch is _NONE:
+            self._index, self._before = _NONE, self._num_yielded
         try:
-            return StatefulIterator.__next__(self)
+            batch = StatefulIterator.__next__(self)
+            # No function is called from here on, so Ctrl-C cannot interrupt the delivery.
+            self._batch = _NONE
+            return batch
         except Exception:
-            self._index = _NONE
+            self._index = self._batch = _NONE
             raise
-        except BaseException:  # after Ctrl-C, the next call reads this batch, here or after resuming
-            if self._is_under_way:
+        except BaseException:  # after Ctrl-C, the next call returns this batch, here or after resuming
+            if self._batch is not _NONE:
+                self._num_yielded = self._before
+            elif self._is_under_way:
                 index, self._index = self._index, _NONE
                 self._order.put_back(index)
                 if self._skipped is not None:
@@ -311,7 +322,7 @@ class LocalPool:
                 reader = self._shards[number].reader
                 assert reader is not None
                 if reader.must_go_back:
-                    reader.restore(reader.position().copied())
+                    reader.go_back(reader.restore)
                 reader.keep_position()
                 hand.extend(islice(self._units[number], 1))  # Ctrl-C cannot interrupt between reading and storing
             if not hand:

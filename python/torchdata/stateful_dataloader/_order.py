@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import repeat
 from typing import Any
 
 from torch.utils.data import BatchSampler as TorchBatchSampler
@@ -43,6 +44,7 @@ from torchdata.stateful_dataloader.sampler import (
 
 __all__ = ["IndexOrder", "generators_drawn_by"]
 
+_NONE: Any = object()
 #: These samplers draw only from torch's global generator, and only when the first index is requested.
 _KNOWN = (
     SequentialSampler,
@@ -107,6 +109,11 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iterator
         #: Indices that were drawn from the sampler in advance, and that `draw` returns first.
         self._owed: deque[Any] = deque()
+        #: `_read`: an index that the sampler has returned, and that is not counted yet. `_counted`: an index that is
+        #: counted, and that `draw` has not returned yet. Ctrl-C may interrupt `draw` while these are not `_NONE`.
+        self._read = self._counted = _NONE
+        #: Whether an exception such as KeyboardInterrupt has ended the sampler's iterator, which is a generator.
+        self._is_broken = False
         #: Indices that the saved sampler had returned, but that the user had not received, and (`_is_used_up`) whether
         #: the saved sampler had returned all indices.
         self._early, self._is_used_up = deque[Any](), False
@@ -118,26 +125,36 @@ class IndexOrder:
         self.drawn, self._ended = 0, False
 
     def draw(self) -> Any:
-        return self._owed.popleft() if self._owed else self._draw()
+        if self._counted is _NONE:
+            if self._owed:
+                self._counted = self._owed[0]
+                del self._owed[0]
+            else:
+                self._draw()
+        # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+        index, self._counted = self._counted, _NONE
+        return index
 
-    def _draw(self) -> Any:
+    def _draw(self) -> None:
+        """Draws an index from the sampler, and stores it in `_counted`."""
         if self._ended:
             raise StopIteration
         if (self._is_known and self.drawn > 0) or self._is_plain:
-            return self._next()
+            self._next()
+            return
         with self._drawing.under_way():
             if self.drawn == 0 and not self._early:
                 self._at_first = self._drawing.now()
                 self._draws.begin(self._at_first)
             if self._is_known:
-                return self._next()
+                self._next()
+                return
             early, drawn = len(self._early), self.drawn
             number = self._place + early
             self._draws.before()
-            index = self._next()
-            indices = index if isinstance(self._iterator, BatchIndices) else [index]
+            self._next()
+            indices = self._counted if isinstance(self._iterator, BatchIndices) else [self._counted]
             self._draws.after(number, drawn, indices[early:])
-            return index
 
     @property
     def _place(self) -> int:
@@ -145,18 +162,35 @@ class IndexOrder:
         samples."""
         return self._iterator.samples_yielded if isinstance(self._iterator, BatchIndices) else self.drawn
 
-    def _next(self) -> Any:
-        try:
-            index = next(self._iterator)
-        except StopIteration:
-            self._ended = True
-            raise
-        self.drawn += 1
-        if self.drawn == 1:
+    def _next(self) -> None:
+        if self._is_broken:
+            self._iterate_again()
+        if self._read is _NONE:
+            indices = map(next, repeat(self._iterator, 1))
+            try:
+                for self._read in indices:  # Ctrl-C cannot interrupt between reading and storing
+                    break
+                else:
+                    self._ended = True
+                    raise StopIteration
+            except Exception:
+                raise
+            except BaseException:
+                inner = self._iterator.inner if isinstance(self._iterator, BatchIndices) else self._iterator
+                self._is_broken = getattr(inner, "gi_frame", inner) is None
+                raise
+        drawn = self.drawn + 1
+        if drawn == 1:
             self._is_kept = self._keeps_position
-        if self._is_kept and (self.drawn % self._every == 0 or self.drawn == 1):
-            self._keep()
-        return index
+        if self._is_kept and (drawn % self._every == 0 or drawn == 1):
+            self._keep(drawn)
+        self.drawn, self._counted, self._read = drawn, self._read, _NONE
+
+    def _iterate_again(self) -> None:
+        if self._never_ends:
+            self._iterator, self._is_broken = iter(self._sampler), False
+        else:
+            self.restore(self.state([], False, None))
 
     def put_back(self, index: Any) -> None:
         self._owed.appendleft(index)
@@ -169,11 +203,11 @@ class IndexOrder:
             return False
         return is_stateful(self._sampler) or is_stateful(self._iterator)
 
-    def _keep(self) -> None:
+    def _keep(self, drawn: int) -> None:
         kept = self._kept
         now = self._drawing.now()
-        kept.append((self.drawn, copied(state_of(self._sampler)), copied(state_of(self._iterator)), now))
-        while len(kept) > 1 and kept[1][0] < self.drawn - self._ahead:
+        kept.append((drawn, copied(state_of(self._sampler)), copied(state_of(self._iterator)), now))
+        while len(kept) > 1 and kept[1][0] < drawn - self._ahead:
             kept.popleft()
 
     # -- saving ------------------------------------------------------------------------------------
@@ -188,9 +222,11 @@ class IndexOrder:
             batches: for an iterable dataset, the number of returned batches and the number of samples per batch.
             in_order: whether the user receives the batches in the order in which their indices were drawn.
         """
+        if self._read is not _NONE:
+            self._next()  # Ctrl-C has interrupted the counting of this index
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
             self._draw_ahead()
-        waiting = [*waiting, *self._owed]
+        waiting = [*waiting, *(() if self._counted is _NONE else (self._counted,)), *self._owed]
         given = self.drawn - len(waiting)
         indices: list[Any] = []
         if waiting and (self._has_holes or not in_order):  # the sampler's state is from after the waiting indices
@@ -241,7 +277,8 @@ class IndexOrder:
 
     def _draw_ahead(self) -> None:
         with suppress(StopIteration):
-            self._owed.append(self._draw())
+            self._draw()
+            self._owed, self._counted = deque([*self._owed, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
         """Adds the sampler's state after the received indices, and returns the generators' states at that time."""

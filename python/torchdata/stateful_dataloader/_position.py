@@ -270,11 +270,18 @@ class Trails:
         return not self._trails[-1].later and self._trails[-1].base is not None
 
     def count(self) -> None:
-        for trail in self._trails:
-            if trail.later:
-                trail.later[-1] += 1
-            else:
-                trail.since += 1
+        # No function is called and no loop is used, so Ctrl-C cannot interrupt these lines.
+        first, last = self._trails[0], self._trails[-1]
+        if first.later:
+            first.later[-1] += 1
+        else:
+            first.since += 1
+        if last is first:
+            return
+        if last.later:
+            last.later[-1] += 1
+        else:
+            last.since += 1
 
     def note(self, position: ReadingPosition | bytes, is_end: bool) -> None:
         fresh = _Trail(position, is_whole=is_end)

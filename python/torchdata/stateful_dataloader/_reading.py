@@ -44,6 +44,7 @@ _ENDED = b"", b""
 #: The number of batches after which a reader takes a snapshot that no caller has requested.
 _KEPT_EVERY = 64
 _NEVER = 1 << 62
+_NONE: Any = object()
 
 
 @dataclass
@@ -85,6 +86,10 @@ class EpochReader:
         self._is_over = self._is_uncounted = self._is_cut_off = False
         #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
         self._came_from: ReadingPosition | None = None
+        #: The position to which the reader must return after an interruption.
+        self._back: ReadingPosition | None = None
+        #: A batch that the fetcher has returned, if `read` was interrupted afterwards.
+        self._held: Any = _NONE
         self._was_given_state = False
         self._trial: _Trial | None = None
         #: Whether the reader takes snapshots without a request, at the times that `_cadence` determines.
@@ -136,7 +141,16 @@ class EpochReader:
     @property
     def must_go_back(self) -> bool:
         """Whether a batch was interrupted and its samples can be recomputed only from an earlier position."""
+        if self._back is not None:
+            return True
         return self._is_cut_off and self.reading.is_iterable and (self.restores_position or self._fetcher.is_broken)
+
+    def go_back(self, restore: Callable[[ReadingPosition], None]) -> None:
+        """Returns to the position before the interrupted batch, also if an earlier attempt was interrupted."""
+        if self._back is None:
+            self._back = self.position().copied()
+        restore(self._back)
+        self._back = None
 
     @property
     def has_ended(self) -> bool:
@@ -159,7 +173,7 @@ class EpochReader:
         self._count_last()
         self._trails.begin()
         self._fetch_anew()
-        self.count, self._is_over, self._came_from = 0, False, None
+        self.count, self._is_over, self._came_from, self._back = 0, False, None, None
         self._is_cut_off = False
 
     def _states_now(self) -> ReadingPosition:
@@ -199,6 +213,7 @@ class EpochReader:
         how = self._source, reading.auto_collation, reading.collate_fn, reading.drop_last
         self._fetcher = (IterableFetcher if reading.is_iterable else Indexed)(*how, skips=reading.skips)
         self._fetcher.dataset = reading.dataset  # error messages name this dataset
+        self._held = _NONE
         self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
         self._keeps = self.reading.is_iterable and self.restores_position
         if reading.is_iterable:
@@ -318,6 +333,8 @@ class EpochReader:
             self._fetch(index)
         except Exception as error:
             return error
+        finally:
+            self._held = _NONE
         return None
 
     # -- reading -------------------------------------------------------------------------------------
@@ -327,23 +344,22 @@ class EpochReader:
         self._count_last()
         self._is_cut_off = True
         try:
-            batch = self._fetch(index)
+            batch = self._fetch(index) if self._held is _NONE else self._held
         except Exception as error:
             self._is_over = self.reading.is_iterable and isinstance(error, StopIteration)
-            self._has_read()
+            self.count += 1
+            self._is_uncounted, self._is_cut_off = True, False
             raise
-        self._has_read()
-        return batch
-
-    def _has_read(self) -> None:
+        # No function is called from here on, so Ctrl-C cannot interrupt these lines.
         self.count += 1
-        self._is_uncounted, self._is_cut_off = True, False
+        self._is_uncounted, self._is_cut_off, self._held = True, False, _NONE
+        return batch
 
     def _count_last(self) -> None:
         """Makes `_trails` count the most recently read batch, because the program has received this batch."""
         if self._is_uncounted:
-            self._is_uncounted = False
             self._trails.count()
+            self._is_uncounted = False
 
     def _fetch(self, index: Any) -> Any:
         """The first batch after resuming may be read twice (see `_fetch_first`)."""
@@ -362,7 +378,7 @@ class EpochReader:
         fetcher.times, fetcher.read_at = True, 0
         began = time.perf_counter_ns()
         try:
-            batch = fetcher.fetch(index)
+            self._held = batch = fetcher.fetch(index)
         finally:
             fetcher.times = False
         if fetcher.read_at and self._clock is not None:
@@ -382,7 +398,7 @@ class EpochReader:
         before = {name: read(name) for name in GLOBAL}
         batch = ended = None
         try:
-            batch = self._fetcher.fetch(index)
+            self._held = batch = self._fetcher.fetch(index)
         except StopIteration as error:
             ended = error
         seen = _ENDED if ended is not None else self._seen()
@@ -409,27 +425,32 @@ class EpochReader:
             is_given: whether the program received the most recent batch. If not, the snapshot is from before this
                 batch.
         """
+        if self._back is not None:
+            return self._back
         is_inside = self.count - (not is_given and self._is_uncounted) > 0
         if self.reading.is_iterable and self.restores_position and (self._is_cut_off or not is_given):
             return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
-            # If the program has not received the last batch, the checksum is removed, because it includes this batch.
-            return state if is_given or not self._is_uncounted else state._replace(digest=None)
+            # The checksum and the end of the dataset may include a batch that the program has not received.
+            is_exact = not self._is_cut_off and (is_given or not self._is_uncounted)
+            return state if is_exact else state._replace(digest=None, ended=False)
         return self._position_at_the_beginning()
 
     def _position_at_the_beginning(self) -> ReadingPosition:
         if self._came_from is not None:
             return self._came_from
         if not self.restores_position:
-            return self._state()
+            return self._state()._replace(digest=None)
         # The position also contains the dataset's current states, for user code that inspects them. They are never
         # loaded.
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:
         """`position` contains copied states, or is a pickled snapshot."""
-        if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
+        if self._back is not None or self._is_cut_off:
+            return
+        if self.reading.is_iterable and (self.count or self.has_ended):
             self._count_last()
             self._trails.note(position, is_end=self.has_ended)
 

@@ -65,6 +65,8 @@ class RandomIndices(Iterator[int]):
         self._chunks: Iterator[list[int]] = iter(())
         #: The indices that were drawn last, and (`_place`) the position of the next index in `_chunk`.
         self._chunk, self._place = list[int](), 0
+        #: Whether an exception such as KeyboardInterrupt has left `take`, so that indices may be missing.
+        self._is_broken = False
 
     def __next__(self) -> int:
         indices = self.take(1)
@@ -76,16 +78,24 @@ class RandomIndices(Iterator[int]):
         """Returns fewer than `count` indices at the end of the epoch."""
         if self._origin is None:
             self._draw(None)
-        taken = self._chunk[self._place : self._place + count]
-        self._place += len(taken)
-        while len(taken) < count:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                break
-            self._chunk, self._place = chunk, count - len(taken)
-            taken += chunk[: self._place]
-            self._place = min(self._place, len(chunk))
-        self._yielded += len(taken)
+        elif self._is_broken:
+            self.load_state_dict(self.state_dict())
+        try:
+            taken = self._chunk[self._place : self._place + count]
+            self._place += len(taken)
+            while len(taken) < count:
+                chunk = next(self._chunks, None)
+                if chunk is None:
+                    break
+                self._chunk, self._place = chunk, count - len(taken)
+                taken += chunk[: self._place]
+                self._place = min(self._place, len(chunk))
+            self._yielded += len(taken)
+        except Exception:
+            raise
+        except BaseException:
+            self._is_broken = True
+            raise
         return taken
 
     def _draw(self, state: bytes | None) -> None:
@@ -97,9 +107,8 @@ class RandomIndices(Iterator[int]):
                 generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
         if state is not None:
             write(generator, state)
-        self._origin = read(generator)
-        self._chunks = self._drawn(generator)
-        self._chunk, self._place, self._yielded = [], 0, 0
+        origin, chunks = read(generator), self._drawn(generator)
+        self._origin, self._chunks, self._chunk, self._place, self._yielded = origin, chunks, [], 0, 0
 
     def _drawn(self, generator: torch.Generator) -> Iterator[list[int]]:
         sampler, there = self._sampler, len(self._sampler.data_source)
@@ -139,7 +148,7 @@ class RandomIndices(Iterator[int]):
                 )
             self._place = min(left, len(self._chunk))
             left -= self._place
-        self._yielded = yielded
+        self._yielded, self._is_broken = yielded, False
 
 
 class BatchSampler(torch.utils.data.BatchSampler):
@@ -180,6 +189,8 @@ class BatchIndices(Iterator[list[int]]):
         #: Whether the sampler has returned all indices, and (`_dropped`) the number of indices that were dropped
         #: because they do not fill a batch.
         self.has_ended, self._dropped = False, 0
+        #: The indices that were read for the next batch, if Ctrl-C has interrupted `__next__`.
+        self._batch: list[int] = []
 
     @property
     def keeps_position(self) -> bool:
@@ -193,16 +204,23 @@ class BatchIndices(Iterator[list[int]]):
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)
         size = self._batches.batch_size
-        if type(self._iterator) is RandomIndices:
-            batch = self._iterator.take(size)
-        else:
-            batch = list(itertools.islice(self._iterator, size))
-        self.has_ended = len(batch) < size
-        if not batch or (self._batches.drop_last and self.has_ended):
-            self._dropped = len(batch)
+        if type(self._iterator) is not RandomIndices:
+            self._batch.extend(itertools.islice(self._iterator, size - len(self._batch)))
+        elif not self._batch:
+            self._batch = self._iterator.take(size)
+        batch, count = self._batch, len(self._batch)
+        if not batch or (self._batches.drop_last and count < size):
+            self._dropped, self.has_ended, self._batch = count, True, []
             raise StopIteration
-        self.samples_yielded += len(batch)
+        # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+        self.samples_yielded += count
+        self.has_ended, self._batch = count < size, []
         return batch
+
+    @property
+    def inner(self) -> Iterator[int] | None:
+        """The sampler's iterator; None before the first batch."""
+        return self._iterator
 
     def start_from(self, iterator: Iterator[int], yielded: int) -> None:
         """Makes this object form the following batches from an iterator of the sampler.
@@ -238,7 +256,7 @@ class BatchIndices(Iterator[list[int]]):
         """Returns the state from before the last `count` samples, for a sampler without a user-defined state."""
         state: dict[str, Any] = endless_state(1, self.samples_yielded - count)
         if type(self._iterator) is RandomIndices:
-            state["sampler_iter_state"] = self._iterator.state_before(count + self._dropped)
+            state["sampler_iter_state"] = self._iterator.state_before(count + self._dropped + len(self._batch))
         elif self._iterator is None and type(self._batches.sampler) is RandomSampler:
             state["sampler_iter_state"] = RandomIndices(self._batches.sampler).state_dict()
         return state
@@ -246,7 +264,7 @@ class BatchIndices(Iterator[list[int]]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         sampler = self._batches.sampler
         self.samples_yielded = count_in(state_dict, "samples_yielded")
-        self.has_ended, self._dropped = False, 0
+        self.has_ended, self._dropped, self._batch = False, 0, []
         restored = False
         if "sampler_state" in state_dict and is_stateful(sampler):
             give(sampler, state_dict["sampler_state"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pressing import check_each_call
 from random_graphs.users import Passing, unpinned
 from resuming import begun, continued, epochs_of, resumed, saved, stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
@@ -224,6 +225,11 @@ def test_a_loader_that_was_paused_after_ctrl_c_stays_paused_and_then_loses_no_it
         assert list(reading) == []
         reading.resume()
         assert got + list(reading) == whole
+
+
+@pytest.mark.parametrize("kind", PIPES)
+def test_ctrl_c_at_each_call_neither_loses_nor_repeats_an_item(kind: str) -> None:
+    assert check_each_call(lambda: loader(kind, "in process"), 17) > 8
 
 
 class Cutting:

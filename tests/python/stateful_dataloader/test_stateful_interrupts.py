@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from going_on import loaded
-from pressing import interrupts_raise, pressed  # noqa: F401 - a fixture
+from pressing import check_each_call, interrupts_raise, pressed  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from random_stateful.datasets import EpochAtEnd, Indexed
 from random_stateful.orders import PythonShuffled
@@ -49,6 +49,43 @@ def taken(loader: Any, seed: int) -> tuple[list[Any], int]:
 
     got, presses = pressed(iter(loader), seed, look)
     return [plain(batch) for batch in got], presses
+
+
+class Managed(StatefulDataLoader[Any]):
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+#: Loaders without workers, over few samples.
+SMALL: dict[str, Callable[[], Any]] = {
+    "indices": lambda: Managed(Indexed(9), 4),
+    "shuffled": lambda: Managed(Indexed(9), 4, shuffle=True, generator=generator()),
+    "a user's sampler": lambda: Managed(Indexed(9), 4, sampler=[*range(8, -1, -1)]),
+    "one by one": lambda: Managed(Indexed(5), None),
+    "some are skipped": lambda: Managed(Broken(20), 4, on_error="skip"),
+    "a generator": lambda: Managed(Yielding(9), 4),
+    "a stream": lambda: Managed(EpochAtEnd(9), 4, drop_last=True),
+}
+
+
+class Yielding(torch.utils.data.IterableDataset[int]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        yield from map(abs, range(self.count))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_without_workers_ctrl_c_at_each_call_neither_loses_nor_repeats_a_batch(kind: str) -> None:
+    assert check_each_call(SMALL[kind], 7) > 20
 
 
 @pytest.mark.parametrize("kind", loaders())

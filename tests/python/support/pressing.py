@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -83,6 +84,55 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
         await_held_back()
         signal.signal(signal.SIGINT, before)
     return got, presses
+
+
+class _AtCall:
+    """A profiler that raises KeyboardInterrupt at the call with this number. CPython runs signal handlers only when a
+    Python function begins, when a function of C returns, and when a loop is repeated.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, _frame: Any, event: str, _argument: Any) -> None:
+        if event in ("call", "c_return"):
+            self.left -= 1
+            if self.left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+def read_until_call(iterator: Iterator[Any], number: int) -> list[Any] | None:
+    """Returns the items before an interruption at this call; None if all items need fewer calls."""
+    got: list[Any] = []
+    at_call = _AtCall(number)
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.setprofile(at_call)
+        got.extend(iterator)  # `extend` loops in C
+        sys.setprofile(None)
+    return None if at_call.left > 0 else got
+
+
+def check_each_call(build: Callable[[], Any], step: int = 1) -> int:
+    """Interrupts a loader at each `step`-th call in an epoch, and checks the loop that continues, the next epoch, and
+    the loader's state after the interruption. Returns the number of interruptions."""
+    with build() as made:
+        epochs = [[*map(repr, made)] for _ in range(2)]
+    number = 0
+    while True:
+        number += step
+        with build() as made:
+            iterator = iter(made)
+            got = read_until_call(iterator, number)
+            if got is None:
+                return number // step - 1
+            state = pickle.loads(pickle.dumps(made.state_dict()))
+            got, rest = [*map(repr, got)], [*map(repr, iterator)]
+            assert [got + rest, [*map(repr, made)]] == epochs, f"interrupted at call {number}"
+        if rest:
+            with build() as other:
+                other.load_state_dict(state)
+                assert [*map(repr, other)] == rest, f"the state after an interruption at call {number}"
 
 
 @contextlib.contextmanager

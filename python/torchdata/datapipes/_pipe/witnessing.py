@@ -135,11 +135,13 @@ class SampleDigest:
 
     def add(self, item: Any) -> None:
         """Skips an item whose checksum could differ between processes."""
+        checksum = before = self.checksum
         with contextlib.suppress(Exception):  # an error here must not affect the reader of the source
-            plain, before = _plain(item), self.checksum
+            plain = _plain(item)
             discrete = crc32(marshal.dumps(_discrete(plain), 2), before >> 32)
-            self.checksum = discrete << 32 | crc32(marshal.dumps(plain, 2), before & _LOWER)
-        self.next = sample_behind(self.next)
+            checksum = discrete << 32 | crc32(marshal.dumps(plain, 2), before & _LOWER)
+        following = sample_behind(self.next)
+        self.checksum, self.next = checksum, following  # in one step, which Ctrl-C cannot interrupt
 
     def add_missing(self) -> None:
         """Skips the next sampled position, because the source has ended before it."""
