@@ -28,7 +28,7 @@ class SnapshotCadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: The durations of the last three snapshots. The shortest duration is used, because the operating system may
+        #: The durations of the last three snapshots. The shortest of them counts, because the operating system may
         #: suspend the process during a snapshot.
         self._costs: deque[float] = deque(maxlen=3)
         self.due = 0.0
@@ -46,12 +46,12 @@ class SnapshotCadence:
 
 
 class GeneratorWatch:
-    """Detects which global generators of the worker were used since it began to read.
+    """Detects which of the worker's global random generators have been used since the worker began to read.
 
     Checks are infrequent, because each takes tens of microseconds.
 
     Args:
-        moved: generators that count as used even before the first check.
+        moved: generators that are known to have been used before the first check.
     """
 
     def __init__(self, moved: Iterable[str] = ()) -> None:
@@ -75,12 +75,12 @@ class GeneratorWatch:
 
 
 def next_due(now: float, took: float) -> float:
-    """Returns the time of the next snapshot, which is a multiple of a period on the clock that all workers share.
+    """Returns the time of the next snapshot: a multiple of the worker's period, on the clock that all workers share.
 
     The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. If the
-    workers took their snapshots at different times, the delays would add up. Each worker chooses a period that is the
-    shortest period times a power of two. As a result, a worker with a longer period takes its snapshots at times at
-    which the other workers also take theirs.
+    workers took their snapshots at different times, the delays would add up. The period of each worker is the shortest
+    period times a power of two. As a result, workers with longer periods take snapshots only when workers with shorter
+    periods also do.
 
     Args:
         took: how long the last snapshot took, in seconds.

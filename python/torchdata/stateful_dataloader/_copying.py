@@ -1,8 +1,8 @@
 """Copies a dataset for several shards in one process, so that each shard has the data that a separate worker process
 would have.
 
-Role: the main process pickles the dataset and its functions once, as for workers that are started by spawn. The process
-that runs a shard unpickles a copy for this shard.
+Role: the main process pickles the dataset and the loader's functions once. A process unpickles one copy for each shard
+that it runs.
 
 The copies share the memory of arrays and tensors until a shard writes to a page of this memory. All copies share locks,
 read-only arrays, and objects that separate processes also share: values and queues of multiprocessing, tensors in

@@ -2,17 +2,16 @@
 numbers, even if the program has seeded the global generators differently.
 
 Role: a state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to
-the saved positions, but not the global generators, which belong to the program.
+the saved positions. It does not set the global generators, which belong to the program.
 
 Instead of a global generator, a resumed loader uses a *displaced* copy, which starts from the saved position. When the
-program draws from the real generator, the copy advances as well; when the loader draws from the copy, the real
-generator advances as well. If the program seeds or sets a global generator, the loader drops the copy and draws from
-the real generator.
+program draws from the global generator or the loader draws from the copy, both advance. If the program seeds or sets
+the global generator, the loader drops the copy and draws from the global generator.
 
 For a sampler without a state, `Replay` reads a new iterator of the sampler, after setting the generators to their
 states from before the first index. The new iterator repeats the order if only the sampler draws from these generators.
-If the program or the dataset also draws from a generator, `Draws` records the generator's position before the sampler's
-next draw. A checksum of some indices verifies that the order is repeated.
+If the program or the dataset also draws from one of these generators, `Draws` records the position of this generator
+before the sampler's next draw. A checksum of some indices verifies that the order is repeated.
 """
 
 from __future__ import annotations
@@ -64,11 +63,10 @@ class Drawing:
         self._own = found_in(loader)
         self._names = names
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: For each displaced copy: its state, and the state that the real generator had at that time.
+        #: For each displaced copy: its state, and the state of the global generator when the copy had this state.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator, at the time when this loader loaded a state: its state, and its count in
-        #: `_restores`.
+        #: For each global generator: its state and its count in `_restores`, both from when this loader loaded a state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -78,7 +76,7 @@ class Drawing:
             return {key: read(one) for key, one in self._all.items() if keys is None or key in keys}
 
     def marks(self) -> Moment:
-        """Returns a value for each generator that changes when the generator is used. Call this method within
+        """Returns a value for each generator. The value changes when the generator is used. Call this method within
         `under_way`."""
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
@@ -93,7 +91,7 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Within this context, the global generators have the states from which the loader must draw."""
+        """Within this context, the global generators have the states of their displaced copies."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -101,7 +99,7 @@ class Drawing:
         seen = {}
         for name, (state, then) in list(self._displaced.items()):
             moved = _moved(then, program[name])
-            if moved is None:  # the program has set the generator to another stream
+            if moved is None:  # the program has seeded or set the generator
                 del self._displaced[name]
                 continue
             seen[name] = _advanced(state, moved)
@@ -113,7 +111,7 @@ class Drawing:
             self._is_under_way = False
             for name, before in seen.items():
                 drawn = _moved(before, after := read(name))
-                if drawn is None:  # a sampler has set the generator, which has the same effect as if the program set it
+                if drawn is None:  # a sampler has seeded or set the generator
                     del self._displaced[name]
                     continue
                 # The program's generator advances past the numbers that the loader has drawn.
@@ -126,15 +124,15 @@ class Drawing:
     def restore(self, moment: Moment) -> None:
         """Sets the program's global generators to the states that a loaded state contains.
 
-        Other loaders that have loaded a state earlier then also draw from the restored generators.
+        Other loaders of this process that loaded a state before then also draw from the restored generators.
         """
         set_all(moment)
         self._restores.update([*moment])
         self.loaded(moment)
 
     def was_set(self, name: str, saved: Any) -> bool:
-        """Returns whether, since this loader loaded a state, another loader has restored the generator, or the program
-        has set it to another sequence of numbers."""
+        """Returns whether another loader has restored the generator, or the program has seeded or set it, since this
+        loader loaded a state."""
         now, (then, restores) = read(name), self._at_load.get(name, (None, self._restores[name]))
         if restores != self._restores[name]:
             return True
@@ -156,8 +154,8 @@ class Drawing:
     def going_on(self, moment: Moment) -> Iterator[None]:
         """Within this context, the generators have the states in `moment`, while a sampler's position is restored.
 
-        At the end, the program's global generators are restored, and the loader's displaced copies continue from the
-        states that the generators have then.
+        At the end, the global generators return to the program's states. The states that they had before become the
+        loader's displaced copies.
         """
         program = {name: read(name) for name in self._names}
         kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
@@ -216,7 +214,8 @@ def _advanced(state: Any, count: int) -> Any:
 
 
 def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
-    """Returns how many 32-bit words a generator has produced between two states; None if the generator was set."""
+    """Returns how many 32-bit words a generator has produced between two states; None if it was seeded or set in
+    between."""
     first, last = words_of(before), words_of(after)
     if first is None or last is None:
         return None
@@ -231,7 +230,7 @@ def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
 
 # -- samplers without a state ------------------------------------------------------------------------------
 
-#: A sampler needs only its latest draw: a permutation, a block or a pool.
+#: Only this many draws are recorded per epoch. A sampler needs only its latest draw.
 _MOST = 1024
 
 
@@ -246,7 +245,7 @@ class Draws:
         Args:
             first: the states of the generators before the first index; empty if no index will be read.
             noted: the draws that a loaded state has recorded for this epoch.
-            digest: the checksum of the indices that were read; None if no indices were read.
+            digest: the checksum of the indices that were read in this epoch; None if no indices were read.
         """
         self._first = first
         self._digest = digest or SampleDigest()
@@ -260,7 +259,7 @@ class Draws:
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Call this method before reading an index or a batch, and `after` once it was read."""
+        """Call this method before an index or a batch is read, and `after` when it has been read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
@@ -270,7 +269,7 @@ class Draws:
 
         Args:
             number: the number of indices that `Replay` must read to reach this index or batch.
-            drawn: the number of indices, or batches of indices, that the sampler had returned earlier.
+            drawn: the number of indices, or batches of indices, that the sampler had returned before this one.
         """
         digest = self._digest
         while number <= digest.next < number + len(indices):
@@ -299,7 +298,7 @@ def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
 class Replay(Iterator[Any]):
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        #: Indices that the saved iterator had returned, but that the user had not received.
+        #: Indices that the saved iterator had returned, but whose samples the user had not received.
         self.early: deque[Any] = deque()
 
     def run(
@@ -308,8 +307,8 @@ class Replay(Iterator[Any]):
         """Reads the indices that were read in the saved run, and returns their checksum if `saved` is not None.
 
         Args:
-            given: the number of indices that the user has received.
-            ahead: the number of further indices that were read.
+            given: the number of indices whose samples the user had received.
+            ahead: the number of further indices that had been read from the sampler.
             draws: for each recorded draw, the number of indices read before the draw, and the generators' states then.
 
         Raises:

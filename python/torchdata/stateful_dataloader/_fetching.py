@@ -1,8 +1,8 @@
 """Reads the samples of a batch from the dataset and collates them, as PyTorch's fetchers do.
 
-Role: if a sample raises an exception, the fetcher adds a note with the number of the sample, or omits the sample and
-reports it. If Ctrl-C interrupts a batch of an iterable dataset, the samples that were already read are kept for the
-next call.
+Role: if the dataset raises an exception for a sample, the fetcher adds a note with the number of the sample to the
+exception, or omits the sample and reports it. If Ctrl-C interrupts a batch of an iterable dataset, the samples that
+were already read are kept for the next call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["ENDS", "NOTHING", "Indexed", "IterableFetcher"]
 
 NOTHING = object()
 _NAMED = 8
-#: The number of consecutive exceptions after which skipping stops, because the iterator makes no progress.
+#: After this many consecutive exceptions, the iterator makes no progress, so the next exception is raised.
 _MOST_IN_A_ROW = 10_000
 ENDS = (
     "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "
@@ -39,7 +39,7 @@ ENDS = (
 
 
 class _Fetcher(_BaseDatasetFetcher):
-    """`how` contains the dataset and the further positional arguments of PyTorch's fetcher."""
+    """`how` contains the dataset and the other positional arguments of PyTorch's fetcher."""
 
     times = False
     read_at = num_read = 0
@@ -140,16 +140,17 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     #: Whether Ctrl-C interrupted the dataset while it computed a sample, so that the iterator cannot be continued.
     is_broken = False
     wanted = 1
-    #: The number of exceptions since the last sample, and (`_doubtful`) the last exception, if it may have ended a
+    #: The number of exceptions since the last sample. `_doubtful` is the last exception if it may have ended a
     #: generator.
     _in_a_row = 0
     _doubtful: Exception | None = None
 
     def __init__(self, *how: Any, skips: bool) -> None:
         super().__init__(*how, skips=skips)
-        #: The number of samples that were returned or have raised an exception; None after resuming within an epoch.
+        #: The number of samples that were read or raised an exception in this epoch; None if the dataset has loaded a
+        #: state within the epoch.
         self.position: int | None = 0
-        #: The samples of the current batch that were already read, and (`_is_cut_off`) whether reading this batch was
+        #: The samples of the current batch that were already read. `_is_cut_off` is True if reading this batch was
         #: interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
@@ -199,7 +200,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Only a generator, or an iterator other than the dataset itself, is regarded as interrupted."""
+        """Returns whether the error has interrupted a generator, or an iterator other than the dataset itself."""
         *_, (last, _) = walk_tb(error.__traceback__)
         is_within = last.f_code.co_filename != __file__
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
@@ -210,8 +211,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         while (missing := wanted - len(data) - len(skipped)) > 0:
             before = len(data)
             try:
-                # No Python code of this package runs between two samples, so Ctrl-C loses no sample. `islice` is not
-                # used, because it calls `iter`, which resets some iterators.
+                # `extend` stores each sample without running Python code of this package, so Ctrl-C loses no sample.
+                # `islice` is not used, because it calls `iter`, which resets some iterators.
                 data.extend(map(next, repeat(self.dataset_iter, missing)))
             except Exception as error:
                 self._count(1)
@@ -262,7 +263,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return False
 
     def _check_end(self) -> None:
-        """Raises the last skipped exception again if it has ended a generator, so that no further samples followed."""
+        """Raises the last skipped exception if it has ended a generator, because the rest of the samples is then
+        missing."""
         error, self._doubtful = self._doubtful, None
         if error is None:
             return

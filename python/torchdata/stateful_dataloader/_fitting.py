@@ -1,9 +1,9 @@
 """Checks whether a saved state fits a loader, and creates a loader's state before its first loop.
 
 Role: a state that was saved between two epochs also fits a loader with a larger dataset or another number of ranks.
-Within an epoch, a state can be loaded only by a similar loader, because both the dataset and the number of ranks
-determine the order of the samples. If the state was saved before the first batch of an epoch, no batch can be lost or
-repeated, so the epoch starts over if the order differs.
+A state from within an epoch fits only a loader with the same length of the dataset and the same number of ranks,
+because both determine the order of the samples. If the state was saved before the first batch of an epoch and the order
+differs, the epoch starts over, because no batch can be lost or repeated.
 
 The state before the first loop is created without iterating over the dataset or over a user's sampler.
 """
@@ -57,7 +57,7 @@ def unstarted(loader: Any) -> EpochState:
     # Without workers, the dataset may draw random numbers from the program's generators.
     random = None if workers else {name: encoded(read(name)) for name in GLOBAL}
     positions = []
-    for _ in range(workers or 1):  # each worker has a separate state, because a checkpoint is loaded into the state
+    for _ in range(workers or 1):  # a checkpoint is loaded into these states, so workers must not share one
         told = _told(dataset)
         own, inner = (None, told) if kind and is_own_iterator else (told, None)
         positions.append(ReadingPosition(own, inner, random=random, later=[] if kind else None))
@@ -116,7 +116,8 @@ def facts_of(loader: Any) -> LoaderFacts:
 
 
 def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
-    """If `strict` is True, it is an error if the order inside the epoch, or a recomputed sample, differs."""
+    """Raises ValueError if the order within the epoch differs. With `strict=False`, removes the checksums instead, so
+    that neither another order nor other samples raise an error."""
     there, here = state.facts, facts_of(loader)
     if here.rank != there.rank and None not in (here.rank, there.rank):
         warnings.warn(
@@ -183,7 +184,7 @@ def _other_size(state: EpochState, loader: Any) -> str:
 
 
 def _is_exact(position: ReadingPosition) -> bool:
-    """Returns whether the position in an iterable dataset is a state of the dataset instead of a number of batches."""
+    """Returns whether the position contains a state of the dataset instead of a number of batches."""
     return position.ended or (position.is_of_dataset and not position.since and position.later is None)
 
 

@@ -4,8 +4,8 @@ Role: `read` and `write` are fast and use opaque values. `encoded` converts an o
 state, and `decoded` validates the plain values and converts them back.
 
 The default generators of torch, NumPy and Python are Mersenne Twisters. Each stores 624 words of 32 bits and the index
-of the next word, but the libraries derive the first words from a seed in different ways. If the seed is known, a saved
-state contains only the seed and the number of words drawn since seeding, instead of 2.5 KB. A torch generator that is
+of the next word. The three libraries derive the first words from a seed in different ways. If the seed is known, a
+saved state contains the seed and the number of words drawn since seeding, instead of 2.5 KB. A torch generator that is
 set to the words of any of these generators produces the same further words.
 """
 
@@ -33,8 +33,8 @@ GLOBAL = ("torch", "python", "numpy")
 _OBJECTS: dict[str, Any] = {
     "torch": torch.default_generator, "python": random._inst, "numpy": numpy.random.mtrand._rand
 }  # fmt: skip
-#: The states of several generators at one time. A key is the name of a global generator, or an index among the loader's
-#: own generators.
+#: The states of several generators at one time. A key is the name of a global generator, or an index in the list of the
+#: loader's own generators.
 Moment = dict[Any, Any]
 
 
@@ -140,10 +140,10 @@ def encoded(state: Any, seeded: Any = None) -> Any:
     """Converts a generator's state to plain values: if possible, only the seed and the number of drawn words.
 
     Args:
-        seeded: for NumPy and Python, an earlier state, after which the drawn words are counted.
+        seeded: for NumPy and Python, an earlier state of the generator, which replaces the seed.
     """
     origin: Any = None
-    seed, kept = None, list[Any]()  # normal numbers are drawn in pairs, and the generator stores the second number
+    seed, kept = None, list[Any]()  # normal numbers are generated in pairs, and the generator stores the second number
     words: Words | None
     if isinstance(state, bytes):
         origin, words, rest = torch_parts(state)
@@ -161,7 +161,7 @@ def encoded(state: Any, seeded: Any = None) -> Any:
 
 
 def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
-    """Converts plain values, or a torch state tensor, to an argument for `write`."""
+    """Converts plain values, or a state tensor of torch, to the form that `write` accepts."""
     try:
         return _decoded(which, plain, seeded)
     except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, RuntimeError) as error:
@@ -270,11 +270,11 @@ def set_all(moment: Moment) -> None:
 
 # -- positions in a stream ---------------------------------------------------------------------------------
 
-#: If more words than this were drawn since seeding, all 624 words are saved instead of their number.
+#: If more words than this were drawn since seeding, all 624 words are saved instead of the number of drawn words.
 LIMIT = 1 << 24
 #: Two positions in a stream count as equal if this many consecutive words are equal.
 _NEEDLE = 8
-#: The initial and the maximum number of words that are generated in one step.
+#: The number of words to generate in the first step of a search, and the maximum number per step.
 _FIRST, _MOST = 1 << 10, 1 << 20
 #: Byte offsets in the state of torch's CPU generator: seed, words left, words, and stored normal numbers.
 _LEFT, _SEEDED, _NEXT, _WORDS, _REST, _SIZE = 8, 12, 16, 24, 5016, 5056
@@ -331,7 +331,8 @@ class _Search:
         self.passed, self._size = 0, _FIRST
 
     def step(self, most: int) -> int | None:
-        """Returns the number of words before the needle, or None if the next `most` words do not contain it."""
+        """Generates up to `most` words. Returns the number of words before the needle, or None if they do not contain
+        it."""
         size = min(self._size, most)
         heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
         for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():
@@ -358,8 +359,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     """Returns how many words lie between two positions; None if `target` precedes `origin` or is too far away.
 
     Args:
-        seeded: a new generator with the same seed, if the seed is known. If `target` is nearer to the beginning of this
-            generator than to `origin`, the result is None, because the generator was seeded again.
+        seeded: a new generator with the same seed, if the seed is known. If `target` is reached from the seed in fewer
+            steps than from `origin`, the generator was seeded again, and the result is None.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0
@@ -367,7 +368,7 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """Caches positions in the sequence of words of one seed, so that later searches are faster.
+    """Caches positions in the sequence of words that one seed produces, to speed up searches.
 
     Args:
         origin: the beginning of the sequence: a seed, or the words (as bytes) and the index of the next word.
@@ -380,7 +381,8 @@ class _Known:
             self.seeded = stream_of((numpy.frombuffer(origin[0], dtype="<u4"), origin[1]))
         self.count, self.stream = 0, _clone(self.seeded)
         self.target: tuple[bytes, int] | None = None
-        #: A position that was not found within `LIMIT` words. Positions shortly after it need no search.
+        #: The last position that was not among the first `LIMIT` words. Positions shortly after this position need no
+        #: search.
         self.beyond: torch.Generator | None = None
 
 

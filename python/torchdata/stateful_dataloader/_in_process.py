@@ -68,9 +68,9 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._then: Moment = {}
         #: For each global generator, the value of `mark_of` before the first batch of this epoch was read.
         self._marks: dict[str, Any] = {}
-        #: The collate function's state at the beginning of the epoch, for a dataset that is reread from there.
+        #: The collate function's state at the beginning of the epoch, for a dataset that is reread from its beginning.
         self._collate: Any = None
-        #: The last drawn index, and (`_before`) the number of batches that were returned before this index was drawn.
+        #: The last drawn index. `_before` is the number of batches that were returned before this index was drawn.
         self._index: Any = _NONE
         self._before = 0
         #: A batch that was read, and that the program has not received, because Ctrl-C interrupted the delivery.
@@ -90,11 +90,11 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._reader.begin()
 
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
-        """Restores the program's global generators if they were used while the epoch was read, because the dataset and
-        the program share them.
+        """Sets the program's global generators to their saved states if they were used while the epoch was read,
+        because the dataset and the program share these generators.
 
-        Between two epochs, a generator is not restored if the program has seeded or restored it, or if another loader
-        has restored it.
+        If the state was saved between two epochs, generators that the program or another loader has set since are left
+        unchanged.
         """
         position = state.positions[0]
         if state.workers or position is None:
@@ -117,12 +117,12 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             then = {name: decoded(name, one) for name, one in (position.then or {}).items()}
         self._num_yielded = state.given
         behind, moved = position.now_since if position else 0, self._moved
-        if position and behind:  # the snapshot is from a worker, whose generators were saved some batches earlier
+        if position and behind:  # a worker took the snapshot, and its generators were saved some batches earlier
             position = position._replace(now=moved)
         with put_back_afterwards(GLOBAL):
             self._then = {name: read(name) for name in GLOBAL} | then
             position = position and position._replace(random=None)
-            if not self._has_read:  # the epoch begins with the same generators as in `__init__`
+            if not self._has_read:  # the first batch is read with the generators' states from `__init__`
                 set_all(self._then)
                 self._moved = {}
                 if self._reading.is_iterable:
@@ -212,7 +212,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _is_under_way(self) -> bool:
-        """A signal handler may request the state while a batch is being read."""
+        """Whether a batch is being read. True if a signal handler requests the state in the middle of a batch."""
         return self._index is not _NONE and self._num_yielded == self._before
 
     def state_dict(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         begins = not self._has_read and not self.is_finished
         again = self._reading.is_iterable and not self._reader.restores_position
         # Before the first batch, it is unknown which generators the samples use.
-        marks = self._marks.items()  # of the global generators that were used while this epoch was read
+        marks = self._marks.items()  # the global generators that were used while this epoch was read
         moved = GLOBAL if begins else [name for name, mark in marks if name in self._moved or mark_of(name) != mark]
         now = {name: encoded(read(name)) for name in moved}
         then, collate = position.then, self._collate if again else position.collate
@@ -256,15 +256,15 @@ class LocalPool:
         self._running: ShardReader | None = None
         self.turn = 0
         self._ended: set[int] = set()
-        #: For each shard whose dataset has a state, the snapshot from before the first batch.
+        #: For each shard whose dataset has a state, the snapshot from before the epoch's first batch.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
         self.counting: Counting | None = None
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Within this context, the global generators and the worker info are those of a shard; None stands for a new
-        shard."""
+        """Within this context, the global generators and the worker info are those of `shard`; of a new shard if it is
+        None."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():
@@ -283,8 +283,8 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Within this context, the generators and the worker info are the program's own, because a signal handler may
-        request the state while a shard is read. Threads other than the reading thread wait until the batch is read."""
+        """Within this context, the generators and the worker info are the program's own, even if a signal handler
+        requests the state while a shard is read. Other threads wait until the batch is read."""
         with one_at_a_time():
             shard = self._running
             if shard is None:
@@ -333,7 +333,7 @@ class LocalPool:
             hand[0] = shard, order, self._pin(batch), news
 
     def end_epoch(self) -> None:
-        """There is nothing to end in this process; see `WorkerPool.end_epoch`."""
+        """Does nothing; see `WorkerPool.end_epoch`."""
 
     def shutdown(self) -> None:
         self.is_ending = True
@@ -344,7 +344,7 @@ class _Unseen:
     """Hides the worker info from PyTorch's collate functions, which otherwise create each batch in shared memory."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.func = function  # the same attribute as a `partial`, so that statistics name the function
+        self.func = function  # statistics find the function's name in `func`, as for a `partial`
 
     def __call__(self, samples: Any) -> Any:
         worker: Any = torch.utils.data._utils.worker

@@ -40,7 +40,7 @@ _OF_WORKERS = (
 class StatefulIterator(_BaseDataLoaderIter):
     _sampler_iter: Iterator[Any]
     _in_order = True
-    #: Whether the workers exit after this epoch, because the next epoch has another number of shards.
+    #: Whether the workers exit after this epoch. True if the next epoch has another number of shards.
     lasts_one_epoch = False
 
     if TYPE_CHECKING:  # the base class of the native extension
@@ -54,9 +54,9 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._drawing: Drawing = loader._drawing
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
-        #: A loader that loads the state must match these properties.
+        #: A loader that loads a state of this iterator must have the same properties.
         self._facts = facts_of(loader)
-        #: The loader, if it has loaded a state since this iterator was created, and (`_successor`) the iterator that
+        #: The loader, if it has loaded a state since this iterator was created. `_successor` is the iterator that
         #: resumes from the loaded state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
@@ -64,8 +64,9 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: are persistent.
         self.is_finished = self._lives_on = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: Numbers of batches: `_num_empty` had only skipped samples, `_given_before` were returned before the epoch was
-        #: resumed, and `_passing_over` are read and dropped for a state of torchdata 0.11.
+        #: Numbers of batches. `_num_empty`: batches with only skipped samples. `_given_before`: batches that were
+        #: returned before the epoch was resumed. `_passing_over`: batches to read and drop for a state of torchdata
+        #: 0.11.
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
@@ -122,7 +123,7 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     @property
     def _num_given(self) -> int:
-        """The number includes batches in which all samples were skipped."""
+        """Returns the number of returned batches, including batches in which all samples were skipped."""
         return self._num_yielded + self._num_empty
 
     @property
@@ -152,7 +153,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             )
 
     def _pass_over(self) -> None:
-        """Reads and drops the batches that the user had received, for a state of torchdata 0.11 without a position."""
+        """For a state of torchdata 0.11 without a position, reads and drops the batches that the user had received."""
         count, self._passing_over = self._passing_over, 0
         if count and self._reading.is_iterable:
             logger.warning(
@@ -177,7 +178,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         next_worker: int = 0,
         skipped: Counts | None = None,
     ) -> dict[str, Any]:
-        """`waiting` contains the indices of batches that the user has not received, in the order of drawing."""
+        """`waiting` contains the drawn indices whose batches the user has not received, in the order of drawing."""
         reading = self._reading
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)
         iterable = batches if reading.is_iterable else None

@@ -1,22 +1,25 @@
 """Defines the keys of a `StatefulDataLoader` state. Programs inspect states, so the keys have the same meaning as in
-torchdata 0.8 to 0.11, and describe what the user has received. The keys are the same before, during and after an epoch,
-because `torch.distributed.checkpoint` loads only the keys that the state of a new loader has. A new loader does not
-know the keys in the states of a user's iterators, so these states are stored under the key `OURS`, together with all
-other data that torchdata 0.11 does not save. The value of `OURS` is a tuple, which a checkpoint treats as one value,
-and which contains a single dict with these keys:
+torchdata 0.8 to 0.11. The values describe what the user has received. The keys are the same before, during and after an
+epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new loader has. A new loader does
+not know the keys in the states of a user's iterators, so these states are stored under the key `OURS`, together with
+all other data that torchdata 0.11 does not save. The value of `OURS` is a tuple, which a checkpoint treats as one
+value, and which contains a single dict with these keys:
 
 - "generators": the states of the generators for orders and seeds at the time of the state ("now"). For samplers without
   a position, "iter" contains the generators from before the sampler's iterator was created, and "first" the generators
-  from before its first index. Generators that have not changed since an earlier state are omitted.
+  from before its first index. A generator is omitted from "first" and "now" if it has not changed since the earlier
+  state.
 - "indices": the indices that the sampler had returned before its saved state, but whose batches the user had not
-  received; present before the first batch with a user's sampler, and if batches may be out of order
-- "indices_since": the number of indices that were drawn after the sampler's state
+  received. The key exists before the first batch with a user's sampler, and if batches may be out of order
+- "indices_since": the number of indices that were drawn after the sampler's state was saved
 - for a sampler without a state, "ahead": the number of indices (or of samples, if this package forms the batches) that
-  the sampler had returned and the user had not received; "used_up": whether the sampler had returned all indices;
-  "digest": a checksum of the indices; "draws": the generators' states whenever the sampler drew after other code
+  the sampler had returned, but whose samples the user had not received; "used_up": whether the sampler had returned all
+  indices; "digest": a checksum of the indices; "draws": the generators' states at each draw of the sampler that
+  followed a draw by other code
 - "batch_size": the number of samples per batch, if the sampler provides it
 - "epoch": the epoch of a `DistributedSampler`
-- "skipped": if samples may be skipped, the skipped samples by kind of exception, and the number of all samples
+- "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
+  samples
 - "workers", or "reading" without workers: for each worker, the parts of its position that 0.11 does not save
 - "sampler": the complete states of a user's sampler and its iterator, because a checkpoint may drop parts of these
   states under the keys of torchdata 0.11
@@ -46,14 +49,15 @@ __all__ = ["dump", "parse"]
 OURS = "_torchdata_rs"
 _MANY = 1 << 53
 _WORKERS = 1 << 16
-#: The maximum number of batches of abandoned epochs that a valid state makes a loader recompute.
+#: The maximum number of batches or indices that a state may make a loader reread. Larger numbers are rejected as
+#: damage.
 _AGAIN = 1 << 24
 _STEPS = 1 << 31
 #: Keys of torchdata 0.11 that the state of a new loader may lack, because their values are user-defined dicts.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 _KINDS = {"_num_yielded", "_snapshot"}
 _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
-#: The saved keys of a reader's states, and the fields of `ReadingPosition` that contain these states.
+#: The keys of a reader's states in a saved position, and the fields of `ReadingPosition` that contain these states.
 _STATES = {"dataset_state": "dataset", "dataset_iter_state": "iterator", "collate_state": "collate"}
 
 #: The keys in a saved position that torchdata 0.11 does not save. A key is left out if its value is empty.
@@ -101,7 +105,8 @@ def _known(value: Any) -> Any:
 
 
 def _shown(order: OrderState) -> Any:
-    """Returns the state of a sampler's iterator; for a user's sampler, only the keys that a new loader's state has."""
+    """Returns the state of the sampler's iterator. For a user's sampler, keys that a new loader's state lacks are
+    removed."""
     if not order.is_users or order.iterator is UNKNOWN:
         return order.iterator
     if not order.is_batched:
@@ -133,7 +138,7 @@ def _dump_ours(state: EpochState) -> dict[str, Any]:
 
 def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits a position into a dict with the keys of torchdata 0.11, and a dict with this package's keys."""
-    if position is None:  # the position in a map-style dataset may be None
+    if position is None:  # no position is saved for some map-style datasets
         return {"dataset_state": None, "fetcher_state": None}, {}
     fetcher, since = None, position.since
     if state.kind:
@@ -144,12 +149,12 @@ def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple
     parts = position.collate, position.random, position.then, position.now_since, since, position.digest
     own = {key: value for key, value in zip(_OWN, parts, strict=True) if value}
     told = {key: one for key, one in zip(_STATES, position[:2], strict=False) if one is not None and one is not UNKNOWN}
-    if position.later is not None:  # "mark" is a checksum that detects later changes of the state
+    if position.later is not None:  # "mark" is a checksum that shows whether the program has changed the state
         own |= {"later": list(position.later), "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
         if position.base is not None:
             base = {key: getattr(position.base, name) for key, name in _STATES.items()}
             base |= {"ended": position.base.ended, "unbegun": position.base.unbegun}
-            now = own | told  # the base omits values that the current snapshot also contains
+            now = own | told  # values of the base that are equal in the current snapshot are omitted
             own["base"] = {key: one for key, one in base.items() if one is not False and not is_same(one, now.get(key))}
     return theirs, own | told
 
@@ -230,7 +235,8 @@ def _parsed(
     Args:
         main: the part of the state that contains the sampler's states and the seeds.
         ours: the dict under the key `OURS`; None if torchdata 0.8 to 0.11 saved the state.
-        found: the incomplete state, which contains the number of workers, their positions and the number of batches.
+        found: the incomplete state, which contains the number of workers, their positions and the number of returned
+            batches.
     """
     seeds = main.get("_base_seed"), main.get("_shared_seed")
     for name, seed in zip(("_base_seed", "_shared_seed"), seeds, strict=True):
@@ -317,7 +323,7 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Values that are missing under the keys of torchdata 0.11 are taken from the data under `OURS`."""
+    """If a value is missing under its key of torchdata 0.11, it is taken from the data under `OURS`."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None
@@ -350,7 +356,8 @@ def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> R
     """Adds the data that torchdata 0.11 does not save to a position.
 
     Args:
-        given: the number of batches of the epoch, which is the maximum number of batches after the snapshot.
+        given: the number of batches that the user has received in the epoch, which limits the number after the
+            snapshot.
     """
     is_list = isinstance(position.since, list)
     since, later = more.get("since", [] if is_list else 0), None

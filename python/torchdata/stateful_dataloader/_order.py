@@ -1,16 +1,16 @@
 """Determines the order of an epoch: draws the next index or batch, and saves and restores the order.
 
-Role: indices are drawn from the loader's sampler in the same way as in PyTorch's loader. When
-workers read ahead, the sampler has returned indices whose batches the user has not received, but a state must contain
-the position of the user. The contents of a state depend on the kind of the sampler:
+Role: indices are drawn from the loader's sampler in the same way as in PyTorch's loader. When workers read ahead, the
+sampler has returned indices whose batches the user has not received. Nevertheless, a state must contain the position
+after the last received batch. The contents of a state depend on the kind of the sampler:
 
 - For PyTorch's `RandomSampler`, or batches of its indices, a state contains the generator from before the order was
   drawn, and the number of indices that the user has received.
-- If the sampler or its iterator has `state_dict`, this method is called after each n-th index, and its result is kept
-  until the user has received the batch of the index.
-- Any other sampler is iterated again from its beginning up to the saved position, with the generators from the
-  beginning of the epoch. Indices that the user had not received are returned next. After the iteration, the generators
-  are set to their saved states.
+- If the sampler or its iterator has `state_dict`, the loader calls this method after each n-th index, and keeps the
+  result until the user has received the batch of this index.
+- A resumed loader reads any other sampler from its beginning up to the saved position, with the generators' states from
+  the beginning of the epoch. Then it sets the generators to their saved states. Indices whose batches the user had not
+  received are returned next.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def generators_drawn_by(index_sampler: Any) -> tuple[str, ...]:
 
 
 class IndexOrder:
-    """`ahead` indices may be drawn before the first index is returned."""
+    """Up to `ahead` indices may be drawn before the user receives the first batch."""
 
     def __init__(self, loader: Any, drawing: Drawing, ahead: int) -> None:
         self._sampler = loader._index_sampler
@@ -92,12 +92,13 @@ class IndexOrder:
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
         self.begin(iter(()))
-        #: The generators' states before the sampler's iterator was created, and (`_at_first`) before its first index.
+        #: The generators' states before the sampler's iterator was created. `_at_first`: the states before its first
+        #: index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
-        #: Records random draws of a sampler that may draw random numbers after its first index, too.
+        #: Records the random draws of a sampler that may also draw random numbers after its first index.
         self._draws = Draws(drawing)
-        #: Whether the user's sampler has a state, so that `_kept` stores its states after some of the indices.
+        #: Whether the user's sampler has a state. If so, `_kept` stores its states after some of the indices.
         self._is_kept = False
 
     def note_random(self) -> None:
@@ -114,13 +115,13 @@ class IndexOrder:
         self._read = self._counted = _NONE
         #: Whether an exception such as KeyboardInterrupt has ended the sampler's iterator, which is a generator.
         self._is_broken = False
-        #: Indices that the saved sampler had returned, but that the user had not received, and (`_is_used_up`) whether
-        #: the saved sampler had returned all indices.
+        #: Indices that the saved sampler had returned, but whose batches the user had not received. `_is_used_up`:
+        #: whether the saved sampler had returned all indices.
         self._early, self._is_used_up = deque[Any](), False
         #: Saved states of a user's sampler: the number of returned indices, the states of the sampler and its iterator,
         #: and the states of the generators.
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
-        #: Whether the user may have received batches of later indices before batches of earlier indices.
+        #: Whether the user may have received batches in another order than that of their indices.
         self._has_holes = False
         self.drawn, self._ended = 0, False
 
@@ -229,7 +230,7 @@ class IndexOrder:
         waiting = [*waiting, *(() if self._counted is _NONE else (self._counted,)), *self._owed]
         given = self.drawn - len(waiting)
         indices: list[Any] = []
-        if waiting and (self._has_holes or not in_order):  # the sampler's state is from after the waiting indices
+        if waiting and (self._has_holes or not in_order):  # the sampler's state already includes the waiting indices
             indices, waiting = waiting, []
         now, iterator, inner = self._drawing.now(), None, innermost_of(self._sampler)
         epoch = inner.epoch if isinstance(inner, DistributedSampler) and not finished else None
@@ -292,12 +293,12 @@ class IndexOrder:
             sampler=copied(sampler), iterator=copied(iterator), is_users=True,
             is_batched=iterates_as(self._sampler, BatchSampler),
         )  # fmt: skip
-        if given == 0:  # the first index was drawn, but the user has not received it
+        if given == 0:  # the first index was drawn, but the user has not received its batch
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # A resumed sampler repeats its random draws from after the saved state, so the generators that it used must
-        # have their states of that time.
+        # A resumed sampler repeats the draws that it made after the kept state, so the generators of these draws must
+        # also be saved as of the kept state.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -318,7 +319,8 @@ class IndexOrder:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
                     # Some samplers apply a loaded state only when an index is requested. If the program abandoned the
-                    # epoch before, the state would be applied to a later epoch, so an index is requested now.
+                    # epoch before requesting an index, such a sampler would apply the state to the next epoch.
+                    # Therefore, an index is requested now.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -389,7 +391,7 @@ class IndexOrder:
         with self._drawing.going_on(now):
             inner, is_saved = innermost_of(self._sampler), not (state.sampler is None and state.iterator is None)
             if isinstance(inner, StatefulDistributedSampler):
-                inner.next_yielded = None  # the number of skipped indices applies only to the epoch that is over
+                inner.next_yielded = None  # the number of indices to skip applies only to the saved epoch
             elif not unstarted and self._keeps_user_s and is_saved:
                 self._load(state)
                 self._owed.clear()
@@ -403,8 +405,8 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # The sampler returned an index because the loaded state already belongs to the next epoch, so the state is
-        # loaded again.
+        # The sampler has returned an index, so the loaded state already belongs to the next epoch. Loading the state
+        # again undoes the request.
         inner = innermost_of(self._sampler)
         if is_stateful(self._sampler) and state.sampler is not None:
             give(self._sampler, state.sampler)

@@ -32,9 +32,9 @@ def seeded(datapipe: Any, shared_seed: int) -> Any:
 class PipeSource(PipePasses):
     """Reads a pipe with seeds that follow from the loader's seed in each epoch.
 
-    The state of the graph is serialized to bytes, because a checkpoint treats bytes as one value, and bytes need not be
-    copied. If the graph cannot be saved, for example while it holds a stream that cannot be pickled, the state contains
-    the number of read items, and a resumed reader rereads and drops these items.
+    The state of the graph is serialized to bytes, which a checkpoint treats as one value, and which need not be copied.
+    The graph cannot always be saved, for example while it holds a stream that cannot be pickled. Then the state
+    contains the number of read items, and a resumed reader rereads and drops these items.
     """
 
     PIPE_KEY, INSIDE_KEY, AGAIN_KEY = "pipe", "inside", "again"
@@ -80,7 +80,7 @@ def source_of(dataset: Any, shared_seed: Callable[[], int | None] = lambda: None
     dataset unchanged.
 
     Args:
-        dataset: the dataset, which PyTorch's wrapper for pipes may contain.
+        dataset: the dataset, or PyTorch's wrapper for pipes that contains it.
     """
     pipe = dataset._datapipe if isinstance(dataset, _IterDataPipeSerializationWrapper) else dataset
     if not isinstance(pipe, IterDataPipe) or any(is_torchs(one) or not is_restorable(one) for one in Graph(pipe)):

@@ -1,14 +1,14 @@
 """The worker processes of one iterator. The main process sends orders (indices to read) to the workers, and receives
 batches.
 
-Role: a `Collector` takes batches from the workers in turn, and monitors the processes and the timeout.
+Role: a `Collector` receives batches from the workers in turn, and detects exited workers and timeouts.
 
 The main process never blocks on a worker that may itself wait for the main process. If a command link is full, an order
 stays in a queue of the main process until the worker has taken an earlier order.
 
 `PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While this thread
-runs, no other thread receives messages from the workers. The thread also ends when the iterator is deleted, because the
-thread does not refer to the iterator.
+runs, no other thread receives messages from the workers. The thread does not refer to the iterator, so the iterator can
+be deleted, which ends the thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
 __all__ = ["PinnedUnits", "WorkerPool", "pinned"]
 
-#: Bytes of shared memory for orders that do not fit into the ring. The system allocates only memory that is used.
+#: The size of the shared memory for orders that do not fit into the ring, in bytes. The system allocates only memory
+#: that is used.
 _ORDERS = 64 << 20
 
 
@@ -63,8 +64,8 @@ class WorkerPool(Group):
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: For each shard, the outstanding orders, as pairs of number and index, and (`_taken`) how many of these orders
-        #: were sent. The other orders wait for space in the command link.
+        #: For each shard, the outstanding orders, as pairs of number and index. `_taken`: how many of these orders were
+        #: sent. Unsent orders wait for space in the command link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -85,7 +86,7 @@ class WorkerPool(Group):
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Makes `shutdown` end the epoch first, so that workers that wait for space in a link drop their batches."""
+        """Makes `shutdown` end the epoch first. Otherwise, workers would wait for space in a link, and not exit."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
     #: Only `LocalPool` stores the first snapshots of its shards here; worker processes send them with their messages.
@@ -101,7 +102,7 @@ class WorkerPool(Group):
             shared_seed: the epoch's seed for pipes of torch.
             positions: for each shard, the snapshot to load; None starts from the beginning.
             fresh: whether the snapshots were taken between two epochs, so that workers load them and begin a new epoch.
-            first: the shard that returns the first batch.
+            first: the shard whose batch is returned first.
         """
         if self.restarts is None:
             self.members.check_alive()
@@ -111,7 +112,7 @@ class WorkerPool(Group):
         if self.restarts is not None:
             self.restarts.begin(self._epoch)
         for worker, (orders, taken) in enumerate(zip(self.orders, self._taken, strict=True)):
-            for order in islice(orders, taken, None):  # the worker completes these orders first
+            for order in islice(orders, taken, None):  # the worker completes these orders of the last epoch first
                 self._send(worker, self._shown(order))
         self.orders = [deque() for _ in self.orders]
         self._taken = [0] * len(self.orders)
@@ -143,8 +144,8 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Waits for space in the link. If the worker has exited, the order is dropped, because `instruct` sends it
-        again."""
+        """Waits for space in the link. If the worker has exited, returns without sending, because `instruct` sends the
+        order later."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
@@ -181,7 +182,7 @@ class WorkerPool(Group):
 
         Args:
             hand: an empty list, or a list with one unprocessed message. If a signal handler raises an exception, no
-                message is lost: it is in `hand`, or the next call receives it.
+                message is lost: the message is in `hand`, or the next call receives it.
 
         Raises:
             WorkerExitedError: a worker process has exited.
@@ -206,7 +207,8 @@ class WorkerPool(Group):
 
 #: Maximum number of batches that wait in pinned memory.
 _AHEAD = 2
-#: Seconds to wait for the end of the pinning thread, which may be copying a batch or replacing a worker.
+#: How long to wait for the end of the pinning thread, in seconds. The thread may be copying a batch or replacing a
+#: worker.
 _LEAVING = 60.0
 
 
@@ -256,7 +258,7 @@ class PinnedUnits:
     """Receives the workers' batches in a thread, which copies them to pinned memory.
 
     Args:
-        pool: the workers, which end together with this object.
+        pool: the workers, which are shut down together with this object.
     """
 
     def __init__(self, pool: WorkerPool, device: str | None) -> None:

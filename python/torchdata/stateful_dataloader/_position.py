@@ -42,18 +42,19 @@ class ReadingPosition(NamedTuple):
 
     Args:
         dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
-        random: the states of the random generators at the time of the snapshot; without workers, at the time when the
-            loader's state was saved.
-        since: the number of batches that were read after the snapshot; for a map-style dataset, the indices of these
+        random: the states of the random generators at the time of the snapshot. Without workers, the states at the time
+            when the loader's state was saved.
+        since: the number of batches that were read after the snapshot. For a map-style dataset, the indices of these
             batches.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, for an iterable dataset without a state; otherwise None.
-        base: an earlier snapshot, which a resumed reader loads before it repeats the epochs in `later`; None if no
+        base: an earlier snapshot. A resumed reader loads `base`, and then repeats the epochs in `later`. None if no
             epoch had begun.
-        later: for each epoch that began after `base`, the number of batches that were read; None if the snapshot is
-            from within the epoch.
+        later: for each epoch that began after `base`, the number of batches that were read in it. None if this snapshot
+            was taken within an epoch.
         unbegun: whether the snapshot is from before the first epoch.
-        then: the saved states of those generators whose states at the beginning of the epoch differ from `random`.
+        then: the states of the generators at the beginning of the epoch, for generators whose state differs from
+            `random`.
         now: the states of the generators for recomputing the last `now_since` batches.
         now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before the loader's first epoch.
@@ -118,14 +119,15 @@ class OrderState(NamedTuple):
     Args:
         yielded: the number of indices, or batches of indices, that the user has received.
         is_users: whether `sampler` and `iterator` are states of a user's sampler.
-        is_batched: whether the iterator is of a `BatchSampler`, so that the keys of the iterator's state are known.
-        indices: the indices that the sampler drew before its state, but that the user has not received.
-        indices_since: the number of indices that the sampler drew after its state.
-        ahead: for a sampler without a state, the number of drawn indices that the user had not received; the number of
-            samples, if this package forms the batches.
+        is_batched: whether `iterator` is the state of a `BatchSampler`'s iterator, whose keys are known.
+        indices: the indices that the sampler returned before its state was saved, but whose batches the user has not
+            received.
+        indices_since: the number of indices that the sampler returned after its state was saved.
+        ahead: for a sampler without a state, the number of drawn indices whose samples the user had not received. The
+            number of samples, if this package forms the batches.
         used_up: whether the sampler had returned all indices.
         draws: an entry for each time that the sampler drew random numbers after other code had used the generator. An
-            entry contains the states of the generators and the number of drawn indices before that time.
+            entry contains the number of indices drawn before that time, and the states of the generators.
         digest: a checksum of the sampler's indices.
         generators: the states of the generators at the time of the state, in the saved form.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
@@ -152,10 +154,10 @@ class OrderState(NamedTuple):
 
 
 class LoaderFacts(NamedTuple):
-    """Properties of a loader that must match when another loader loads its state; None for an unknown property.
+    """Properties of a loader that must be equal in another loader that loads its state. An unknown property is None.
 
     Args:
-        sampler: the name of the sampler's class; None for a list or another sequence.
+        sampler: the name of the sampler's class; None if the sampler is a list or another sequence.
         rank: the rank of a sampler that splits the dataset among ranks, or the rank in `torch.distributed`.
         ranks: the number of ranks of a sampler that splits the dataset among ranks.
     """
@@ -170,16 +172,17 @@ class EpochState(NamedTuple):
     """The state of a loader.
 
     Args:
-        positions: the position of each worker; without workers, only that of the main process. None for no position.
+        positions: the position of each worker; without workers, only that of the main process. A missing position is
+            None.
         workers: the number of workers that share the dataset; 0 for a loader without workers.
         given: the number of batches of the epoch that the user has received.
-        unstarted: whether no batch was read yet.
+        unstarted: whether no batch had been read when the state was saved.
         skipped: the counts of skipped samples; None if samples are not skipped.
         base_seed: the seed from which the workers' seeds are derived.
         shared_seed: the epoch's seed for pipes of torch.
         passing_over: for a state of torchdata 0.11, the number of batches that a resumed loader must read and drop.
         kind: the dataset's kind in PyTorch's loader, map-style or iterable; not contained in a loaded state.
-        is_own_iterator: whether an iterable dataset is its own iterator, so that the keys of its state are known.
+        is_own_iterator: whether an iterable dataset is its own iterator.
     """
 
     order: OrderState
@@ -212,12 +215,12 @@ class _Trail:
     Reading the recorded batches and epochs again leads to the correct position for both kinds of datasets.
 
     Args:
-        base: a snapshot, which may be pickled, from within an epoch, from its end, or from before the first epoch; None
-            if no snapshot was taken or loaded.
+        base: a snapshot, which may be pickled. It is from within an epoch, from the end of an epoch, or from before the
+            first epoch. None if no snapshot was taken or loaded.
         since: the number of batches that were read in the epoch of the snapshot, after the snapshot.
-        later: the number of batches that were read in each later epoch.
+        later: for each epoch that began after the snapshot, the number of batches that were read.
         is_whole: True if the dataset has loaded this snapshot in this process, or if the snapshot is from the end of an
-            epoch. If False, at least one batch must be read after the snapshot is loaded, because a generator function
+            epoch. Otherwise, at least one batch must be read after the snapshot is loaded, because a generator function
             applies a loaded state only when it yields its first item.
     """
 
@@ -231,8 +234,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position `now`, extended by this snapshot and the batches that a resumed reader must
-        read again."""
+        """Returns the position `now` with this snapshot as its base, and with the batches to reread after the base."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -299,11 +301,12 @@ class Trails:
         self._trails = [trail]
 
     def at_the_beginning(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position before the first batch of an epoch; `now` contains the current states."""
+        """Returns the position before the first batch of an epoch, from `now`, which contains the current states."""
         return self._trails[0].position(now)
 
     def inside(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position if an epoch has yielded at least one batch; `now` contains the current states."""
+        """Returns the position in an epoch that has yielded at least one batch, from `now`, which contains the current
+        states."""
         trail = self._trails[-1]
         if trail.later:
             return trail.position(now)._replace(ended=False)
@@ -343,7 +346,7 @@ class Progress:
             self.position = self.position._replace(since=type(self.since)())
 
     def reached(self) -> ReadingPosition:
-        """Returns the position that the worker has reached, in the form that a reader restores."""
+        """Returns the worker's position after these batches, in the form that a reader can restore."""
         if isinstance(self.position, bytes):
             self.position = ReadingPosition.thawed(self.position)  # several calls unpickle the snapshot only once
         position = self.position or ReadingPosition(since=type(self.since)())
@@ -361,11 +364,11 @@ class Progress:
         return position._replace(since=since, later=later, ended=ended, digest=self.digest, now_since=now_since)
 
     def saved(self, is_stateful: bool, base_seed: int, worker: int) -> ReadingPosition | None:
-        """Returns the position in the form that a state contains.
+        """Returns the position in the form in which it is saved.
 
         Args:
-            is_stateful: whether the worker's dataset has a state. Without a state, the position of a map-style dataset
-                is needed only if random generators were used.
+            is_stateful: whether the worker's dataset has a state. If a map-style dataset has none, its position is
+                saved only if random generators were used.
             base_seed: the seed from which the workers' seeds are derived.
         """
         position = self.reached()
@@ -377,7 +380,7 @@ class Progress:
         return position._replace(random=encoded_of_worker(position.random, base_seed, worker))
 
     def saved_of_program(self) -> ReadingPosition:
-        """Converts a position from a loader without workers to the saved form for a worker that resumes."""
+        """Converts the position of a loader without workers to the form in which a worker's position is saved."""
         position = self.reached()
         then, later = position.random or {}, position.later
         now, behind = position.now, position.now_since

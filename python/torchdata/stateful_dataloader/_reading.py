@@ -1,12 +1,12 @@
 """Reads a dataset through PyTorch's fetchers, and saves the states of dataset, iterator and collate function.
 
 A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
-read after the snapshot (`since`). A resumed reader loads the snapshot, and then reads and drops these batches, so that
-not every batch needs a snapshot.
+read after the snapshot (`since`). A resumed reader loads the snapshot, and then reads and drops these batches. This
+makes a snapshot at each batch unnecessary.
 
 Before the first batch of an epoch, the next items of an iterable dataset depend on how far the previous epochs were
 read. A `ReadingPosition` from before the first batch contains an earlier snapshot (`base`), and the number of batches
-that were read in each later epoch (`later`). A resumed reader loads `base`, and reads the later epochs again. A `base`
+that were read in each later epoch (`later`). A resumed reader loads `base`, and repeats the epochs in `later`. A `base`
 from before the first epoch has `unbegun=True`, and is loaded only if the dataset's current state differs.
 
 A position that is requested while a batch is being read contains an earlier snapshot, because the current state of an
@@ -35,13 +35,14 @@ from torchdata.stateful_dataloader._position import ReadingPosition, Trails, fre
 
 __all__ = ["EpochReader", "ReadingSettings"]
 
-#: The states of the random generators for recomputing the most recent batches, and the number of these batches.
+#: The states of the random generators before the most recent batches, which are needed to recompute them, and the
+#: number of these batches.
 _Now = tuple[Moment | None, int]
 _NO_NOW: _Now = (None, 0)
 
 #: The value of `_Trial.first` if the dataset has ended without returning a batch.
 _ENDED = b"", b""
-#: The number of batches after which a reader takes a snapshot that no caller has requested.
+#: The number of batches between snapshots that a reader takes without a request.
 _KEPT_EVERY = 64
 _NEVER = 1 << 62
 _NONE: Any = object()
@@ -70,7 +71,7 @@ class ReadingSettings:
 
 
 class EpochReader:
-    """`generators` returns the generator states to include in snapshots; it is None if the caller saves these
+    """`generators` is a function that returns the generator states for a snapshot; None if the caller saves these
     states."""
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
@@ -78,7 +79,7 @@ class EpochReader:
         self._generators = generators
         self._fetcher: Any = None
         self._trails = Trails()
-        #: The number of batches requested from this fetcher, and (`count`) the number of calls of `read` in this epoch.
+        #: The number of batches requested from this fetcher. `count`: the number of calls of `read` in this epoch.
         self._fetched = self.count = 0
         #: `_is_over`: whether the dataset has ended. `_is_uncounted`: whether `_trails` does not count the most recent
         #: batch, because the program may not have received it. `_is_cut_off`: whether the reading of a batch was
@@ -94,7 +95,7 @@ class EpochReader:
         self._trial: _Trial | None = None
         #: Whether the reader takes snapshots without a request, at the times that `_cadence` determines.
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
-        #: The clock that measures batches, and (`_timed_next`) the number of the next batch to measure.
+        #: The clock that measures batches. `_timed_next`: the number of the next batch to measure.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
@@ -129,8 +130,7 @@ class EpochReader:
 
     @property
     def skipped(self) -> tuple[list[dict[str, Any]], int]:
-        """The samples that were skipped in the last requested batch, and the number of its samples, including skipped
-        samples."""
+        """The skipped samples of the last requested batch, and the number of all its samples."""
         return ([], 0) if self._fetcher is None else (self._fetcher.skipped, self._fetcher.seen)
 
     @property
@@ -140,7 +140,8 @@ class EpochReader:
 
     @property
     def must_go_back(self) -> bool:
-        """Whether a batch was interrupted and its samples can be recomputed only from an earlier position."""
+        """Whether a batch was interrupted, and its samples can be recomputed only after an earlier position is
+        restored."""
         if self._back is not None:
             return True
         return self._is_cut_off and self.reading.is_iterable and (self.restores_position or self._fetcher.is_broken)
@@ -157,7 +158,7 @@ class EpochReader:
         return self._is_over or bool(getattr(self._fetcher, "ended", False))
 
     def anew(self) -> EpochReader:
-        """The returned reader can load a state."""
+        """Returns a new reader, which can load a state."""
         reader = EpochReader(self.reading, self._generators)
         reader._was_given_state = self._was_given_state
         return reader
@@ -191,8 +192,8 @@ class EpochReader:
         later, random, base = position.later, position.random, position.origin
         now: _Now = position.now, position.now_since
         self._trails = Trails(position if self.reading.is_iterable else None)
-        # Loading a dataset's state may set the global generators. A state from before the first epoch contains the main
-        # process's generators, which must not replace the generators of a worker.
+        # Loading a dataset's state may set the global generators. A state from before the loader's first epoch contains
+        # the generators of the main process. They must not replace the generators of a worker.
         with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
             if base is not None and base.unbegun:
@@ -221,7 +222,8 @@ class EpochReader:
             self._fetcher.digest = None if self.restores_position else 0
 
     def _go_on(self, base: ReadingPosition, random: Moment, since: Any, now: _Now, is_left: bool) -> None:
-        """Loads a snapshot from within an epoch or from its end, and reads the later batches of this epoch again."""
+        """Loads a snapshot from within an epoch or from its end, and rereads the batches of this epoch after the
+        snapshot."""
         if base.ended and not base.has_state:
             self._is_over = True
             return
@@ -238,7 +240,8 @@ class EpochReader:
                 self._complain(since, draws or SampleDigest.differ_in_numbers_alone(base.digest, self.digest or 0))
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """If `is_noise` is True, the difference may come from random numbers that are drawn for each sample."""
+        """Raises ValueError because the reread samples differ. If `is_noise` is True, only warns, because random
+        numbers that are drawn for each sample may be the reason."""
         if is_noise:
             warn_outside(
                 f"the samples of the first {since} batches have other numbers than when the state was saved. If these "
@@ -256,7 +259,7 @@ class EpochReader:
         )
 
     def _go_back(self, base: ReadingPosition) -> None:
-        """The states are restored only if they differ from the current states."""
+        """Restores the states of `base` if they differ from the current states."""
         now = self._states_now()
         for one, state, present in (
             (self._source, base.dataset, now.dataset), (self.reading.collate_fn, base.collate, now.collate)
@@ -287,7 +290,7 @@ class EpochReader:
             give(self._iterator, part)
 
     def _of_dataset(self, base: ReadingPosition) -> Any:
-        """For a dataset that is its own iterator, the snapshot contains the state under `iterator`."""
+        """Returns the state of the dataset. If the dataset is its own iterator, `base.iterator` contains the state."""
         is_iterator = base.dataset is None and hasattr(self._source, "__next__")
         return base.iterator if is_iterator else base.dataset
 
@@ -297,14 +300,14 @@ class EpochReader:
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL):
                 if self._read_once_more(None) is None:
-                    # The loaded state already belonged to the next epoch, of which `_read_once_more` has read a batch.
-                    # The state is loaded again to undo this.
+                    # The loaded state already belonged to the next epoch, so `_read_once_more` has read a batch of that
+                    # epoch. Loading the state again undoes this.
                     if self._of_dataset(base) is not None:
                         give(self._source, self._of_dataset(base))
                     self._trial = None
         if self._trial is not None:
             self._trial.first = _ENDED
-        self._fetched = max(self._fetched, 1)  # the end counts as the first batch
+        self._fetched = max(self._fetched, 1)  # the end of the dataset counts as a batch
         self._fetcher.ended = True
 
     def _read_again(self, since: Any, now: _Now, is_left: bool = False) -> None:
@@ -356,14 +359,14 @@ class EpochReader:
         return batch
 
     def _count_last(self) -> None:
-        """Makes `_trails` count the most recently read batch, because the program has received this batch."""
+        """Makes `_trails` count the last batch, because the program has received it."""
         if self._is_uncounted:
             self._trails.count()
             self._is_uncounted = False
 
     def _fetch(self, index: Any) -> Any:
-        """The first batch after resuming may be read twice (see `_fetch_first`)."""
-        if self._is_over:  # a reader that was restored at the end of the epoch has no fetcher
+        """Reads a batch. The first batch of an epoch after resuming may be read twice (see `_fetch_first`)."""
+        if self._is_over:  # after a restore at the end of an epoch, there is no fetcher
             raise StopIteration
         self._fetched += 1
         if self._trial is not None and self._fetched == 1:
@@ -374,7 +377,7 @@ class EpochReader:
 
     def _fetch_timed(self, index: Any) -> Any:
         fetcher = self._fetcher
-        self._timed_next = self._fetched + 1  # this value remains if the fetcher raises
+        self._timed_next = self._fetched + 1  # if the fetcher raises, the next batch is timed instead
         fetcher.times, fetcher.read_at = True, 0
         began = time.perf_counter_ns()
         try:
@@ -394,7 +397,8 @@ class EpochReader:
         return freeze(state_of(dataset)), freeze((inner, self.has_ended))
 
     def _fetch_first(self, trial: _Trial, index: Any) -> Any:
-        """Reads an epoch's first batch after resuming, to detect a dataset that applies the loaded state repeatedly."""
+        """Reads the first batch of the resumed epoch or of the next epoch, and detects a dataset that applies the
+        loaded state to both."""
         before = {name: read(name) for name in GLOBAL}
         batch = ended = None
         try:
@@ -406,7 +410,7 @@ class EpochReader:
             trial.first = seen
         else:
             self._trial = None
-            if trial.loaded != trial.first[0] and trial.first == seen:  # this epoch also began at the loaded position
+            if trial.loaded != trial.first[0] and trial.first == seen:  # this epoch began at the loaded position, too
                 vars(self._source).clear()
                 vars(self._source).update(trial.attributes)
                 set_all(before)
@@ -422,7 +426,7 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program received the most recent batch. If not, the snapshot is from before this
+            is_given: whether the program has received the last batch. If not, the snapshot must be from before this
                 batch.
         """
         if self._back is not None:
@@ -432,25 +436,26 @@ class EpochReader:
             return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
-            # The checksum and the end of the dataset may include a batch that the program has not received.
-            is_exact = not self._is_cut_off and (is_given or not self._is_uncounted)
-            return state if is_exact else state._replace(digest=None, ended=False)
+            # The checksum includes the last batch, so it is removed if the program has not received this batch.
+            return state if is_given or not self._is_uncounted else state._replace(digest=None)
+        if self._back is not None:
+            return True
         return self._position_at_the_beginning()
 
     def _position_at_the_beginning(self) -> ReadingPosition:
         if self._came_from is not None:
             return self._came_from
         if not self.restores_position:
-            return self._state()._replace(digest=None)
-        # The position also contains the dataset's current states, for user code that inspects them. They are never
-        # loaded.
+            return self._state()
+        # The position also contains the dataset's current states. User code may inspect these states; no reader loads
+        # them.
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:
-        """`position` contains copied states, or is a pickled snapshot."""
-        if self._back is not None or self._is_cut_off:
-            return
-        if self.reading.is_iterable and (self.count or self.has_ended):
+        """Records a snapshot. `position` must contain copied states, or be pickled."""
+        if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
+        if self._back is not None:
+            return True
             self._count_last()
             self._trails.note(position, is_end=self.has_ended)
 
@@ -479,9 +484,9 @@ class EpochReader:
 
 @dataclass
 class _Trial:
-    """Tests whether a dataset applies a loaded state only to the resumed epoch, or wrongly to each later epoch, too."""
+    """Tests whether a dataset wrongly applies a loaded state to each later epoch, too."""
 
     attributes: dict[str, Any]
     loaded: bytes
-    #: The states after the first batch of the resumed epoch; `_ENDED` if the dataset had ended.
+    #: The states after the first batch of the resumed epoch; `_ENDED` if this epoch had no batch.
     first: tuple[bytes, bytes] | None = None

@@ -1,8 +1,8 @@
 """Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
-Role: the fetcher omits and reports samples that raise. Its report is sent with the batch, and the main process counts
-the omitted samples when the batch is returned to the user. As a result, the counts match what the user has received,
-regardless of read-ahead and replaced workers.
+Role: the fetcher omits samples for which the dataset raises. Its report is sent with the batch, and the main process
+counts the omitted samples when it returns the batch to the user. As a result, the counts match what the user has
+received, even if workers read ahead or are replaced.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Skipped:
         self._place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
         self._limit, self._log, self._epoch = loader.error_limit, loader.error_log, loader._epochs_begun
         loader._epochs_begun += 1
-        #: An immutable tuple, which is replaced when the counts change.
+        #: The current counts. The tuple is never modified, but replaced.
         self.counts: Counts = counts or ({}, 0)
         self._has_ended = False
         self._last = ""
@@ -90,7 +90,7 @@ class Skipped:
         """Reports the skipped samples of the epoch in one warning.
 
         Raises:
-            TooManySkipped: the skipped fraction exceeds the limit.
+            TooManySkipped: the fraction of skipped samples exceeds the limit.
         """
         if self._has_ended:
             return

@@ -43,8 +43,8 @@ __all__ = ["RestartingIterator", "WorkersIterator"]
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first use of `record_function` imports a module of torch. The import must not happen during an epoch, because it
-# reads files, and `processes/positions.py` could then not detect that workers share open files.
+# The first use of `record_function` imports a module of torch. This import reads files. During an epoch, these reads
+# would prevent `processes/positions.py` from detecting that workers share open files.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -58,8 +58,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._has_begun = False
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order
-        #: The ids of threads that were reading an epoch when another thread began the next epoch. These threads get an
-        #: error.
+        #: The ids of threads that were reading an epoch when another thread began the next epoch. Their next read
+        #: raises an error.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
@@ -120,7 +120,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._lives_on or (state.unstarted and any(one and one.has_state for one in state.positions))
             )
             positions = self._positions_for_workers(state) if state is not None and loads else []
-            if state is not None and state.unstarted:  # the main process took these states; see `EpochReader.restore`
+            if state is not None and state.unstarted:  # the states are from the main process; see `EpochReader.restore`
                 positions = [position and position._replace(unstarted=True) for position in positions]
             self._begin(positions or [None] * self._num_workers, True, 0)
         else:
@@ -147,14 +147,14 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             position = positions[number % len(positions)]
             if position is not None:
                 same = len(positions) == self._num_workers and state.workers
-                random = position.random if same else None  # worker numbers identify the owners of saved generators
+                random = position.random if same else None  # saved generators fit only the worker with the same number
                 position = position._replace(random=decoded_of_worker(random or {}, int(self._base_seed), number))
             found.append(position)
         return found
 
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
-        """Batches before the saved state are recomputed with the generators from the beginning of the epoch. Batches
-        after the saved state are computed with the generators from the time of the state."""
+        """Converts a position of the main process. Batches before the saved state are recomputed with the generators
+        from the beginning of the epoch, and later batches are computed with the generators from the saved state."""
         if position is None:
             return None
         now = {name: decoded(name, one) for name, one in (position.random or {}).items()}
@@ -176,7 +176,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         reading = self._reading
         if reading.is_iterable or not self._has_begun:
             self._progress = [Progress(0 if reading.is_iterable else []) for _ in positions]
-        else:  # a worker that reads nothing in this epoch keeps its position from the last epoch
+        else:  # if the worker reads nothing in this epoch, its position stays that of the last epoch
             for progress, orders in zip(self._progress, self._pool.orders, strict=True):
                 for _, index in orders:
                     progress.count(index)
@@ -184,14 +184,15 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, position in zip(self._progress, positions, strict=True):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        #: These workers have not sent a message in this epoch, so their recorded positions may be out of date.
+        #: Workers that have not sent a message in this epoch. Their recorded positions may be out of date.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
         #: Whether Ctrl-C or an error has interrupted the return of a batch.
         self._is_cut_off = False
         self._hand: list[Any] = []
-        #: Messages that `state_dict` has received before a batch was requested.
+        #: Messages that arrived while `state_dict()` waited for workers. Requests for batches process these messages
+        #: first.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -205,7 +206,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._order_next((first + number) % self._num_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Other threads that were reading the last epoch get an error."""
+        """Begins the next epoch. Other threads that were reading the last epoch then raise an error."""
         if not self.is_finished:
             self._left_behind = self._readers - {threading.get_ident()}
         self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
@@ -215,12 +216,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- batches -------------------------------------------------------------------------------------
 
     def _order_next(self, worker: int) -> None:
-        """If `in_order` is False, the index is sent to any worker with free capacity."""
+        """Sends the next index to the worker; if `in_order` is False, to any worker with free capacity."""
         try:
             index = self._order.draw()
         except StopIteration:
             return
-        if not self._in_order and not self._reading.is_iterable:  # any worker with room, as in PyTorch's loader
+        if not self._in_order and not self._reading.is_iterable:  # as in PyTorch's loader
             while len(self._pool.orders[worker]) >= self._prefetch_factor:
                 worker = (worker + 1) % self._num_workers
         self._pool.order(worker, self._number, index)
@@ -264,8 +265,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
-        """Returns the batch of the next message, if it contains a batch. Signals cannot interrupt this method; see
-        `HandingIterator`."""
+        """Returns the batch of the next message; None if the message contains no batch. Signals cannot interrupt this
+        method; see `HandingIterator`."""
         if self._successor is not None:
             return (self._hand.pop(),)
         self._is_cut_off = True
@@ -314,7 +315,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Waits for workers that have not sent a batch in this epoch."""
+        """Before saving, waits for each worker that has not sent a message in this epoch."""
         self._hear_all()
         seed = int(self._base_seed)
         positions: Sequence[ReadingPosition | None]
@@ -364,12 +365,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 class RestartingIterator(WorkersIterator):
     """Replaces workers that exit.
 
-    The pinning thread may replace a worker, and then reads attributes of this iterator, while the program's thread
-    sends orders. Therefore, these attributes are modified only under the lock for sending.
+    The pinning thread may replace a worker while the program's thread sends orders. Replacing a worker reads attributes
+    of this iterator, so these attributes are modified only under the lock for sending.
     """
 
-    #: For each worker, the snapshot with which the worker began this epoch (or None), and the commands that make a
-    #: replacement process repeat earlier epochs.
+    #: For each worker: the snapshot with which the worker began this epoch (or None), and the commands that make a
+    #: replacement process repeat the epochs before this epoch.
     _beginnings: list[tuple[Any, list[tuple[Any, ...]]]]
 
     # -- epochs --------------------------------------------------------------------------------------
@@ -378,21 +379,21 @@ class RestartingIterator(WorkersIterator):
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in range(self._num_workers)]
         self._beginnings = list(zip(positions, ways, strict=True))
         self._fresh, self._seed_then = fresh, self._shared_seed
-        #: For each shard, the number of messages of this epoch that were processed.
+        #: For each shard, the number of messages of this epoch that the main process has processed.
         self._seen = [0] * self._num_workers
         super()._begin(positions, fresh, first)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not self._pool.is_ending:
             self._hear_all()
-        if isinstance(self._units, PinnedUnits):  # until the pinning thread ends, it may replace workers
+        if isinstance(self._units, PinnedUnits):  # the pinning thread may replace workers until it ends
             self._units.leave()
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
         """Returns what a new process needs to reach a worker's current position in this epoch: the commands that repeat
         earlier epochs, the snapshot to load, whether this snapshot was taken between two epochs, and the indices to
-        read after loading."""
+        reread after loading."""
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
             return [], progress.reached(), False, []
@@ -422,13 +423,13 @@ class RestartingIterator(WorkersIterator):
             starts.append(start)
         _, _, fresh, _ = self._way_to(shards[0])
         beginning = self._pool.beginning(self._seed_then, fresh, starts)
-        # If a worker runs several shards, there are neither orders nor earlier epochs to repeat.
+        # If a worker runs several shards, there is neither an order to send nor an earlier epoch to repeat.
         self._pool.instruct(worker, [*before, beginning], received)
 
     def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:
-        """Returns what a replacement process needs to continue a shard after the messages that were already received:
-        the commands that repeat earlier epochs, the position in this epoch, and the number of outstanding orders for
-        which batches have already arrived."""
+        """Returns what a replacement process needs to continue a shard after the messages that have already arrived:
+        the commands that repeat earlier epochs, the position in this epoch, and the number of outstanding orders whose
+        batches have already arrived."""
         progress, orders = self._progress[shard], self._pool.orders[shard]
         unseen = 0 if progress.ended else account[0] - self._seen[shard]
         again = [index for _, index in islice(orders, unseen)] if self._pool.is_ordered else [None] * unseen

@@ -1,14 +1,14 @@
 """The program of a `StatefulDataLoader` worker: reads the batches that the main process requests, and sends them.
 
 Role: commands of the main process arrive over a link, and are executed in sequence: begin an epoch, read the batch of
-an index (an *order*), stop. For an iterable dataset, the main process may send no orders, and only limit the number of
-batches that the worker reads ahead.
+an index (an *order*), stop. For an iterable dataset, the main process may send no orders. It then only limits the
+number of batches that the worker reads ahead.
 
-A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If a loader with
-more workers saved the state, a worker runs several shards in turn, each with a copy of the dataset.
+A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If the loaded
+    state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
 Each message to the main process is called a *unit*: a tuple of shard, number of the order, batch, and news. The news is
-None in most units, and otherwise contains the fields of `News`.
+    None in most units; otherwise, it is a tuple of the fields of `News`.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ class News(NamedTuple):
         before: the pickled snapshot from before the batch; None if the worker has not taken a snapshot.
         after: the pickled snapshot from after the batch; None if the worker has not taken a snapshot.
         failure: the error that was raised instead of returning the batch.
-        seen: the number of samples of the batch, including skipped samples; None if it is the requested number.
+        seen: the number of samples of the batch, including skipped samples; None if it equals the requested number.
         empty: whether all samples were skipped, so that the batch is missing.
-        digest: a checksum of some samples of this epoch, for a dataset without a state; None if unchanged.
+        digest: a checksum of some samples of this epoch, for a dataset without a state. None if the checksum has not
+            changed.
     """
 
     before: bytes | None = None
@@ -92,7 +93,7 @@ class ShardReader:
     """Reads one shard of the dataset in successive epochs.
 
     Args:
-        counting: the counters of the process; None if batches are not timed.
+        counting: the process's counters for times; None if batches are not timed.
         worker: the worker that runs the shard; None in the main process, where exceptions are raised unchanged.
     """
 
@@ -106,7 +107,7 @@ class ShardReader:
         self.watch: GeneratorWatch
         if job.num_shards:
             seed_worker(job.base_seed, number)
-        else:  # the worker continues an epoch that the main process has begun to read, with the same generators
+        else:  # the worker continues an epoch of a loader without workers
             set_all(job.generators)
         self._tell_torch()
 
@@ -128,8 +129,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads the requested batches of an epoch that the program has abandoned, as PyTorch's workers do, so that the
-        state of the dataset in the next epoch does not depend on the speed of this worker."""
+        """Reads the requested batches of an epoch that the program has abandoned, as PyTorch's workers do. Otherwise,
+        the dataset's state in the next epoch would depend on the speed of this worker."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -164,7 +165,7 @@ class ShardReader:
         return batches
 
     def _read_again(self, indices: Sequence[Any]) -> bool:
-        """Returns False if the dataset ends before the batches that the failed worker had read were reread."""
+        """Rereads the batches that the failed worker had read. Returns False if the dataset ends earlier."""
         assert self.reader is not None
         is_whole = True
         for index in indices:
@@ -192,7 +193,7 @@ class ShardReader:
             if self.counting is not None:
                 how = reading.dataset, reading.is_iterable, reading.collate_fn
                 self.reader.time_by(bind_reading(self.counting, *how, hands_out=self.worker is None)[0])
-        self.watch.look()  # `begin` may take a snapshot of the end of the last epoch, with the used generators
+        self.watch.look()  # `begin` may take a snapshot, which includes the generators that have been used
         if position is not None:
             self.reader.restore(position)
         if position is None or fresh:
@@ -232,7 +233,7 @@ class _Worker:
                     self.shards[0].work_off(left)
                 self._run_epoch(*order[1:])
             elif order[0] == "repeat":
-                if self.shards:  # reads a finished epoch again, because later epochs depend on it
+                if self.shards:  # rereads a finished epoch of the replaced worker, because later epochs depend on it
                     self.shards[0].begin_epoch(*order[1:])
             else:
                 self._left.append(order[1])
@@ -268,7 +269,7 @@ class _Worker:
 
 @dataclass
 class Job(Program):
-    """The job is pickled only once for all workers."""
+    """The arguments of the workers. A job is pickled only once for all workers."""
 
     runner: ClassVar[type[Runner]] = _Worker
     worker_name: ClassVar[str] = "DataLoader worker process {}"
@@ -282,13 +283,13 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: 0 for a worker that resumes an epoch of a loader without workers. Such a worker has copies of the main process's
-    #: global generators, and no worker info.
+    #: The number of shards; 0 if a worker resumes an epoch of a loader without workers. Such a worker has copies of the
+    #: main process's global generators, and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
     lasts_one_epoch: bool = False
-    #: Copies of the dataset and the functions, if processes run several shards; `reading` then lacks the originals.
+    #: Creates copies of the dataset and the functions if processes run several shards; `reading` then contains neither.
     copies: Copies | None = None
 
     def copied(self) -> Job:
@@ -328,12 +329,12 @@ class Batches(Iterator[Unit]):
     def __init__(self, shard: ShardReader, iterates: bool) -> None:
         self._shard, self._iterates = shard, iterates
         self._reader: EpochReader | None = None
-        #: Messages that are sent first: errors in place of messages that could not be sent.
+        #: Errors to send before any other message, in place of messages that could not be sent.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: The `News` to send with the next message, and (`_brought`) the `News` that was sent last.
+        #: The `News` to send with the next message. `_brought`: the `News` of the last message.
         self.news = self._brought = NO_NEWS
-        #: `_takes_positions`: whether snapshots contain the state of the dataset, in addition to the random generators.
+        #: `_takes_positions`: whether snapshots contain the state of the dataset in addition to the random generators.
         self.is_over = self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
         #: Before this time, no snapshot is taken, and no random generator is checked.
@@ -345,9 +346,9 @@ class Batches(Iterator[Unit]):
         """Takes a snapshot of the reader if the main process may need it.
 
         Args:
-            went_on: whether the epoch resumes from a saved position, which the main process already has.
-            told: whether the main process has received messages of this epoch that it has not processed. If so, no
-                snapshot is taken, because the main process would assign the snapshot to the wrong batch.
+            went_on: whether the epoch resumes from a saved position, which the main process already knows.
+            told: whether the main process has received messages of this epoch, but has not processed them. It would
+                then assign a snapshot to the wrong batch, so no snapshot is taken.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -400,7 +401,7 @@ class Batches(Iterator[Unit]):
         looks = now >= watch.due
         first = looks and watch.look_in_time(now)
         if not self._tells:
-            return b"" if looks else None  # resuming need not reread batches if no generator was used
+            return b"" if looks else None  # if no generator was used, a resumed worker need not reread batches
         if not cadence.is_due(now, took) and not first:  # earlier snapshots lack the generators that `watch` has found
             return None
         frozen = self._frozen_position()
@@ -408,7 +409,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Waits for the next order. A command of another kind ends the epoch."""
+        """Waits for the next order and reads its batch. A command of another kind ends the epoch."""
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()
@@ -421,7 +422,7 @@ class Batches(Iterator[Unit]):
     def _end(self, news: News) -> Unit:
         self.is_over = True
         news = news._replace(ended=True)
-        if self._takes_positions or self._shard.job.persistent:  # later epochs depend on the state at the end
+        if self._takes_positions or self._shard.job.persistent:  # later epochs depend on the state at this epoch's end
             self._shard.watch.look()
             news = news._replace(after=self._frozen_position())
         return self._unit(None, news)
@@ -447,5 +448,5 @@ class Batches(Iterator[Unit]):
         return news._replace(skipped=skipped, seen=seen)
 
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
-        """The error is sent in place of a message that could not be sent."""
+        """Sends the error in place of the message that could not be sent."""
         self._owed.append(self._unit(None, self._brought._replace(failure=failure)))

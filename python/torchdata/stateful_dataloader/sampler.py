@@ -57,13 +57,13 @@ class RandomSampler(torch.utils.data.RandomSampler):
 
 
 class RandomIndices(Iterator[int]):
-    """The order is drawn when the first index is requested."""
+    """Yields the indices of one epoch. The order is drawn when the first index is requested."""
 
     def __init__(self, sampler: RandomSampler) -> None:
         self._sampler, self._yielded = sampler, 0
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
-        #: The indices that were drawn last, and (`_place`) the position of the next index in `_chunk`.
+        #: The indices that were drawn last. `_place`: the position of the next index in `_chunk`.
         self._chunk, self._place = list[int](), 0
         #: Whether an exception such as KeyboardInterrupt has left `take`, so that indices may be missing.
         self._is_broken = False
@@ -99,7 +99,7 @@ class RandomIndices(Iterator[int]):
         return taken
 
     def _draw(self, state: bytes | None) -> None:
-        """If `state` is not None, the generator is first set to this state."""
+        """Draws the order. If `state` is not None, the generator is set to this state before."""
         generator = self._sampler.generator
         if generator is None:
             generator = torch.Generator()
@@ -133,7 +133,8 @@ class RandomIndices(Iterator[int]):
         return {"yielded": self._yielded - count, "generator": origin}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """If the sampler has its own generator, the order is drawn from this generator again."""
+        """Restores a position. The state contains no order: if the sampler has its own generator, the order is redrawn
+        from it."""
         if isinstance(state_dict, dict) and state_dict.get("generator") is None:  # the order was not drawn yet
             self._origin, self._yielded = None, 0
             return
@@ -180,14 +181,14 @@ class BatchSampler(torch.utils.data.BatchSampler):
 
 
 class BatchIndices(Iterator[list[int]]):
-    """The sampler is first read when the first batch is requested."""
+    """Yields the batches of one epoch. The sampler is not read before the first batch is requested."""
 
     def __init__(self, batches: BatchSampler) -> None:
         self._batches = batches
         self._iterator: Iterator[int] | None = None
         self.samples_yielded = 0
-        #: Whether the sampler has returned all indices, and (`_dropped`) the number of indices that were dropped
-        #: because they do not fill a batch.
+        #: Whether the sampler has returned all indices. `_dropped`: the number of indices that were dropped because
+        #: they do not fill a batch.
         self.has_ended, self._dropped = False, 0
         #: The indices that were read for the next batch, if Ctrl-C has interrupted `__next__`.
         self._batch: list[int] = []
@@ -231,7 +232,7 @@ class BatchIndices(Iterator[list[int]]):
         self._iterator, self.samples_yielded = iterator, yielded
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler. Up to `most_missing` of these indices need not exist."""
+        """Skips `count` indices of the sampler. The sampler may end up to `most_missing` indices earlier."""
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)
         pass_over(self._iterator, count - most_missing)
@@ -277,8 +278,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self._iterator, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
-            # `next` has returned an index because the state already belongs to the next epoch, so the state is loaded
-            # again.
+            # `next` has returned an index, so the state already belongs to the next epoch. Loading the state again
+            # undoes the request.
             give(sampler, state_dict["sampler_state"])
 
 
@@ -333,7 +334,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
             yield index
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of indices that were yielded."""
+        """Returns a state with the number of indices that were yielded in this epoch."""
         return {self._YIELDED: self.yielded if self.next_yielded is None else self.next_yielded}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

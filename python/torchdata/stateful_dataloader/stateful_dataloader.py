@@ -1,7 +1,7 @@
 """PyTorch's `DataLoader` on this package's engine, with a state that can be saved at any batch.
 
-Role: PyTorch's class provides the constructor, the attributes and their checks. This package provides the iterators
-(`_in_process`, `_with_workers`).
+Role: PyTorch's class provides the constructor, and the attributes with their checks. This package provides the
+iterators (`_in_process`, `_with_workers`).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
                 'is DataLoader2.from_dataset(dataset, batch_size, num_workers="auto")'
             )
         self._recorder = BatchRecorder(stats, wait_warning)
-        any_dataset: Any = dataset  # despite its annotation, torch's loader accepts any object with samples
+        any_dataset: Any = dataset  # PyTorch's loader accepts any object with samples, although its annotation does not
         super().__init__(
             any_dataset,
             batch_size,
@@ -210,7 +210,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self._is_strict = True
         #: The generators for orders and seeds.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
-        #: The reader of this process, which is kept from one epoch to the next.
+        #: The reader that reads the dataset without workers. It is kept from one epoch to the next.
         self._reader: EpochReader | None = None
 
     # -- iterating -----------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             return self._iterator
         if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
             if self._iterator.lasts_one_epoch:
-                # These workers cannot serve another epoch, because the loaded state had a different number of workers.
-                # If the epoch is finished, its state is transferred to the new workers.
+                # These workers cannot read another epoch, because the loaded state had a different number of workers.
+                # If the epoch is finished, the new workers continue from its state.
                 if self._iterator.is_finished:
                     self.load_state_dict(self.state_dict())
                     return iter(self)
