@@ -1,8 +1,8 @@
 """Decodes images: converts bytes, paths or open files to arrays or tensors, with optional cropping and resizing.
 
-Role: provides functions for any `map` and any dataset, whereas `.decode_image()` is a pipe. If `simplejpeg` is
-installed, it decodes JPEG files, with the same pixels as Pillow; Pillow decodes all other files. The extension resizes
-images.
+Role: these functions can be passed to `map` or called in a dataset, whereas `.decode_image()` is a pipe. If
+`simplejpeg` is installed, it decodes JPEG files, with the same pixels as Pillow. Pillow decodes all other files. The
+native extension resizes images.
 """
 
 from __future__ import annotations

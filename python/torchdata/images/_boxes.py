@@ -44,8 +44,8 @@ def random_resized_crop(
     """Returns a random part of an image, by the rules of torchvision's `RandomResizedCrop`.
 
     The fraction of the area is uniform within `scale`. The logarithm of width over height is uniform within the
-    logarithms of `ratio`. If a box does not fit, another box is drawn, up to ten boxes in total. If none of the ten
-    boxes fits, the largest centered box with a ratio within `ratio` is used.
+    logarithms of `ratio`. If a random box exceeds the image, another box is drawn, up to ten boxes in total. If none of
+    the ten boxes fits, the result is the largest centered box with a ratio within `ratio`.
 
     Args:
         rng: the generator to draw from: a `random.Random`, a `numpy.random.Generator` or a `torch.Generator`.
@@ -106,7 +106,7 @@ def center_crop(width: int, height: int, share: float = 0.875, ratio: float = 1.
         (left, top, right, bottom) in pixels.
 
     Raises:
-        ValueError: `share` is not above 0 and at most 1, or `ratio` is not positive.
+        ValueError: `share` is not positive or exceeds 1, or `ratio` is not positive.
 
     Example:
         >>> from torchdata.images import center_crop

@@ -23,8 +23,8 @@ Size = int | tuple[int, int] | None
 Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 
 _MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
-#: For each filter, whether the extension implements it, with pixels that differ from Pillow's by at most one level.
-#: Pillow implements the other filters.
+#: For each filter, whether the native extension implements it; if not, Pillow does. The extension's pixels differ from
+#: Pillow's by at most one level.
 _FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
 
 
@@ -114,8 +114,8 @@ def decode(
         layout: "HWC" (the default) for height, width, channels; "CHW" for channels first.
         scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if the reduced image is not
             smaller than the result.
-        resample: "bilinear", "hamming", "bicubic", "lanczos", "box" or "nearest", with antialiasing, as in Pillow. The
-            extension implements "bilinear" and "hamming"; the other filters use Pillow, and are slower.
+        resample: "bilinear", "hamming", "bicubic", "lanczos", "box" or "nearest", with antialiasing, as in Pillow.
+            "bilinear" and "hamming" are faster, because the native extension implements them.
         exif: whether to rotate the image upright according to EXIF. `crop` refers to the upright image.
         truncated: "keep" returns the available part of a truncated image instead of raising an error.
         as_tensor: whether the result is a torch tensor.
@@ -191,7 +191,8 @@ def decode_batch(
         as_tensor: as for `decode`.
 
     Returns:
-        The block: (images, height, width, channels), or (images, channels, height, width); `out` if it was given.
+        An array with the axes (images, height, width, channels), or (images, channels, height, width) for "CHW"; `out`
+        if it was given.
 
     Raises:
         TypeError, ValueError: as for `decode`, with a note about the position of the image in the batch; `out` does not
@@ -241,7 +242,7 @@ def decode_batch(
 
 
 class _numbered:
-    """Adds a note to an exception: the position of the image in the batch."""
+    """Adds a note with the position of the image in the batch to an exception."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -322,7 +323,7 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # The minimum size of the reduced image, in which the crop must not be smaller than the result.
+        # The minimum size of the reduced image. In a smaller image, the crop would be smaller than the result.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)
@@ -365,5 +366,5 @@ def _resized_by_pillow(pixels: Any, region: tuple[float, ...], request: Request,
 
 
 def _flat(part: Any) -> Any:
-    """Pillow requires gray images without their last axis."""
+    """Removes the last axis of a gray image, as Pillow requires."""
     return part[..., 0] if part.shape[2] == 1 else part

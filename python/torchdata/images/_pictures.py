@@ -12,11 +12,11 @@ from torchdata.images import _pillow
 
 __all__ = ["DecodablePicture", "open_picture"]
 
-#: The maximum size in bytes of the pixel buffer that a thread keeps.
+#: The maximum size of the pixel buffer that a thread keeps for its next image, in bytes.
 _KEPT = 64 << 20
 
 #: For each mode: simplejpeg's name of the mode, and the color spaces of JPEG files for which simplejpeg and Pillow
-#: yield equal pixels. Gray mode includes no color images, because Pillow computes gray from red, green and blue.
+#: yield equal pixels. simplejpeg decodes no color image to gray, because Pillow computes gray from red, green and blue.
 _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
 
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "I;16": 1}
@@ -33,8 +33,8 @@ class DecodablePicture(Protocol):
         until the thread decodes another image."""
 
     def reduce(self, width: int, height: int) -> int:
-        """Switches to decoding at a half, a quarter or an eighth of the size, and returns 2, 4 or 8. Returns 1 if the
-        reduced image would be smaller than `width` or `height`."""
+        """Switches to decoding at a half, a quarter or an eighth of the size, and returns 2, 4 or 8. Returns 1 if even
+        half the size would be less than `width` or `height`."""
 
 
 class _Room(threading.local):
@@ -66,8 +66,9 @@ def simplejpeg() -> Any:
 
 
 def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> DecodablePicture:
-    """If `keep` is True, the available part of a truncated image is kept. Raises `PIL.Image.DecompressionBombError` for
-    more pixels than Pillow allows, and one of Pillow's many error types if the contents are not an image."""
+    """Parses the header of an image. If `keep` is True, a truncated image is decoded as far as it is available. Raises
+    `PIL.Image.DecompressionBombError` for more pixels than Pillow allows, and one of Pillow's many error types if the
+    contents are not an image."""
     found: Any = None
     library = simplejpeg() if mode in _COLOURS and content[:3] == b"\xff\xd8\xff" else None
     if library is not None:
@@ -95,7 +96,7 @@ def _power(width: int, height: int, least_width: int, least_height: int) -> int:
 
 
 class _Jpeg:
-    """If simplejpeg refuses an image, Pillow decodes it or reports the error."""
+    """A JPEG image. If simplejpeg refuses the image, Pillow decodes it or raises an error."""
 
     def __init__(self, library: Any, content: Any, mode: str, width: int, height: int, keep: bool) -> None:
         self.library, self.content, self.mode, self.keep = library, content, mode, keep
@@ -152,7 +153,7 @@ class _Other:
         return out
 
 
-#: For each EXIF orientation: whether to exchange rows and columns, and a function that then mirrors the array.
+#: For each EXIF orientation: whether to exchange rows and columns, and a function that mirrors the result.
 _TURNS: dict[int, tuple[bool, Callable[[Any], Any]]] = {
     2: (False, lambda a: a[:, ::-1]),
     3: (False, lambda a: a[::-1, ::-1]),

@@ -17,7 +17,7 @@ def image_module(needed_by: str = "torchdata.images") -> Any:
 
 
 def opened(content: Any, needed_by: str = "torchdata.images") -> Any:
-    """Pillow's own errors are not converted."""
+    """Opens an image with Pillow. Errors of Pillow are raised unchanged."""
     module = image_module(needed_by)
     try:
         return module.open(io.BytesIO(content))
@@ -31,7 +31,7 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
 
     Args:
         mode: one of Pillow's modes, or "I;16" for 16-bit gray, which requires a 16-bit gray image.
-        keep: whether the available part of a truncated image is kept.
+        keep: whether to return the available part of a truncated image.
 
     Raises:
         ValueError: the image is not a 16-bit gray image, but the mode requires one.
@@ -44,7 +44,7 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
         begun = getattr(image, "_im", None) or vars(image).get("im")
         if not keep or begun is None:
             raise
-        image.tile = []  # Pillow then treats the image as completely decoded
+        image.tile = []  # Pillow then regards the image as completely decoded
     if mode != "I;16":
         return image.convert(mode)
     if image.mode != "I" and not image.mode.startswith("I;16"):
@@ -53,7 +53,7 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
 
 
 def orientation(image: Any) -> int:
-    """Returns 1 to 8, where 1 is upright."""
+    """Returns the EXIF orientation, from 1 (upright) to 8."""
     try:
         told = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # the EXIF block is damaged

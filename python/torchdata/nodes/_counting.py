@@ -1,8 +1,8 @@
 """The counters of a `Loader` of nodes.
 
 Role: the statistics always count the items that the loader yields, and the items that the processes of nodes compute.
-With `stats="full"`, the statistics have a row for each node, and a wrapper around the iterator of each node counts the
-node's items and measures the time.
+With `stats="full"`, the statistics also have a row for each node. A wrapper around the node's iterator counts the items
+and measures the time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["NodeRecorder"]
 class NodeRecorder(BatchRecorder):
     name = NODES
 
-    #: The statistics in which the rows of the nodes were registered, and the number of the loader's row.
+    #: The statistics that contain the rows of the nodes, and the number of the loader's row.
     _bound: tuple[Counting, int] | None = None
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:
-        """Called before the graph that ends in `root` is reset."""
+        """Creates the rows of the statistics. Called before the graph that ends in `root` is reset."""
         mappers: list[Any] = [node for node in nodes_of(root) if getattr(node, "processes", None) is not None]
         new_board = partial(StatsBoard, 1 + sum(node.num_workers for node in mappers), 1, PIPES, self.full)
         counting = self._counting_here(new_board)
@@ -75,7 +75,8 @@ def _read_by(node: BaseNode[Any]) -> Iterator[BaseNode[Any]]:
 
 
 def _named(node: BaseNode[Any]) -> tuple[str, str]:
-    """Returns the name of a node or of the user's function or dataset in it, and the location of the user's code."""
+    """Returns the name of the user's dataset or function in a node, or else of the node, and the location of the user's
+    code."""
     function = getattr(node, "map_fn", None)
     dataset = getattr(function, "__self__", None) if getattr(function, "__name__", "") == "__getitem__" else None
     codes = codes_of_dataset(dataset, INDEXED) or codes_of_dataset(getattr(node, "iterable", None), ITERATED)

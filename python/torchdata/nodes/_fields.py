@@ -1,8 +1,8 @@
-"""Reads and checks the fields of a saved state, and takes the states of sources.
+"""Reads and checks the fields of a node's saved state, and requests the states of its sources.
 
-Role: some nodes request the state of their source although the program requests no state; for example, nodes that read
-ahead request it at each item. If the source does not support states, the error of the source is stored, and is raised
-only if the program requests a state.
+Role: some nodes request the state of their source although the program requests no state. For example, nodes that read
+ahead request it at each item. If the source does not support states, its error is stored, and raised only if the
+program requests a state.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _REQUIRED: Any = object()
 
 
 class StateFields:
-    """If `state` is None, as at the beginning of an epoch, integers have their smallest allowed value, flags have their
-    default, lists are empty, and other fields are None."""
+    """The fields of a state. If `state` is None, as at the beginning of an epoch, integers have their smallest allowed
+    value, flags have their default, lists are empty, and other fields are None."""
 
     def __init__(self, node: str, state: Any, begins: bool = True) -> None:
         if not isinstance(state, Mapping) and (state is not None or not begins):
@@ -66,8 +66,8 @@ class StateFields:
         return value
 
     def state(self, key: str) -> Any:
-        """Returns the value of a field that contains the state of another object, such as the source; None if the node
-        starts from the beginning."""
+        """Returns a field that contains the state of another object, such as the source; None at the beginning of an
+        epoch."""
         value = self[key]
         if not isinstance(value, Mapping) and not self._is_beginning:
             raise self.wrong(key, "must be a dict")
@@ -97,7 +97,7 @@ class Unsaved:
     """Stored instead of the state of a node that does not support states."""
 
     def __init__(self, error: NotImplementedError) -> None:
-        self.error = error.with_traceback(None)  # the frames of the traceback would keep their variables alive
+        self.error = error.with_traceback(None)  # the traceback would keep the variables of its frames alive
 
 
 def position_of(node: BaseNode[Any]) -> Any:

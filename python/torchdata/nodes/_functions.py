@@ -12,7 +12,7 @@ __all__ = ["Failure", "MapEach", "error_of", "not_the_end"]
 
 
 def not_the_end(what: str, cause: BaseException) -> RuntimeError:
-    """This error replaces a StopIteration of a user's function (see PEP 479)."""
+    """Returns the error that replaces a StopIteration raised by a user's function (see PEP 479)."""
     error = RuntimeError(
         f"the {what} raised StopIteration, which would end the epoch although the source has more items; catch it in "
         "the function (`next(iterator, default)` does not raise it)"
@@ -22,10 +22,10 @@ def not_the_end(what: str, cause: BaseException) -> RuntimeError:
 
 
 class Failure:
-    """Replaces the result of a function that raised an error, within a list of results.
+    """In a list of results, stands in for the result of a call that raised an error.
 
     Args:
-        error: the error, or the description of an error in another process.
+        error: the error; for an error in another process, its description.
     """
 
     def __init__(self, error: BaseException | tuple[Any, ...]) -> None:
@@ -47,7 +47,8 @@ def error_of(description: tuple[Any, ...]) -> BaseException:
 
 
 class MapEach:
-    """The returned list contains a `Failure` for each call that raises."""
+    """Calls a function with each item of a list, and returns a list of results. If a call raises, the list contains a
+    `Failure` in place of the result."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function

@@ -1,6 +1,6 @@
-"""Adapts a pipe of `torchdata.datapipes` as a Stateful iterable, so that a node can read it.
+"""Adapts a pipe of `torchdata.datapipes` to the protocol `Stateful`, so that a node can read it and save its position.
 
-Role: stores the seed and the epoch number, which are not part of the state of the pipe's graph.
+Role: saves the seed and the epoch number in addition to the state of the pipe's graph, which does not contain them.
 """
 
 from __future__ import annotations
@@ -74,5 +74,5 @@ def _set_seed(pipe: IterDataPipe[Any], seed: int, epoch: int) -> None:
     from torchdata.dataloader2.graph import set_graph_random_seed
     from torchdata.dataloader2.random import SeedGenerator
 
-    of_epoch = SeedGenerator(seed).spawn(epoch).generate_seed()  # its children would share seeds with it
+    of_epoch = SeedGenerator(seed).spawn(epoch).generate_seed()  # children of this generator would get equal seeds
     set_graph_random_seed(pipe, SeedGenerator(of_epoch))

@@ -1,12 +1,12 @@
-"""The processes of a ParallelMapper, which take items from threads of the main process, and return results.
+"""The processes of a ParallelMapper. They receive items from threads of the main process, and return results.
 
 Role: a thread of the main process sends one item, or several small items in one message, and waits for the answers.
 Each answer is a separate message, so if a process exits, only unfinished answers are lost.
 
-The first message to a process also contains the seed of its random numbers. The base seed is the number that PyTorch's
-loader would draw from torch's global generator. It is drawn from a copy of this generator, so that the random numbers
-of the main process do not change. If a program restores the global generator before it resumes, the processes get the
-same seeds as in the uninterrupted run.
+The first message to a process also contains its worker number and the base seed, from which it seeds its generators.
+The base seed is the number that PyTorch's loader would draw from torch's global generator. It is drawn from a copy of
+this generator, so the random numbers of the main process do not change. If a program restores the global generator
+before it resumes, the processes get the same seeds as in the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ = ["MapWorker", "Workers", "one_reset"]
 
 #: While a thread waits for an answer, it checks at intervals of this many seconds whether the process is running.
 _SLICE = 0.2
-#: If the items of a message take longer than this number of seconds, the process returns the items that it has not
-#: begun, so that other processes can compute them.
+#: If computing the items of one message takes longer than this number of seconds, other processes compute the items
+#: that this process has not begun.
 _LONG = 0.01
 
 _local = threading.local()
@@ -48,7 +48,7 @@ _local = threading.local()
 
 @contextmanager
 def one_reset() -> Iterator[None]:
-    """Within this context, each call of `base_seed` by this thread returns a different number. Nested contexts have no
+    """Within this context, each call of `base_seed` by this thread returns a different number. A nested context has no
     effect."""
     if getattr(_local, "copy", None) is not None:
         yield
@@ -62,7 +62,7 @@ def one_reset() -> Iterator[None]:
 
 
 def base_seed() -> int:
-    """The seed is reproducible after `torch.manual_seed`."""
+    """Returns a seed that is reproducible after `torch.manual_seed`."""
     with one_reset():
         return int(torch.empty((), dtype=torch.int64).random_(generator=_local.copy).item())
 
@@ -71,9 +71,9 @@ class Workers(Group):
     """Processes that call a function.
 
     Args:
-        survived: the kinds of process exits after which the process is replaced, instead of raising an error.
-        timeout: seconds until a process must have returned a result; None for no limit.
-        pages: the pages for the processes' counters in the loader's statistics; None without a loader.
+        survived: the kinds of process exits after which the process is replaced. Other exits raise an error.
+        timeout: the maximum number of seconds until a process returns a result; None for no limit.
+        pages: memory in the loader's statistics for the counters of the processes; None without a loader.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Workers(Group):
         timeout: float | None = None,
         pages: Pages | None = None,
     ) -> None:
-        half = default_budget() // 2  # items may be as large as results
+        half = default_budget() // 2  # the other half is for items, which may be as large as results
         starting = multiprocessing.get_context(context)
         super().__init__(starting, count, _Function(function), memory_budget=half, commands=half // count, pages=pages)
         self.replace_exited(Restarts, survived)
@@ -99,32 +99,34 @@ class Workers(Group):
 
     @property
     def serve_on(self) -> bool:
-        """Whether another run can use the processes, because all are running or exited processes are replaced."""
+        """Whether the processes can be used after a reset of the node: all are running, or exited processes are
+        replaced."""
         return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
         self.patience.is_awaited = lambda: queue.is_awaited
-        self.end_epoch()  # ends the epoch of the previous run
+        self.end_epoch()  # ends the epoch from before the reset of the node
         self.begin_epoch()
 
 
 class MapWorker:
-    """This object does not keep the group alive."""
+    """Sends items to one process, and receives the results. The reference to the group is weak."""
 
     def __init__(self, group: Workers, number: int, output: Link) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
         self._base_seed, self._timeout = group.base_seed, group.timeout
-        #: The worker numbers from which seeds are computed: one for the first process, and one for each replacement.
+        #: Worker numbers, from which seeds are computed: one for the original process, and another for each
+        #: replacement.
         self._numbers = count(number, group.members.num_workers)
-        #: The base seed and the worker number of the process, until both were sent; then None.
+        #: The base seed and the worker number of the process; None once both have been sent.
         self._seed: tuple[int, int] | None = None
         self._patience, self._restarts = group.patience, group.restarts
         self._look = group.look_at(number)
-        #: The number of processes that were killed because they returned no result for this item.
+        #: The number of processes that were killed because they returned no result for the current item.
         self._tries = 0
         self._read(group, output)
-        #: The lock that is held while the process computes items. After a reset of the node, a thread from before the
-        #: reset may still hold the lock.
+        #: A thread holds this lock while the process computes the thread's items. After a reset of the node, a thread
+        #: from before the reset may still hold the lock.
         self._calling = threading.Lock()
         self._number = 0
         #: Seconds that the process spent on its last items, excluding waits for the main process.
@@ -133,11 +135,11 @@ class MapWorker:
     def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:
         """Calls the function with each item in the process.
 
-        Yields lists of results as they arrive, and, in place of a list, the error of a call that raises. Yields None
-        and stops if the process has returned the remaining items because the items took too long.
+        Yields lists of results as they arrive. If a call raises, yields the error of the call. If the items take too
+        long, the process stops early; then yields None and ends, without the remaining items.
 
         Args:
-            items: a list with a single item is emptied once the item is sent, so that the item can be freed.
+            items: the items. A single item is removed from the list once the item is sent, so that it can be freed.
         """
         end, at = len(items), 0
         with self._calling:
@@ -157,13 +159,13 @@ class MapWorker:
                                     return
                                 done = len(answer) if isinstance(answer, list) else 1
                                 self._number, at = self._number + done, at + done
-                            del answers, answer  # the variables would keep a result alive while waiting for the next
+                            del answers, answer  # the variables would keep a result alive during the next wait
                     except Exception as error:  # this item cannot be sent, or its process exited and is not replaced
                         self._tries = 0
                         yield error
                         self._number, at = self._number + 1, at + 1
             finally:
-                self._number += end - at  # later answers to these numbers are ignored
+                self._number += end - at  # answers to unfinished items are ignored if they arrive later
                 self._patience.came_of(self._index)
 
     def _send(self, items: list[Any], at: int) -> None:
@@ -188,10 +190,10 @@ class MapWorker:
         began = monotonic()
         slice_ = _SLICE if self._timeout is None else min(_SLICE, self._timeout / 4)
         while True:
-            ended = self._process.ended  # read first: all answers of a process that has exited are then available
+            ended = self._process.ended  # read first, because all answers of an exited process are already available
             results, spent, behind = self._collector.receive_results(0, self._number, 0.0 if ended else slice_)
             answers: list[list[Any] | BaseException | None] = [results] if results else []
-            if isinstance(behind, BaseException):  # this process cannot unpickle the result
+            if isinstance(behind, BaseException):  # the main process cannot unpickle the result
                 answers.append(behind)
             elif behind is not None and behind[0] > self._number:
                 _, description, spent = behind
@@ -229,7 +231,7 @@ class MapWorker:
             places = restarts.on_death([self._index], received, ended, False)
             try:
                 made = restarts.on_replace(places, ([], None), ended)
-            except RuntimeWarning as warning:  # the process was replaced, even if a filter turns warnings into errors
+            except RuntimeWarning as warning:  # a filter turns warnings into errors, but the exit has been handled
                 made = restarts.on_replace(places, ([], None), ended)
                 warn_in_thread(warning)
             ((_, link, _),) = made
@@ -248,7 +250,7 @@ class _Caller:
 
     def __init__(self, child: ChildLoop) -> None:
         self._sender, self._where, self._counting = child.sender, child.setup.where, child.counting
-        #: None if the user's function cannot be loaded in this process, for the reason in `failure`.
+        #: The user's function. None if it cannot be loaded in this process; `failure` is then the reason.
         self._function: Any = None
         self.failure: tuple[Any, ...] | None = None
 
@@ -268,8 +270,7 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # The result is passed without a variable, because the sender copies the memory of a result with other
-                # references.
+                # No variable refers to the result, because the sender would then copy its memory.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:  # raised by the function, or by pickling its result
                 spent = monotonic() - begun

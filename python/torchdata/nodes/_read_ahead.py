@@ -1,16 +1,18 @@
-"""Reads a source ahead in threads, with an exact position, for ParallelMapper, Prefetcher and PinMemory.
+"""Reads a source ahead in threads, with an exact position. Used by ParallelMapper, Prefetcher and PinMemory.
 
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
-takes an item from the source; while it processes the item, another thread can take the next item.
+takes an item from the source. While this thread processes the item, another thread can take the next item.
 
-The queue stores the results, returns them in order if required, and tracks the position: a snapshot of the source, and
-the numbers of the items that were yielded after the snapshot. A state does not contain items in progress, because they
-are reread after the state is loaded.
+The queue stores the results, and returns them in the source's order if required. It also tracks the position: a
+snapshot of the source, and the numbers of the items that were yielded after the snapshot. A state does not contain
+items in progress, because a resumed node rereads them.
 
-If the program abandons an epoch, the source is first read up to the maximum read-ahead, and then begins its next epoch.
-As a result, counters and random draws of the source depend on the number of yielded items, and not on timing.
+If the program abandons an epoch, a thread first reads the source up to the maximum read-ahead. Then the source begins
+its next epoch. As a result, counters and random draws of the source depend only on the number of yielded items, not on
+timing.
 
-Threads refer to the work and the source but never to the node, so that the threads end when the node is deleted.
+Threads refer to `_Work` and the source, but never to the node. Therefore, the node can be deleted, which ends the
+threads.
 """
 
 from __future__ import annotations
@@ -34,26 +36,27 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadSource", "ThreadedNode"]
 
-#: None for nodes that return items unchanged.
+#: The function to call with each item; None if the node returns items unchanged.
 Function = Callable[[Any], Any] | None
 
 #: The maximum number of items per message to a process, and the maximum number of seconds for computing these items.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
-#: Items that together take less than this number of seconds are not divided among several processes, because an
-#: additional message would take as long.
+#: Items are not divided among several processes if computing all of them takes less than this number of seconds,
+#: because an additional message would take as long.
 _WORTH_A_MESSAGE = 0.00005
-#: The number of seconds that `shutdown` waits for threads, which end after their current call.
+#: The maximum number of seconds that `shutdown` waits for threads to finish their current calls.
 _SECONDS = 5.0
 
 
 class _Work(ReadAhead):
-    """Only the thread that currently reads the source uses the `reader`.
+    """The work of the threads. `reader` is used only by the thread that is currently reading the source.
 
     Args:
-        limit: the maximum number of items that are taken but not yet yielded.
-        wanted: the minimum number of items of the source, according to a loaded state; an earlier end is an error.
+        limit: the maximum number of items that were taken from the source but not yet yielded.
+        wanted: the number of items after the snapshot that the loaded state says were read. If the source has fewer
+            items, this is an error.
         **options: the arguments `in_order`, `place` and `grows` of the queue. `place` consists of a snapshot of the
-            source, the number of items to drop directly after the snapshot, and the numbers of later items to drop.
+            source, the number of items to drop directly after the snapshot, and the positions of further items to drop.
             `grows` consists of the maximum to which `limit` grows while items are small, the number of consecutive
             small items so far, and the current limit; None for a fixed limit.
     """
@@ -62,11 +65,11 @@ class _Work(ReadAhead):
         options["when_closed"] = f"{name} was shut down: reset it, or make a new iterator of its Loader"
         super().__init__(name, limit, f"torchdata-{name}", several=True, keeps=False, **options)
         self.name, self.reader, self.wanted = name, reader, wanted
-        #: After the queue was closed, the source is read until this many items were taken from it.
+        #: After the queue is closed, `read_on` reads the source until this many items have been taken.
         self.read_on_to = 0
 
     def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:
-        """Each thread runs this method until the source ends."""
+        """Takes items from the source and calls the function. Each thread runs this method until the source ends."""
         queue, reader, slot = self.queue, self.reader, None
         while slot is not None or (slot := queue.reserve()) is not None:
             try:
@@ -85,17 +88,17 @@ class _Work(ReadAhead):
             else:
                 queue.leave_source(slot)
                 slot = self._call(function, slot, *taken)
-            del taken  # the variable would keep an item alive after the program has deleted the item
+            del taken  # the variable would keep an item alive that the program has deleted
 
     def read(self) -> None:
-        """One thread runs this method, which passes items to the threads that run `call`."""
+        """Reads the source, and passes items to the threads that run `call`. Exactly one thread runs this method."""
         while (stopped := self.reader.hand_over(self.queue)) is not None:
             self._stop(*stopped)
             del stopped
 
     def call(self, worker: MapWorker, sharers: int) -> None:
-        """All threads except the one that runs `read` run this method. `sharers` of them, each with its own process,
-        share the items."""
+        """Takes items from the thread that runs `read`, and computes them in a process. `sharers` threads run this
+        method, each with its own process."""
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
             slots, items = claimed
@@ -128,11 +131,12 @@ class _Work(ReadAhead):
                 f"{self.name}: the state was saved {self.wanted} items after the source's, but the source ended after "
                 f"{reader.index} ({ReadSource.STEPS_KEY!r} in the state); load it with the data that it was saved with"
             )
-            reader.index = self.wanted  # a later request finds the end of the source, and does not raise this error
+            reader.index = self.wanted  # this error is raised only once; the next request raises StopIteration
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Returns the next free slot of the queue, or None."""
+        """Calls the function with an item. Returns the slot for this thread's next item; None if no slot was
+        reserved."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -145,7 +149,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """No other thread reads the source meanwhile."""
+        """Reads the source up to `read_on_to`. Called while no other thread reads the source."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -156,9 +160,10 @@ class ReadSource:
     """Reads a source in threads, from one reset of a node to the next.
 
     Args:
-        in_order: whether results keep the source's order, instead of being yielded once they are ready.
+        in_order: whether results keep the source's order. With `in_order=False`, results are yielded once they are
+            ready.
         prepare: a function that each thread calls once, before it reads the source.
-        workers: instead of `functions`, for each thread the object that sends items to a process.
+        workers: instead of `functions`, the objects that send items to processes, one for each thread.
         grows_to: the maximum to which `limit` grows while items are small; 0 for a fixed limit.
     """
 
@@ -168,7 +173,7 @@ class ReadSource:
     NUM_YIELDED_KEY = "num_yielded"
     GROWTH_KEY = "read_ahead"
 
-    #: The number of seconds that a reset waits until the thread of the previous run no longer uses the source.
+    #: The maximum number of seconds that a reset waits for threads from before the reset to finish reading the source.
     patience: ClassVar[float] = 60.0
 
     def __init__(
@@ -185,7 +190,7 @@ class ReadSource:
     ) -> None:
         name, source = node._called, node.source
         self._source, self._limit = source, limit
-        #: The number of items that the epoch had yielded before the restored snapshot.
+        #: The number of items of the epoch that were yielded before the restored snapshot.
         self._before = 0
         row, ahead = 0, 0
         if state is None:
@@ -208,9 +213,8 @@ class ReadSource:
         reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
         options = {"in_order": in_order or not repeatable, "place": position, "grows": grows}
         self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
-        #: Returns the next result, or raises the error of the function or the source for an item; later results can
-        #: still be read. Raises StopIteration at the end, and RuntimeError if the threads were shut down or belong to
-        #: another process.
+        #: Returns the next result, or raises the error of its item, after which further results can be read. Raises
+        #: StopIteration at the end, and RuntimeError if the threads were shut down or belong to another process.
         self.next: Callable[[], Any] = self.work.queue.pop
         work = self.work
         for function in functions:
@@ -226,7 +230,7 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """See the argument `grows` of `_Work`."""
+        """Returns the number of consecutive small items so far, and the current limit; see `_Work`."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
@@ -262,8 +266,9 @@ class ReadSource:
     # -- shutdown -----------------------------------------------------------------------------------
 
     def leave(self, read_on: bool) -> None:
-        """If `read_on` is True, the source is read up to the maximum read-ahead, so that its position at the beginning
-        of the next epoch does not depend on timing. This reading stops after `patience` seconds."""
+        """Closes the queue, and waits for the threads to stop reading. If `read_on` is True, the source is then read up
+        to the maximum read-ahead, for at most `patience` seconds. Its position at the beginning of the next epoch thus
+        does not depend on timing."""
         work = self.work
         work.close()
         if work.is_inherited:
@@ -319,8 +324,8 @@ class ThreadedNode(PassingNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`. The threads of the last run end, and new threads read ahead from the new position.
 
-        If the last epoch is not over, the source is first read ahead up to the limit. As a result, the state of the
-        source (for example, the number of epochs in a sampler) does not depend on how far the threads had read.
+        If the last epoch is not over, the source is first read up to the maximum read-ahead. As a result, the state of
+        the source (for example, the number of epochs in a sampler) does not depend on how far the threads had read.
         """
         if self._run is not None:
             self._run.leave(read_on=initial_state is None)
@@ -330,8 +335,9 @@ class ThreadedNode(PassingNode[T]):
         super().reset(initial_state)
 
     def get_state(self) -> dict[str, Any]:
-        """The state does not contain items that were read ahead. After a load, these items are reread."""
-        if self._run is None:  # `state_dict` resets a new node, so the last reset has failed
+        """Returns the position. The state does not contain items that were read ahead, because a resumed node rereads
+        them."""
+        if self._run is None:  # the last reset has failed, because `state_dict` resets a new node
             raise RuntimeError(f"{self._called} has no state: its last reset() has failed; reset it")
         return self._run.state()
 
@@ -339,14 +345,15 @@ class ThreadedNode(PassingNode[T]):
         return len(self.source)
 
     def shutdown(self) -> None:
-        """Waits a few seconds for user functions that are running in threads."""
+        """Ends the threads. Waits a few seconds for user functions that are running in them."""
         run = self._close_run()
         super().shutdown()
         if run is not None:
             run.work.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Returns the closed run, because another thread may replace `_run` meanwhile."""
+        """Closes the current run and returns it. The caller needs the result, because another thread may replace
+        `_run`."""
         run = self._run
         if run is not None:
             run.work.close()

@@ -1,6 +1,6 @@
 """Nodes at the beginning of a graph: IterableWrapper, SamplerWrapper, MapStyleWrapper.
 
-An iterable without a state is reread up to a saved position.
+If an iterable has no state, a resumed node rereads it up to the saved position.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ K = TypeVar("K", covariant=True)
 
 
 class IteratingNode(BaseNode[T]):
-    """Subclasses set `_stateful`, and define `reset`."""
+    """Reads an iterable or a sampler. Subclasses set `_stateful`, and define `reset`."""
 
     NUM_YIELDED_KEY = "_num_yielded"
     STARTED_KEY = "_started"
@@ -46,7 +46,7 @@ class IteratingNode(BaseNode[T]):
     )
 
     _it: Iterator[Any] = iter(())
-    #: The iterable, if it has a state, and (`_is_exact`) whether this state is exact even before the first item.
+    #: The iterable, if it has a state. `_is_exact`: whether this state is exact even before the first item.
     _stateful: Stateful | None = None
     _is_exact = False
     _stream: StatefulStream | None = None
@@ -55,24 +55,25 @@ class IteratingNode(BaseNode[T]):
     _started = False
     #: The number of items to reread and drop before the next item, for an iterable without a state.
     _to_drop = 0
-    #: A checksum of some items of an iterable without a state, and (`_loaded_digest`) the checksum in a loaded state,
-    #: which is compared with `_digest` when the items are reread.
+    #: A checksum of some items of an iterable without a state. `_loaded_digest`: the checksum in a loaded state, which
+    #: must equal `_digest` after the items are reread.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 
-    #: The last state of a pipe that was saved between two items.
+    #: The last state of the pipe that was requested between two items.
     _saved: dict[str, Any] | None = None
 
     #: The name of the node's attribute that contains the iterable.
     ITERABLE: ClassVar[str]
 
     def _prepare(self) -> None:
-        """Subclasses prepare the iterable here, before an iteration and before a state is loaded."""
+        """Prepares the iterable before an iteration, or before a state is loaded. Subclasses may override this
+        method."""
 
     # -- resets -------------------------------------------------------------------------------------
 
     def _begin_epoch(self) -> None:
-        if self._to_drop:  # no item was read from the loaded position, but the next epoch depends on this position
+        if self._to_drop:  # no item was read after loading, but the next epoch depends on the loaded position
             with contextlib.suppress(Exception):
                 self._arrive()
         self._num_yielded, self._started, self._to_drop = 0, False, 0
@@ -80,7 +81,7 @@ class IteratingNode(BaseNode[T]):
         self._read(None)
 
     def _read(self, state: StreamState | None) -> bool:
-        """Returns whether the iterable or its iterator has a state."""
+        """Begins an iteration or restores a state. Returns whether the iterable or its iterator has a state."""
         iterable = getattr(self, self.ITERABLE) if self._stateful is None else self._stateful
         if self._stateful is None and has_fixed_order(iterable):
             iterable = in_fixed_order(iterable)
@@ -92,7 +93,7 @@ class IteratingNode(BaseNode[T]):
         return stream.has_state
 
     def _return_to(self, yielded: int) -> None:
-        """Reads the iterable again up to the position after `yielded` items.
+        """Rereads the iterable up to the position after `yielded` items.
 
         Raises:
             RuntimeError: the iterable is a one-shot iterator, or the position of its pipe was never saved.
@@ -166,7 +167,8 @@ class IteratingNode(BaseNode[T]):
     # -- items --------------------------------------------------------------------------------------
 
     def next(self) -> T:
-        """Raises ValueError if there are fewer items than were yielded before the state was saved."""
+        """Returns the next item. Raises ValueError if the iterable has fewer items than the loaded state says were
+        yielded."""
         if not self._started or self._to_drop:
             if self._stream is None:
                 self._advance()  # raises an error
@@ -177,7 +179,7 @@ class IteratingNode(BaseNode[T]):
         except Exception:
             raise
         except BaseException:
-            # A generator yields nothing more after an exception, and a pipe may have lost an item.
+            # The exception has ended a generator, and may have made a pipe lose an item.
             if self._stateful is not None or getattr(self._it, "gi_frame", self) is None:
                 self._it = _Interrupted(self)
             raise
@@ -220,9 +222,9 @@ class IteratingNode(BaseNode[T]):
 
 
 class _Interrupted(Iterator[Any]):
-    """Replaces a node's iterator that an exception such as KeyboardInterrupt has interrupted.
+    """Stands in for a node's iterator after an exception such as KeyboardInterrupt has interrupted it.
 
-    Before the next item or state, the node reads its iterable again.
+    The node rereads its iterable before it returns the next item or state.
     """
 
     def __init__(self, node: IteratingNode[Any]) -> None:
@@ -296,7 +298,7 @@ class IterableWrapper(IteratingNode[T]):
         if initial_state is None:
             self._begin_epoch()
             if isinstance(self._stateful, PipePosition) and not self._stateful.nodes():
-                with contextlib.suppress(Exception):  # an error is raised if the program requests a state
+                with contextlib.suppress(Exception):  # the error is raised when the program requests a state
                     self._saved = self.get_state()
         else:
             self._go_to(StateFields("IterableWrapper", initial_state))

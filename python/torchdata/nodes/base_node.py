@@ -1,6 +1,6 @@
 """The base class of all nodes, `BaseNode`, and helper functions for reading sources.
 
-Role: one thread at a time reads a node. After a node was reset, only this node may read its sources.
+Role: one thread at a time reads a node. A node that has been reset is the only reader of its sources.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T", covariant=True)
-#: The sentinel argument of `iter`, which no node yields as an item.
+#: The sentinel argument of `iter`. No node yields this object as an item.
 _NEVER = object()
 
 
 class NotReset:
-    """The value of `_advance` in a node that was never reset: a function that raises an error.
+    """The initial value of `_advance`. Calling it raises an error, because the node was never reset.
 
-    `BaseNode` has no method `_advance`, because a method would slow down the instance attribute of the same name.
+    `BaseNode` has no method `_advance`, because a method of this name would slow down access to the instance attribute.
     """
 
     def __init__(self, name: str) -> None:
@@ -69,7 +69,7 @@ class BaseNode(Iterator[T]):
         [2, 1, 0]
     """
 
-    #: Names of attributes that are valid from one `reset` to the next, so copies of a node omit these attributes.
+    #: Names of attributes that are valid only until the next `reset`. Copies of a node do not have these attributes.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
     _advance: Callable[[], Any]
@@ -142,7 +142,7 @@ class BaseNode(Iterator[T]):
             source.shutdown()
 
     def __require_init(self) -> None:
-        if not hasattr(self, "_BaseNode__initialized"):  # reading __dict__ would slow down all later attribute accesses
+        if not hasattr(self, "_BaseNode__initialized"):  # reading __dict__ would slow down later accesses to attributes
             name = type(self).__name__
             raise NotImplementedError(f"{name} was not set up: call super().__init__() in its __init__()")
 
@@ -162,8 +162,8 @@ class BaseNode(Iterator[T]):
         return self.next
 
     def _repeats(self) -> bool:
-        """Whether the node yields the same items in the same order after each reset to a position, if its sources do
-        so."""
+        """Whether the node yields the same items in the same order after each reset to the same position, provided that
+        its sources do so."""
         return True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,7 +175,8 @@ class BaseNode(Iterator[T]):
 
 
 class PassingNode(BaseNode[T]):
-    """A node in which `reset` sets `_advance` to a function that returns the node's own next item."""
+    """A node whose `reset` sets `_advance` to a function that returns the node's next item, so that `next` only calls
+    it."""
 
     def next(self) -> T:
         item: T = self._advance()
@@ -186,7 +187,8 @@ class PassingNode(BaseNode[T]):
 
 
 class Again:
-    """Replaces `_advance` after Ctrl-C interrupted the processing of an item, and returns this item again."""
+    """Replaces `_advance` after Ctrl-C has interrupted the processing of an item. Returns this item, and then restores
+    `_advance`."""
 
     def __init__(self, node: BaseNode[Any], item: Any) -> None:
         self._node: BaseNode[Any] | None = node
@@ -195,7 +197,7 @@ class Again:
 
     def __call__(self) -> Any:
         node, self._node = self._node, None
-        if node is None:  # the item was already returned, but a loop still refers to this object
+        if node is None:  # the item was already returned, but a loop still calls this object
             return self._advance()
         node._advance = self._advance
         return self.item
@@ -234,9 +236,9 @@ def is_repeatable(node: BaseNode[Any]) -> bool:
 
 
 def sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
-    """Nodes in lists and dicts are included."""
+    """Returns the nodes in a node's attributes, including nodes in lists and dicts."""
     found: dict[int, BaseNode[Any]] = {}
-    for value in list(vars(node).values()):  # threads that read ahead set attributes concurrently
+    for value in list(vars(node).values()):  # `list`, because threads that read ahead may set attributes meanwhile
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         found.update((id(one), one) for one in held if isinstance(one, BaseNode) and one is not node)
     return list(found.values())
@@ -250,7 +252,7 @@ def nodes_of(root: BaseNode[Any]) -> list[BaseNode[Any]]:
 
 
 def copy_of_graph(root: BaseNode[T]) -> BaseNode[T]:
-    """The copies of the nodes share the original data and functions."""
+    """Copies the nodes of a graph. The copies share the data and functions of the originals."""
     shared: dict[int, Any] = {}
     for node in nodes_of(root):
         sources = sources_of(node)

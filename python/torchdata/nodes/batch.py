@@ -171,11 +171,11 @@ class Unbatcher(BaseNode[T]):
     )
 
     _batch: Any = ()
-    #: The state of the source before the current batch; None if a loaded state does not reread this batch.
+    #: The state of the source before the current batch; None if a state contains the members of the batch instead.
     _before: Any = None
-    #: The number of yielded members of the current batch, and (`_length`) the length of this batch.
+    #: The number of yielded members of the current batch. `_length`: the length of this batch.
     _index = _length = 0
-    #: After a load, the number of members of the next batch that were already yielded; otherwise 0.
+    #: After a state was loaded, the number of members of the next batch that were already yielded; otherwise 0.
     _skipped = 0
     #: Whether the source returns the same batch again when it is reset to the position before the batch.
     _rereads = True
@@ -188,7 +188,7 @@ class Unbatcher(BaseNode[T]):
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
             # The program has loaded a state from within a batch, and begins a new epoch without reading the rest of
-            # this batch. The source must have returned the batch before it begins its next epoch.
+            # this batch. The source must return this batch first, because its next epoch may depend on the position.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

@@ -22,8 +22,8 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
     """Creates a node from a pipe. The state of the node is the exact state of the pipe's graph, including the buffers
     and generators of the pipes. As with all nodes, the state does not contain the global random generators.
 
-    A saved state is copied. If the state is large (for example, a shuffle of many items), and a `ParallelMapper` or
-    `Prefetcher` reads the new node, set the `snapshot_frequency` of that reader above 1.
+    A saved state is copied. If the state is large (for example, with a shuffle of many items), and a `ParallelMapper`
+    or `Prefetcher` reads this node, set `snapshot_frequency` of the `ParallelMapper` or `Prefetcher` above 1.
 
     Args:
         pipe: the last pipe of a graph.
@@ -66,8 +66,8 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: Whether an iteration has begun, and (`_began_for_state`) whether the node was only reset because a state was
-    #: requested, and no item was requested since.
+    #: Whether an iteration has begun. `_began_for_state`: whether it has begun only because a state was requested, and
+    #: no item has been requested since.
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:
@@ -90,7 +90,7 @@ class NodePipe(IterDataPipe[T]):
             self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
-        """A node that was never read is first reset to its beginning."""
+        """Returns the node's state. If the node was never read, it is first reset to its beginning."""
         if self._restored is None and not self._begun:
             self.source_node.reset(None)
             self._begun = self._began_for_state = True

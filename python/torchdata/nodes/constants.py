@@ -1,8 +1,8 @@
-"""Time constants of nodes with threads, which programs import from this module, as in torchdata 0.11."""
+"""A time constant of nodes with threads, which programs for torchdata 0.11 import from this module."""
 
 from __future__ import annotations
 
 __all__ = ["QUEUE_TIMEOUT"]
 
-#: A thread that waits checks at intervals of this many seconds whether it must end.
+#: While a thread waits, it checks at intervals of this many seconds whether it must end.
 QUEUE_TIMEOUT = 0.1

@@ -37,7 +37,7 @@ class Cycler(BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_ended", "_num_cycles"})
 
     _num_cycles = 0
-    #: Whether an epoch of the source has yielded no items, so that this node's epoch is over.
+    #: Whether this node's epoch is over because an epoch of the source has yielded no items.
     _ended = False
 
     def __init__(self, source_node: BaseNode[T], max_cycles: int | None = None) -> None:
@@ -49,7 +49,7 @@ class Cycler(BaseNode[T]):
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Cycler", initial_state)
         most = sys.maxsize if self.max_cycles is None else self.max_cycles - 1
-        #: The number of epochs of the source that have ended in this node's epoch.
+        #: The number of epochs of the source that have ended during this node's epoch.
         self._num_cycles = fields.integer(self.NUM_CYCLES_KEY, least=0, most=most)
         self._ended = fields.flag(self.ENDED_KEY, False)
         self._advance = fields.reset(self.source_node, self.SOURCE_KEY)
@@ -84,7 +84,7 @@ class Cycler(BaseNode[T]):
         """Returns the number of items per epoch.
 
         Raises:
-            TypeError: the length of the source is unknown, or the number of passes is not limited.
+            TypeError: the length of the source is unknown, or `max_cycles` is None.
         """
         if self.max_cycles is None:
             raise TypeError("Cycler has no length: without max_cycles it reads its source for ever")

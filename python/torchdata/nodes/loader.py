@@ -44,12 +44,12 @@ class Loader(ObservedLoader, Generic[T]):
 
     Args:
         root: the last node.
-        restart_on_stop_iteration: whether the first `iter()` after loading a state from the end of an epoch begins the
-            next epoch (True, the default) or yields nothing (False).
-        stats: "counts" only counts the items of the loader, whereas "full" also measures the time of each node. With
+        restart_on_stop_iteration: what the first `iter()` does after a state from the end of an epoch was loaded: True
+            (the default) begins the next epoch, False yields nothing.
+        stats: "counts" only counts the items that the loader yields. "full" also measures the time of each node. With
             `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set.
-        wait_warning: the fraction of an epoch of at least 10 seconds that the program may wait for the loader without
-            a warning; None for no limit.
+        wait_warning: if the program waits for the loader for more than this fraction of an epoch of at least 10
+            seconds, a warning is issued; None disables the warning.
 
     Raises:
         TypeError: `root` is not a node.
@@ -78,16 +78,16 @@ class Loader(ObservedLoader, Generic[T]):
 
     def _set_up(self) -> None:
         self._it: LoaderIterator[T] | None = None
-        #: Whether the iterator was created because a state was requested, and the program has not called `iter` since.
+        #: Whether a request for a state created the iterator, and the program has not called `iter` since.
         self._began_for_state = False
-        #: `_beginning`: the lock that is held while an epoch begins. `_process`: the id of the process that created the
-        #: lock.
+        #: `_beginning`: a lock that a thread holds while it begins an epoch. `_process`: the id of the process that
+        #: created the lock.
         self._beginning, self._process = threading.RLock(), os.getpid()
 
     def __iter__(self) -> Iterator[T]:
         """Begins an epoch, or resumes from a loaded state.
 
-        A thread that reads the previous epoch gets a RuntimeError after its current item.
+        If another thread is reading the previous epoch, its next request for an item raises RuntimeError.
         """
         with self._excluding_others():
             began, self._began_for_state = self._began_for_state, False
@@ -96,10 +96,10 @@ class Loader(ObservedLoader, Generic[T]):
             if self._it is None:
                 return self._begin()
             self._it.turn.close(_LEFT)
-            return self._it.turn.call(self._begin)  # waits for a thread that reads an item or saves a state
+            return self._it.turn.call(self._begin)  # waits while another thread reads an item or saves a state
 
     def _excluding_others(self) -> threading.RLock:
-        """The lock is held while an epoch begins."""
+        """Returns the lock that a thread holds while it begins an epoch."""
         if self._process != os.getpid():  # after a fork, a thread of the parent process may hold the lock
             self._beginning, self._process = threading.RLock(), os.getpid()
         return self._beginning
@@ -147,10 +147,10 @@ class Loader(ObservedLoader, Generic[T]):
             if self._it is None:
                 iter(self)
                 self._began_for_state = True
-        while True:  # another thread may begin the next epoch at the same time
+        while True:  # repeats if another thread begins the next epoch meanwhile
             iterator = self._it
             assert iterator is not None
-            state = iterator.turn.call(partial(self._state_of, iterator))  # waits for a thread that is reading an item
+            state = iterator.turn.call(partial(self._state_of, iterator))  # waits while another thread reads an item
             if state is not None:
                 return state
 
@@ -200,7 +200,7 @@ class Loader(ObservedLoader, Generic[T]):
 
 
 class LoaderIterator(SharedIterator, BaseNode[T]):
-    """Only one thread at a time runs `next`."""
+    """The iterator of a `Loader`. Only one thread at a time runs `next`."""
 
     NUM_YIELDED_KEY = "num_yielded"
     ROOT_KEY = "root"
@@ -210,18 +210,18 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _num_yielded = 0
     #: The number of items of the epoch that were yielded before the loaded state was saved.
     _given_before = 0
-    #: The item that `has_next` has read in advance, and (`_before_item`) the position before this item.
+    #: The item that `has_next` has read in advance. `_before_item`: the position before this item.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of items that were yielded before the loaded state was saved. If the graph yields no further item, the
-    #: loaded state was saved at the end of its epoch, and the next epoch begins.
+    #: The number of items of the epoch that were yielded before the loaded state was saved. If the graph yields no
+    #: further item, the state is from the end of the epoch, and the next epoch begins. None if this check is not
+    #: needed.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:
         super().__init__()
         end_at_exit(self.turn)
-        # The iterator does not refer to the loader, because a reference cycle would keep the loader alive after its
-        # last reference was deleted.
+        # The iterator does not refer to the loader. Otherwise, a reference cycle would keep an unused loader alive.
         self.root = loader.root
         self._recorder, self._restarts = loader._recorder, loader.restart_on_stop_iteration
         self._advance = self._first
@@ -235,7 +235,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """If this iterator has yielded no item, it resumes from the loaded state."""
+        """Makes this iterator resume from the loaded state if it has yielded no item. Otherwise, its next call raises
+        RuntimeError."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 

@@ -1,7 +1,7 @@
 """Nodes that call a function with each item: Mapper, ParallelMapper.
 
-Role: `ParallelMapper` reads an inner node: `_InlineMapper` without workers, otherwise `_ThreadMapper`, whose threads
-call the function themselves or in processes.
+Role: `ParallelMapper` reads an inner node: `_InlineMapper` without workers, otherwise `_ThreadMapper`. The threads of
+`_ThreadMapper` call the function themselves, or send the items to processes.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class _InlineMapper(BaseNode[T]):
 class _ThreadMapper(ThreadedNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers", "_pages"})
 
-    #: The processes, which a reset of the node does not end, and (`_pages`) the statistics in which the processes
-    #: count.
+    #: The processes, which keep running when the node is reset. `_pages`: the statistics in which the processes count
+    #: items.
     _workers: Workers | None = None
     _pages: Pages | None = None
 
@@ -96,7 +96,7 @@ class _ThreadMapper(ThreadedNode[T]):
         super().__init__(mapper.source, mapper.snapshot_frequency)
         self._called = "ParallelMapper"
         self.map_fn, self.in_order, self.num_workers = mapper.map_fn, mapper.in_order, (count := mapper.num_workers)
-        #: None if threads call the function themselves.
+        #: A function that starts the processes; None if threads call the user's function themselves.
         self.processes: Callable[..., Workers] | None = None
         self.limits = {"limit": mapper.max_concurrent or 2 * count}
         if mapper.method == "process":
@@ -121,17 +121,18 @@ class _ThreadMapper(ThreadedNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
         if self.processes is not None and self._workers is None:
-            self._close_run()  # another thread has shut down the processes in the meantime
+            self._close_run()  # meanwhile, another thread has shut down the processes
 
     def _repeats(self) -> bool:
         return self.in_order or self.num_workers == 1
 
     def shutdown(self) -> None:
-        self._end_workers()  # also ends the function calls in the processes
+        self._end_workers()  # also ends function calls that are running in the processes
         super().shutdown()
 
     def _end_workers(self) -> None:
-        # This attribute is set before the run is closed, because `reset` starts a run and then checks the attribute.
+        # The attribute is set before the run is closed, because `reset` in another thread starts a run and then checks
+        # it.
         workers, self._workers = self._workers, None
         self._close_run()
         if workers is not None:
@@ -139,7 +140,7 @@ class _ThreadMapper(ThreadedNode[T]):
 
 
 class _Unpacker(Unbatcher[T]):
-    """Raises an error in place of a result that is a `Failure`."""
+    """Yields the results in lists of results. If a result is a `Failure`, its error is raised."""
 
     def next(self) -> T:
         item: Any = super().next()
@@ -160,9 +161,9 @@ class ParallelMapper(PassingNode[T]):
     original traceback. Later results can still be read after an error.
 
     A state contains the position after the yielded items. After a state is loaded, items that were in progress are
-    reread, and the function is called with them again. With `in_order=False`, a resumed node yields exactly the items
-    that were not yielded before, in any order. If the order of the source itself may vary, results keep the source's
-    order and `snapshot_frequency` is 1, regardless of the arguments.
+    reread, and the function is called with them again. With `in_order=False`, a resumed node yields exactly the results
+    that had not been yielded when the state was saved, in any order. If the order of the source itself may vary,
+    results keep the source's order and `snapshot_frequency` is 1, regardless of the arguments.
 
     Processes run from the first `reset` until `shutdown()`, or until the node is deleted. Arrays are sent to and from
     processes in shared memory, with one copy in each direction. If a process exits, a `WorkerExitedError` (of
@@ -170,8 +171,8 @@ class ParallelMapper(PassingNode[T]):
     no result for a minute, a `RuntimeWarning` names the process with the oldest item, and shows the stack of this
     process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with the sum of a base seed and
     its own number. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
-    `reset` makes the seeds reproducible. With several processes, the assignment of items to processes may depend on
-    timing. A replacement process gets a new number, and therefore another seed.
+    `reset` makes the seeds reproducible. With several processes, it may depend on timing which process computes an
+    item. A replacement process gets a new number, and therefore another seed.
 
     Args:
         source: the node to read.
@@ -183,11 +184,11 @@ class ParallelMapper(PassingNode[T]):
         method: `"thread"` (the default) or `"process"`.
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
-        max_concurrent: the maximum number of items that are taken from the source but not yet yielded; at most
+        max_concurrent: the maximum number of items that were taken from the source but not yet yielded; at most
             `num_workers`. By default (None), the maximum is twice `num_workers`. With processes, the default maximum
             grows while items and results are small (numbers, short strings, and tuples of these): by one for each eight
             yielded items, up to 128 times `num_workers`. If several small items are available, they are sent together.
-        snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`; with
+        snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`. With
             `prebatch`, the number of batches.
         prebatch: the number of items that a worker receives together, which helps if items are small; None (the
             default) for single items.
@@ -261,7 +262,7 @@ class ParallelMapper(PassingNode[T]):
                 )
         self.snapshot_frequency = check_int(name, "snapshot_frequency", snapshot_frequency, least=0)
         self.prebatch = None if prebatch is None else check_int(name, "prebatch", prebatch, least=1)
-        #: The node whose items are the arguments of the user's function, also with `prebatch`.
+        #: The node whose items are the arguments of the user's function, even if `prebatch` combines them into lists.
         self._of_items = self.source
         if self.prebatch is not None:
             self.map_fn = MapEach(self.map_fn)

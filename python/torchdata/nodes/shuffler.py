@@ -75,8 +75,8 @@ class Shuffler(BaseNode[T]):
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._buffer: list[T] = list(fields.list_of(self.BUFFER_KEY)) if stored else []
         self._num_yielded, repeated = (count, 0) if stored else (0, count)
-        #: Whether states contain the buffer. This is always so after a state with a buffer was loaded, because the
-        #: source is already past the items in this buffer.
+        #: Whether states contain the buffer. Always True after a state with a buffer was loaded, because the source
+        #: will not yield the items in this buffer again.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
         #: The states of the source and the random generator at the beginning of the epoch, if states omit the buffer.
         self._began = None if self._stores else (position_of(self.source), self._random.getstate())

@@ -48,7 +48,7 @@ class SnapshotStore(Protocol):
         ...
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
-        """Adds the snapshot of the beginning, or an `ExceptionWrapper` if the thread has failed."""
+        """Adds the snapshot of the source's beginning, or an `ExceptionWrapper` if the thread has failed."""
         ...
 
     def get_initial_snapshot(self, thread: threading.Thread, timeout: float) -> Any:

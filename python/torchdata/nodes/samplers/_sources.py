@@ -1,4 +1,5 @@
-"""The base class of nodes over several sources, which records the ended sources and decides how to continue."""
+"""The base class of nodes that read several sources. It records which sources have ended, and whether they start
+over."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ _CRITERIA = [value for name, value in vars(StopCriteria).items() if name.isupper
 
 
 class NothingThere(Exception):
-    """Raised if the chosen source yields no further item, so that another source must be chosen."""
+    """Raised if the chosen source yields no further item. The node must then choose another source."""
 
 
 class MultiNode(BaseNode[T]):
-    """Subclasses choose a source, and read it by `_item_of`.
+    """A node that reads several sources. Subclasses choose a source, and read an item by `_item_of`.
 
     Args:
         stop_criteria: when the epoch ends; a value of `StopCriteria`.
-        tag_output: whether items contain the name of their source.
+        tag_output: whether to add the name of the source to each item.
     """
 
     DATASET_NODE_STATES_KEY = "dataset_node_states"
@@ -55,7 +56,7 @@ class MultiNode(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         states: Mapping[str, Any] = {}
-        #: The names of sources that have ended without yielding an item.
+        #: The names of sources that have ended without yielding an item in their current epoch.
         self._barren: set[str] = set()
         self._datasets_exhausted = dict.fromkeys(self.dataset_names, False)
         if initial_state is not None:
@@ -87,7 +88,7 @@ class MultiNode(BaseNode[T]):
             self._is_over = ended == everyone
 
     def _item_of(self, name: str) -> Any:
-        """With the `CYCLE_...` criteria, a source that has ended starts over.
+        """Returns the next item of a source. With the `CYCLE_...` criteria, a source that has ended starts over.
 
         Raises:
             NothingThere: the source is exhausted.
@@ -130,12 +131,13 @@ class MultiNode(BaseNode[T]):
         return {**state, self.DATASETS_BARREN_KEY: sorted(self._barren)} if self._barren else state
 
     def __len__(self) -> int:
-        """Raises TypeError if the length of a source is unknown, or the criterion does not determine the length."""
+        """Returns the number of items per epoch. Raises TypeError if the length of a source is unknown, or the
+        criterion does not determine the length."""
         lengths = [len(self.source_nodes[name]) for name in self.dataset_names]  # type: ignore[arg-type]
         if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
             return sum(lengths)
         return self._length_of_turns(lengths)
 
     def _length_of_turns(self, lengths: list[int]) -> int:
-        """Called for all stop criteria except `ALL_DATASETS_EXHAUSTED`."""
+        """Returns the number of items per epoch, for all stop criteria except `ALL_DATASETS_EXHAUSTED`."""
         raise TypeError(f"{type(self).__name__} has no length with {self.stop_criteria}")

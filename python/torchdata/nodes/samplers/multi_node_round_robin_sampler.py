@@ -65,8 +65,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
     def _length_of_turns(self, lengths: list[int]) -> int:
         if self.stop_criteria == StopCriteria.CYCLE_FOREVER and any(lengths):
             return super()._length_of_turns(lengths)
-        # A source ends in the round after its last item. In the last round, only the sources that precede the ended
-        # source still yield an item. Sources without items are skipped in all rounds.
+        # The end of a source is detected in the round after its last item. In the last round, only the sources before
+        # the ended source yield an item. Sources without items are skipped in all rounds.
         ends = [(length, place) for place, length in enumerate(lengths)]
         rounds, last = min(ends) if self.stop_criteria == StopCriteria.FIRST_DATASET_EXHAUSTED else max(ends)
         return sum(rounds + (place < last) for place, length in enumerate(lengths) if length)

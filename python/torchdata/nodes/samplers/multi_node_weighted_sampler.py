@@ -16,18 +16,18 @@ from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_si
 
 __all__ = ["MultiNodeWeightedSampler"]
 
-#: The number of choices per draw. Another number would change the order, so it is the number of torchdata 0.11.
+#: The number of choices to draw at once. The number is the same as in torchdata 0.11, because it affects the order.
 _DRAWN = 1000
 
-#: An upper limit for the epoch number, because computing the seed of an epoch requires a draw for each earlier epoch.
+#: An upper limit for the epoch number. The time to compute the seed of an epoch is proportional to the epoch number.
 _MOST_EPOCHS = 10_000_000
 
 
 class MultiNodeWeightedSampler(MultiNode[T]):
     """Yields items of its sources, chosen at random by `torch.multinomial`, in the same order as torchdata 0.11.
 
-    The choices depend on the seed, the rank, the number of ranks and the epoch. The node has a length if every item is
-    yielded once and all sources have a length.
+    The choices depend on the seed, the rank, the number of ranks and the epoch. The node has a length if the stop
+    criterion makes it yield every item once, and all sources have a length.
 
     Subclasses may extend the checks in `_validate`, which `__init__` calls last. A subclass that chooses sources
     differently returns its own iterator over names from `_get_new_weighted_sampler`, which `reset` calls. The node's
@@ -46,9 +46,9 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
     Raises:
         TypeError: a source is not a node, or a numeric argument is not an integer.
-        ValueError: `source_nodes` is empty, `weights` has other names or contains values other than positive finite
-            numbers, `stop_criteria` is unknown, or the rank is out of range; while reading, an item already has a key
-            named `"dataset_key"`.
+        ValueError: `source_nodes` is empty, `weights` has other keys than `source_nodes` or a value that is not a
+            positive finite number, `stop_criteria` is unknown, or the rank is out of range; while reading, an item
+            already has a key named `"dataset_key"`.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, MultiNodeWeightedSampler
@@ -73,7 +73,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
     _num_yielded = 0
     _started = False
-    #: If the source that was chosen last has raised an error, its name; the next call reads this source again.
+    #: The name of the chosen source if reading it has raised an error. The next call reads this source again.
     _chosen: str | None = None
 
     def __init__(
@@ -157,7 +157,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         raise StopIteration
 
     def _check_for_stop_iteration(self) -> None:
-        """For subclasses with their own `next`."""
+        """Raises StopIteration if the epoch is over. Subclasses with their own `next` may call this method."""
         self._look_whether_over()
         if self._is_over:
             raise StopIteration
@@ -175,8 +175,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
 
 class _WeightedSampler:
-    """Chooses names of sources at random in one epoch, without an end. The choices depend on `seed`, `rank`,
-    `world_size` and `epoch`."""
+    """An endless iterator over randomly chosen names of sources. The choices depend on `seed`, `rank`, `world_size` and
+    `epoch`."""
 
     GENERATOR_KEY, OFFSET_KEY = "g_state", "offset"
 
@@ -208,7 +208,7 @@ class _WeightedSampler:
         self._offset = offset
 
     def _draw(self) -> None:
-        #: The generator's state before the current choices were drawn.
+        #: The generator's state before the current block of choices was drawn.
         self._before = self._generator.get_state()
         drawn = torch.multinomial(
             self.weights, self.random_tensor_batch_size, replacement=True, generator=self._generator

@@ -11,8 +11,8 @@ __all__ = ["get_rank_and_world_size"]
 
 
 def get_rank_and_world_size() -> tuple[int, int]:
-    """`torch.distributed` determines the rank and the number of ranks if it is initialized; otherwise, the environment
-    variables RANK and WORLD_SIZE do. If RANK and WORLD_SIZE are not set, the rank is 0 and the number of ranks is 1.
+    """Returns the rank and the number of ranks: from `torch.distributed` if it is initialized, otherwise from the
+    environment variables RANK and WORLD_SIZE. Without these variables, the rank is 0 and the number of ranks is 1.
 
     Raises:
         ValueError: the rank is negative, or not less than the number of ranks.
@@ -33,6 +33,6 @@ def get_rank_and_world_size() -> tuple[int, int]:
 
 
 def _get_rank_seed(seed: int, generator_rank: torch.Generator, rank: int, world_size: int, epoch: int) -> int:
-    """The seed is the same as in torchdata 0.11, so that the order is also the same."""
+    """Returns the seed of a rank, computed as in torchdata 0.11, so that the order is also the same."""
     generator_rank.manual_seed(seed * world_size + rank)
     return int(torch.randint(0, 2**32 - 1, size=(epoch + 1,), generator=generator_rank)[-1].item())
