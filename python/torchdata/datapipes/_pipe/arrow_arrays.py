@@ -12,8 +12,8 @@ __all__ = ["arrays_of"]
 
 
 def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
-    """pyarrow's own conversion is not used, because it turns integers with nulls into floats, and nulls of some types
-    into ordinary values. The arrays are:
+    """Converts each column to an array. pyarrow's own conversion turns integers with nulls into floats, and nulls of
+    some types into ordinary values, so it is not used. The arrays are:
 
     - numbers and booleans: an array of the column's type; a null becomes NaN in floats, otherwise it raises an error;
     - dates, timestamps (in UTC, if they have a zone) and durations: datetime64 and timedelta64; a null becomes NaT;
@@ -73,7 +73,8 @@ def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
 
 
 def _objects(values: list[Any]) -> Any:
-    """Returns an array of objects, whereas `numpy.array` would convert nested sequences to further dimensions."""
+    """Returns a one-dimensional array of objects. `numpy.array` would convert nested sequences to further
+    dimensions."""
     import numpy as np
 
     array = np.empty(len(values), dtype=object)

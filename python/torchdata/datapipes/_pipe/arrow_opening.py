@@ -38,7 +38,7 @@ def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = 
         tables = optional_import("pyiceberg.table", extra="iceberg", needed_by="ArrowParts")
         source = tables.StaticTable.from_metadata(os.fspath(source))
     arrow, dataset = (_arrow(module) for module in ("pyarrow", "pyarrow.dataset"))
-    library = type(source).__module__.partition(".")[0]  # the source may be the table that was opened at a path
+    library = type(source).__module__.partition(".")[0]  # the source may be a table that was opened by its path
     if library == "pyiceberg":
         return IcebergFiles(source, filter)
     if library == "deltalake":

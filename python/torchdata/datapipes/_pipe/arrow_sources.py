@@ -1,8 +1,8 @@
 """Reads tables part by part: pyarrow datasets, in-memory tables, and Delta Lake, Iceberg and Lance tables.
 
 A part is a row group of a Parquet file, a file of another format, a chunk of an in-memory table, a data file of an
-Iceberg table, or a range of rows of a Lance dataset. An `ArrowSource` can be pickled, because it contains no open file;
-listing its parts reads only metadata.
+Iceberg table, or a range of rows of a Lance dataset. An `ArrowSource` can be pickled, because it contains no open file.
+Listing its parts reads only metadata.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ class ArrowSource:
 
 
 class ArrowFragments(ArrowSource):
-    """The row groups or files of a pyarrow dataset, without those that the filter excludes by their statistics.
+    """The row groups or files of a pyarrow dataset. Parts whose statistics show that no row passes the filter are
+    excluded.
 
     Args:
-        lacks: whether a column that a file does not have is filled with nulls, instead of an error.
+        lacks: whether to fill a column that a file does not have with nulls, instead of raising an error.
     """
 
     def __init__(self, dataset: Any, filter: Any, lacks: bool = False) -> None:
@@ -70,7 +71,8 @@ class ArrowFragments(ArrowSource):
 
 
 def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str], lacks: bool) -> None:
-    """Without this check, pyarrow would silently fill the column with nulls, or convert its values to or from text."""
+    """Raises an error for a missing column or a column of another type. Otherwise, pyarrow would silently fill the
+    column with nulls, or convert its values to or from text."""
     known = _arrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
     for column in wanted:
         if column in present.names:
@@ -82,7 +84,7 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the group of a type, such as "integer". Two files may store a column with different types of
+    """Returns the group of a type, such as "integer". The types of a column in two files may differ if both belong to
     one group."""
     types = _arrow().types
     if types.is_dictionary(kind):

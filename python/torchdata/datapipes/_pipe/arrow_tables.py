@@ -1,7 +1,4 @@
-"""Combines and divides the parts of a table to tables with a fixed number of rows.
-
-Only one part is in memory at a time.
-"""
+"""Regroups the parts of a table into tables with a fixed number of rows. Only one part is in memory at a time."""
 
 from __future__ import annotations
 
@@ -20,11 +17,12 @@ def _arrow() -> Any:
 def tables_of(
     read: Callable[[int], Any], parts: Iterable[int], row: int, size: int | None, *, copy: bool
 ) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """Yields tables of consecutive rows, each with the position after it: the number of a part, and a row in this part.
+    """Yields tables of consecutive rows. Each table is paired with the position after it: the number of a part, and a
+    row in this part.
 
     Args:
         row: the first row to read in the first part.
-        size: the number of rows per table (the last may have fewer); None makes a table of each part.
+        size: the number of rows per table (the last table may have fewer); None makes a table of each part.
         copy: whether each table has its own memory. Otherwise, a table keeps its whole part in memory, and its pickle
             contains the whole part.
     """
@@ -59,5 +57,6 @@ def _rows(table: Any, start: int, count: int | None, copy: bool) -> Any:
 
 
 def is_of_arrow(error: Exception) -> bool:
-    """pyarrow raises an OSError without `errno` for damaged data; the operating system's OSErrors have one."""
+    """Returns whether pyarrow raised the error. For damaged data, pyarrow raises an OSError without `errno`, whereas
+    OSErrors of the operating system have an `errno`."""
     return isinstance(error, _arrow().ArrowException) or (type(error) is OSError and error.errno is None)

@@ -1,4 +1,5 @@
-"""Names pipes in error messages. A pipe that only reads a dataset gets the name of the dataset's class or function."""
+"""Names pipes in error messages. For a pipe that only reads a dataset, the messages contain the name of the dataset's
+class or function."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the token under which the skipped items of a pipe are counted: the token of a map-style source if the
-    loader measures the source's time, and otherwise the pipe's own token."""
+    """Returns the token under which the skipped items of a pipe are counted. This is the token of a map-style source if
+    the loader measures the source's time, otherwise the pipe's own token."""
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
             return token
@@ -28,8 +29,8 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
-    """Returns the name of the dataset's code that has raised `error`; if `error` is None, the name of the only dataset
-    that the pipe reads. In all other cases, returns the pipe's name."""
+    """Returns the name of the dataset whose code has raised `error`, or the name of the only dataset that the pipe
+    reads if `error` is None. If there is no such dataset, returns the pipe's name."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

@@ -1,5 +1,5 @@
-"""Describes a pipeline as text, with one line per pipe, for `str(pipe)`. Secrets are hidden, and for values that may be
-large, only their type and size are shown."""
+"""Describes a pipeline as text, with one line per pipe, for `str(pipe)`. Secrets are hidden. For values that may be
+large, the text contains only the type and the size."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _is_plain_container(value: Any) -> bool:
 
 
 def chain(datapipe: Any) -> str:
-    """The output numbers the pipes in the same order as notes on exceptions."""
+    """Returns the description. The pipes have the same numbers as in notes on exceptions."""
     graph = Graph(datapipe)
     pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}

@@ -1,6 +1,7 @@
 """Checks common constructor arguments of pipes.
 
-Role: reports a wrong argument when the pipe is constructed, instead of a confusing error in a worker later.
+Role: wrong arguments raise an error when the pipe is constructed. Otherwise, they would cause a confusing error in a
+worker.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
         ) from error
 
 
-#: For IterDataPipe and MapDataPipe, the module and the name of the class that wraps a plain iterable or sequence.
-#: Importing these classes here would be circular.
+#: For IterDataPipe and MapDataPipe: the module and the name of the class that wraps a plain iterable or sequence.
+#: Importing the classes here would be circular.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 
@@ -79,7 +80,8 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 
 
 def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
-    """A list is wrapped in an IterableWrapper, so that states contain the position in the list."""
+    """Returns the source of a pipe. A list is wrapped in an IterableWrapper, so that states contain the position in
+    it."""
     if isinstance(value, MapDataPipe):
         raise TypeError(
             f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "
@@ -95,7 +97,8 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
-    """A dataset is wrapped in a pipe of `kind`. Plain data raises TypeError, because passing it may be a mistake."""
+    """Returns a pipe of `kind`, which may wrap a dataset. Plain data raises TypeError, because passing it may be a
+    mistake."""
     found = _as_pipe(value, kind)
     if found is None:
         raise TypeError(
@@ -106,7 +109,7 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 
 
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
-    """`words` is the error message of torchdata 0.9, if it differs from the usual message."""
+    """Checks several sources. `words` is the error message of torchdata 0.9 if it differs from the usual message."""
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
     pipes = []
@@ -121,7 +124,8 @@ def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe,
 
 
 def _as_pipe(value: Any, kind: type) -> Any:
-    """PyTorch's classes are recognized by name, because this module does not import torch."""
+    """Wraps a dataset in a pipe; returns None for a value that is neither. PyTorch's classes are recognized by name,
+    because this module does not import torch."""
     if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
         return value
     if is_dataset(value) and (kind is IterDataPipe or is_indexed(value)):
@@ -150,7 +154,7 @@ def is_dataset(value: Any) -> bool:
     return hasattr(type(value), "__iter__") and not hasattr(type(value), "__next__")
 
 
-#: Error messages of torchdata 0.9; the placeholder is the argument's name.
+#: An error message of torchdata 0.9. The argument's name replaces the placeholder.
 POSITIVE = "'{}' is required to be a positive integer."
 
 BATCH_SIZE = "Batch size is required to be larger than 0!"
@@ -165,7 +169,7 @@ def check_int(
     error: type[Exception] = ValueError,
     words: str = "",
 ) -> int:
-    """The error message ends with `words`, the message of torchdata 0.9."""
+    """Checks an integer. The error message ends with `words`, the message of torchdata 0.9."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}")
     if least is not None and value < least:
@@ -174,7 +178,7 @@ def check_int(
 
 
 def check_size(pipe: str, argument: str, value: Any, words: str = "") -> int:
-    """Raises AssertionError, as torchdata 0.9 does, if `value` is not positive."""
+    """Checks a size. Raises AssertionError if it is not positive, as torchdata 0.9 does."""
     return check_int(pipe, argument, value, least=1, error=AssertionError, words=words)
 
 
@@ -211,7 +215,7 @@ def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
 
 
 def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) -> Any:
-    """Returns the column in which the result of a function is stored, or None for the first of `input_col`."""
+    """Returns the column in which a function's result is stored; None for the first column of `input_col`."""
     if input_col is None and output_col is not None:
         raise ValueError(f"{pipe}: `output_col` must be None when `input_col` is None, but got {output_col!r}")
     if isinstance(output_col, (list, tuple)):
@@ -228,7 +232,8 @@ def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) 
 
 
 def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
-    """Functions without an inspectable signature, such as some C functions, are always accepted."""
+    """Checks that a function accepts as many arguments as `input_col` has columns. A function without an inspectable
+    signature, such as some C functions, is always accepted."""
     try:
         parameters = list(signature_of(function).parameters.values())
     except (TypeError, ValueError):
@@ -260,7 +265,7 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Old user code compares the end of this message."""
+    """Returns the error of a pipe without a length. Existing user code compares the end of its message."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 

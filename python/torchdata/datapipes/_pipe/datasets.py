@@ -1,6 +1,7 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-The functions import no library: an object can be an instance of PyTorch's classes only if PyTorch is already imported.
+The functions do not import PyTorch, because an object can be an instance of its classes only if PyTorch is already
+imported.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ __all__ = [
     "splits_itself",
 ]
 
-#: Module and name of the dataset classes that split their items among PyTorch's workers if they derive from PyTorch's
-#: `IterableDataset`.
+#: Modules and names of dataset classes. If such a class derives from PyTorch's `IterableDataset`, it splits its items
+#: among PyTorch's workers.
 _SPLITTING = (
     ("datasets.iterable_dataset", "IterableDataset"),
     ("litdata.streaming.combined", "CombinedStreamingDataset"),
@@ -87,7 +88,7 @@ def is_generator_function(value: Any) -> bool:
 def splits_itself(iterable: Any) -> bool:
     """Returns whether an iterable seems to yield only the current worker's share of the data.
 
-    If the class is not in `_SPLITTING`, the result is True if the code uses the names `get_worker_info` and
+    For classes that are not in `_SPLITTING`, the result is True if the code uses the names `get_worker_info` and
     `num_workers`, because only code that splits items needs the number of workers.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
@@ -128,7 +129,7 @@ def is_coordinated(iterable: Any) -> bool:
 
 
 def epoch_of(dataset: Any) -> int | None:
-    """Returns None if the epoch of the dataset or sampler cannot be read."""
+    """Returns the current epoch of a dataset or sampler; None if it cannot be read."""
     if not callable(getattr(type(dataset), "set_epoch", None)):
         return None
     for name in ("epoch", "_epoch"):
@@ -140,7 +141,7 @@ def epoch_of(dataset: Any) -> int | None:
 
 
 def in_fixed_order(iterable: Any) -> Any:
-    """The order of a set differs between processes, so its members are sorted."""
+    """Returns the sorted members of a set, whose order differs between processes, and any other iterable unchanged."""
     if not isinstance(iterable, (set, frozenset)):
         return iterable
     kinds = set(map(type, iterable))
@@ -162,7 +163,7 @@ class UnorderedSet(TypeError):
 
 
 def _name_of_member(member: Any) -> str:
-    """Returns a name by which a member of a set is sorted: unique in the set, and equal in every process."""
+    """Returns a sort key for a member of a set. The key is unique in the set, and equal in every process."""
     kind = type(member)
     if kind in _PLAIN:
         return repr(member)

@@ -1,7 +1,7 @@
 """Assigns the items of a sequence to shards, for `sharding_filter`.
 
-Role: the shards receive *units* of the sequence in turn; a unit is a block of one or more consecutive items, and a
-*round* consists of one unit per shard.
+Role: the shards receive *units* of the sequence in turn. A unit is a block of one or more consecutive items. A *round*
+consists of one unit per shard.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Division:
         """Returns the shard's items of an iterator.
 
         Args:
-            taken: the number of items of the whole sequence that precede the iterator's next item.
+            taken: the number of items of the sequence that precede the iterator's next item.
             watch: samples items of the source; None disables sampling.
             has_ended: returns whether the source is exhausted; used only with `watch`.
         """
@@ -60,7 +60,7 @@ class Division:
         """Returns the position in the sequence after the shard's most recent item.
 
         Args:
-            taken: the number of items of the sequence that were read before the iteration.
+            taken: the number of items of the sequence that precede the first item of the iteration.
             passed_on: the number of items (at least one) that the shard has yielded in the iteration.
         """
         rounds, place = divmod(self.own_before(taken) + passed_on - 1, self.block)
@@ -101,7 +101,7 @@ def _watched(
     sample = next_sample(taken)
     while not watch.is_full:
         yield _own_of(source, own, block, place, sample - taken)
-        if has_ended():  # the source is not called again, because some exhausted iterators would start again
+        if has_ended():  # the source is not called, because some exhausted iterators start again
             return
         place, taken = place + sample - taken, sample
         sampled = [*islice(source, 1)]
@@ -110,6 +110,6 @@ def _watched(
             return
         watch.add(taken, sampled[0])
         if own[place % len(own)]:
-            yield map(sampled.pop, (0,))  # no variable refers to the item, so it is freed when its user drops it
+            yield map(sampled.pop, (0,))  # no variable refers to the item, so the user can free it
         place, taken, sample = place + 1, taken + 1, sample_behind(sample)
     yield _own_of(source, own, block, place)

@@ -1,8 +1,8 @@
 """Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
-Role: each shard owns a `ShardGlobals`, used in the process and thread that run the shard. Each shard has generators of
-its own, but a process has one global generator each of `random`, NumPy and torch, so their states (2.5 KB each) are
-exchanged whenever another shard runs.
+Role: each shard owns a `ShardGlobals`, used in the process and thread that run the shard. Each shard needs its own
+generators of `random`, NumPy and torch, but a process has only one global generator of each library. Therefore, the
+states of these generators (2.5 KB each) are exchanged whenever another shard runs.
 
 The public functions of the three libraries convert a state to tuples and tensors, which takes up to 300 microseconds;
 copying the memory of the states takes 0.3 microseconds. To find the address of this memory, the module experiments with
@@ -32,10 +32,10 @@ from torchdata.datapipes._pipe.state.generators import load_generators, save_gen
 
 __all__ = ["LOCKS", "ShardGlobals", "one_at_a_time"]
 
-#: A shard must release its locks of the cache before another shard runs.
+#: The module of the cache's locks. A shard must release its locks before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
-#: The `Exchange` object is rebuilt when one of these modules is imported.
+#: When one of these modules is imported, a new `Exchange` object is created.
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
 _VARIABLES = (
     (vars(generators), "awaited"),
@@ -58,9 +58,9 @@ class _Way(NamedTuple):
     """How to save and load random generators.
 
     Args:
-        memory: the memory of the generators that is copied.
-        variables: the variables outside this memory, each as a dict and a key in this dict.
-        others: the functions that save and load each generator that is not copied in memory.
+        memory: the memory of the generators to copy.
+        variables: variables that are not in this memory, each as a dict and a key in this dict.
+        others: for each generator whose memory is not copied, the functions that save and load its state.
     """
 
     memory: Sequence[memoryview] = ()
@@ -81,7 +81,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """If two threads exchanged globals at the same time, the last would restore the globals of the wrong shard."""
+    """Within this context, no other thread exchanges globals. Otherwise, a thread could restore the globals of another
+    thread's shard."""
     with _turn:
         yield
 
@@ -94,8 +95,8 @@ class ShardGlobals(SavedGlobals):
     def leave(self, *, is_all: bool = False) -> None:
         """Saves the globals of the shard.
 
-        If `is_all` is True, nothing else of the shard must be stopped or saved, so `ShardTurns` may switch to another
-        shard without calling `enter` and `leave`.
+        Pass `is_all=True` if nothing else of the shard must be stopped or saved. `ShardTurns` may then switch to
+        another shard without calling `enter` and `leave`.
         """
         exchange, self._others = _exchange()
         self.save(exchange)
@@ -103,10 +104,10 @@ class ShardGlobals(SavedGlobals):
         self.is_all = is_all and not self._others
 
     def enter(self) -> bool:
-        """Returns whether torch's worker info was saved."""
+        """Restores the globals of the shard. Returns whether they include torch's worker info."""
         module: Any = sys.modules.get(_WORKER)
         if module is not None:
-            module._worker_info = None  # if it was imported while another shard ran, no value was saved
+            module._worker_info = None  # no value was saved if another shard has imported the module
         self.load()
         generators.await_again(generators.awaited)
         for (_, load), saved in zip(self._others, self._kept, strict=True):
@@ -122,7 +123,7 @@ class ShardGlobals(SavedGlobals):
         try:
             return _generators()
         finally:
-            self.leave()  # `enter` may have seeded a library that was imported by another shard
+            self.leave()  # `enter` may have seeded a library that another shard has imported
             others.enter()
 
 
@@ -134,8 +135,8 @@ _saved: tuple[list[Any], dict[str, Any]] | None = None
 
 
 def _generators() -> dict[str, Any]:
-    """The last result is returned again while the generators are unchanged, because comparing their memory is faster
-    than saving their states."""
+    """Returns the states of the global generators. If the generators are unchanged, returns the last result, because
+    comparing their memory is faster than saving their states."""
     global _saved
     exchange, others = _exchange()
     if others:
@@ -265,7 +266,7 @@ def _numpy(state: Any) -> _Way:
 
 @functools.cache
 def _gauss_offset(cls: type[Any]) -> int:
-    """A flag of 8 bytes precedes the spare normal number."""
+    """Returns the offset of the flag that precedes the spare normal number."""
     made = cls(0)
     made.set_state({**made.get_state(legacy=False), "has_gauss": 1, "gauss": 0.123456789})
     raw = ctypes.string_at(id(made), cls.__basicsize__)
@@ -281,7 +282,7 @@ def _torch(generator: Any) -> _Way:
 def _words_offset() -> int:
     torch = sys.modules["torch"]
     made = torch.Generator().manual_seed(1)
-    torch.rand(1, generator=made)  # a draw computes the words that `get_state` returns
+    torch.rand(1, generator=made)  # the first draw computes the words that `get_state` returns
     state = made.get_state().numpy()
     needle = state[24 : 24 + 8 * 8].view("<u8").astype("<u4").tobytes()
     return ctypes.string_at(made._cdata, _HEAD + len(needle)).index(needle)

@@ -18,7 +18,7 @@ __all__ = ["explain", "no_fault_of_an_item", "not_the_end", "note_index"]
 
 E = TypeVar("E", bound=BaseException)
 
-#: The attribute of an exception that stores the dataset index whose access failed, until `explain` writes it to the
+#: The attribute of an exception that stores the dataset index whose access failed. `explain` writes the index to the
 #: note.
 _INDEX = "_torchdata_index"
 _ORIGIN = "_torchdata_origin"
@@ -36,15 +36,15 @@ def explain(
         iterator: the iterator that the pipe's `__iter__` returned; None if the exception must not be skipped.
 
     Returns:
-        True if the item was skipped, so that the caller must request the next item; False to raise `error`; or the
-            exception to raise instead.
+        True if the item was skipped, and the caller must request the next item. False if the caller must raise `error`.
+        Otherwise, the exception to raise instead.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):
         fold(error)
         redact_error(error)
     if came_from(error) is not None:
-        return False  # the exception already has a note that describes the position in the process that raised it
+        return False  # the process that raised the exception has already added a note
     own = attributes_of(error)
     is_first = _ORIGIN not in own
     if is_first:
@@ -62,7 +62,7 @@ def note_index(error: BaseException, index: Any) -> None:
 
 
 def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict[str, Any]:
-    """The returned dict is pickled with the exception."""
+    """Returns the origin of an exception, as a dict that is pickled with it."""
     sources = [represented(source) for source in sources_of(datapipe)]
     did = "began to iterate"
     if yielded is not None:
@@ -82,7 +82,8 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
 
 
 def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
-    """Replaces the note of an earlier pipe, because that note counts only the pipes up to the earlier pipe."""
+    """Adds a note with the origin. Replaces the note of an earlier pipe, which numbers only the pipes up to the earlier
+    pipe."""
     numbers = list(map(id, walk(last)))
     if origin["pipe"] not in numbers:
         return  # the exception was raised in another graph and then stored as an item
@@ -105,13 +106,13 @@ def _ordinal(number: int) -> str:
 
 
 def no_fault_of_an_item(error: E) -> E:
-    """Prevents `on_error` from skipping the error, because it would be raised again or items would be lost."""
+    """Prevents `on_error` from skipping an error that would be raised again, or that lost items."""
     attributes_of(error)["never_skipped"] = True
     return error
 
 
 def not_the_end(name: str, error: BaseException) -> BaseException:
-    """A StopIteration becomes a RuntimeError, because it would silently end the iteration (see PEP 479)."""
+    """Converts a StopIteration, which would silently end the iteration, to a RuntimeError (see PEP 479)."""
     if not isinstance(error, StopIteration):
         return error
     raised = RuntimeError(

@@ -17,7 +17,8 @@ from torchdata.datapipes._pipe.checks import check_callable
 
 __all__ = ["FrameFormat", "check_column_names", "check_device"]
 
-#: The supported libraries, each with the extra to install; "numpy" stands for dicts of arrays, which require pyarrow.
+#: The supported libraries, each with the extra of this package to install. "numpy" means dicts of arrays, which require
+#: pyarrow.
 LIBRARIES = {"pandas": "parquet", "polars": "polars", "pyarrow": "parquet", "numpy": "parquet"}
 
 
@@ -46,10 +47,10 @@ class FrameFormat:
     """The settings for creating frames.
 
     Args:
-        library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
+        library: `"pandas"`, `"polars"`, `"pyarrow"`, or `"numpy"` if `arrays` is True.
         dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
         dtype_generator: a function that returns the dtype, used if `dtype` is None.
-        arrays: whether `"numpy"` is allowed, which creates dicts from column name to array (see `arrays_of`).
+        arrays: whether the library may be `"numpy"`, which creates dicts from column name to array (see `arrays_of`).
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class FrameFormat:
     # -- frames of rows ----------------------------------------------------------------------------
 
     def of_rows(self, rows: list[Any], columns: list[str] | None) -> Any:
-        """The rows are all tuples or lists, all mappings, or all single values."""
+        """Creates a frame from rows, which must be all tuples or lists, all mappings, or all single values."""
         return self._of_columns(self._columns_of(rows, columns))
 
     def _columns_of(self, rows: list[Any], columns: list[str] | None) -> dict[Any, Sequence[Any]]:

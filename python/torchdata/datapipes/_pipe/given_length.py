@@ -8,7 +8,7 @@ __all__ = ["GivenLength"]
 
 
 class GivenLength:
-    """This class must precede IterDataPipe in the list of base classes."""
+    """Defines the length of a pipe. This class must precede IterDataPipe in the list of base classes."""
 
     def _set_length(self, length: int) -> None:
         #: The number of items; -1 if the user has not set it.

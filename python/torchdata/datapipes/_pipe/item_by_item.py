@@ -15,7 +15,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SameLength:
-    """This class must precede IterDataPipe or MapDataPipe in the list of base classes."""
+    """Defines the length as that of the source. This class must precede IterDataPipe or MapDataPipe in the list of base
+    classes."""
 
     def __len__(self) -> int:
         return length_of(self, sources_of(self)[0])
@@ -32,4 +33,4 @@ class ItemByItem(SameLength, IterDataPipe[T_co]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T_co]:
-        return map(self._function(), sources_of(self)[0])  # the guard recognizes the function's StopIteration
+        return map(self._function(), sources_of(self)[0])  # `guard_iterator` detects the function's StopIteration

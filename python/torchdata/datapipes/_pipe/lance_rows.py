@@ -20,8 +20,8 @@ __all__ = ["LanceRows", "lance_dataset"]
 
 PART_ROWS = 1024
 
-#: Open datasets of a parent process are never freed, because freeing needs threads that exist only in the parent
-#: process.
+#: Open datasets that a forked child has inherited. They are never freed, because freeing needs threads that exist only
+#: in the parent process.
 _inherited: list[Any] = []
 
 
@@ -39,7 +39,7 @@ def lance_dataset(pipe: str, dataset: Any) -> Any:
 
 
 class _Ranges(Sequence[str]):
-    """The name of a part is created on demand, because there may be one part for each row."""
+    """The names of the parts. They are created on demand, because there may be one part for each row."""
 
     def __init__(self, dataset: str, rows: int, part_rows: int, kind: str) -> None:
         self._dataset, self._rows, self._part_rows, self._kind = dataset, rows, part_rows, kind
@@ -60,7 +60,7 @@ class LanceRows(ArrowSource):
 
     Args:
         filter: a SQL expression, a pyarrow expression, or None.
-        part_rows: rows per part; the last part may have fewer.
+        part_rows: the number of rows per part; the last part may have fewer.
     """
 
     def __init__(self, dataset: Any, filter: Any, part_rows: int | None) -> None:

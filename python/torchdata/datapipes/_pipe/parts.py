@@ -1,7 +1,7 @@
-"""Tracks which members of a function's result remain to be yielded, so that a state can contain them.
+"""Tracks which members of a function's result have not been yielded, so that a state can contain them.
 
-Role: a resumed run does not call the function again if the result is in memory, because a second call may return other
-members, for example if the function draws random numbers. If the result is a generator, the function is called again.
+Role: if the result is in memory, a state contains it, because a second call may return other members, for example if
+the function draws random numbers. If the result is a generator, a resumed run calls the function again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_member
 
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
-#: Results in memory that are converted to a list, because they do not support slices.
+#: Types of results that are in memory, but do not support slices. They are converted to lists.
 _LISTED: tuple[type, ...] = (
     list,
     tuple,
@@ -63,7 +63,7 @@ class _Counted(Iterator[Any]):
 
 
 class Parts:
-    """`done` is the number of members that were already yielded."""
+    """The members of one result. `done` is the number of members that were already yielded."""
 
     __slots__ = ("_item", "_members", "left")
 
@@ -86,7 +86,7 @@ class Parts:
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Called when the iteration is abandoned: keeps only what `state_dict` needs, and closes files."""
+        """Keeps only what `state_dict` needs, and closes files. Called when the iteration is abandoned."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:

@@ -17,12 +17,12 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
     """Returns a new 63-bit seed from the global random generator of torch, or of Python if torch is not loaded.
 
     In loaders, a pipe receives its seed for each epoch from the loader, because replicas with different seeds before a
-    `sharding_filter` would lose or duplicate items. If the pipe is read again in an epoch (`cycle`), its next seed is
-    derived from `last`, so that the order of the items does not depend on the number of workers or ranks.
+    `sharding_filter` would lose or duplicate items. If an epoch reads the pipe several times (`cycle`), each further
+    seed is derived from `last`. As a result, the order of the items does not depend on the number of workers or ranks.
 
     Args:
         last: the seed of the pipe's previous iteration.
-        follows: whether to derive the seed from `last`, as replicas always do.
+        follows: whether to derive the seed from `last`. In replicas, the seed is always derived.
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)

@@ -1,6 +1,6 @@
 """Names the work of each pipe for PyTorch's profiler.
 
-Role: the named ranges begin and end in the main process, in the thread that iterates.
+Role: the named ranges are recorded only in the main process, by the thread that iterates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torchdata._reporting import name_of
 
 __all__ = ["ranges"]
 
-#: False in a forked child, where the profiler of the parent does not record.
+#: False in a forked child, because the parent's profiler does not record there.
 _is_main = True
 
 

@@ -1,7 +1,7 @@
 """Manages functional forms: the methods of a pipe, such as `map`, that create another pipe on top of it.
 
 Role: IterDataPipe and MapDataPipe each have a registry of forms. `functional_datapipe` adds a form when the module of
-its pipe is imported, and `register_late` adds a form before that.
+its pipe is imported. `register_late` adds a form before the module is imported.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _ELSEWHERE = {
 
 
 def _no_attribute(pipe: Any, name: str) -> AttributeError:
-    """Python adds the most similar name to the error's message."""
+    """Returns the error, to whose message Python adds the most similar name."""
     instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     return AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=pipe)
 
@@ -152,8 +152,7 @@ def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any
 
 
 def _without(parameter: str | None, docstring: str | None) -> str | None:
-    """Removes the description of `parameter`, because this parameter is the pipe on which the functional form is
-    called."""
+    """Removes the description of `parameter`: the pipe on which the functional form is called."""
     if parameter is None or docstring is None:
         return docstring
     found = re.search(rf"^( *)Args:\n\1    {parameter}: .*\n(?:\1     +.*\n)*", docstring, re.MULTILINE)
@@ -166,8 +165,8 @@ def _without(parameter: str | None, docstring: str | None) -> str | None:
 
 
 def _may_replace(before: Any, now: Any) -> bool:
-    """Returns whether `now` is a newer version of the class that the form `before` creates, as when a notebook cell is
-    rerun or the module of a `LateForm` is imported."""
+    """Returns whether `now` creates a newer version of the class that the form `before` creates. This happens if a
+    notebook cell is rerun, or the module of a `LateForm` is imported."""
     if isinstance(before, LateForm):
         return getattr(getattr(now, "__wrapped__", now), "__module__", None) == before.module
     classes = [getattr(form, "__wrapped__", None) for form in (before, now)]
@@ -178,8 +177,8 @@ def _may_replace(before: Any, now: Any) -> bool:
 class functional_datapipe:
     """Class decorator that registers a pipe under a functional form.
 
-    Type checkers report a form that is registered at run time as an unknown attribute. Typed code calls the class,
-    `Doubler(pipe)`, or marks the line: `pipe.doubled() # type: ignore[attr-defined]`.
+    Type checkers report a form that is registered at run time as an unknown attribute. In typed code, call the class,
+    `Doubler(pipe)`, or mark the line: `pipe.doubled() # type: ignore[attr-defined]`.
 
     A class replaces an earlier class with the same module and qualified name, so that a notebook cell can be rerun.
     Existing pipes keep their class.

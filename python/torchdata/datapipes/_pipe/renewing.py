@@ -1,8 +1,8 @@
 """Replaces the iterator of a pipe of this package after `on_error` has skipped an exception that ended the iterator.
 
-Role: a generator cannot continue after it has raised an exception, but a new call of the pipe's `__iter__` can resume
-from the state that its class declares, as from a loaded state. Each new iterator resumes at the position of the
-exception, and continues to read the running iterators of the sources, which the `Renewal` owns.
+Role: a generator cannot continue after it has raised an exception. However, a new call of the pipe's `__iter__` can
+resume from the declared state, as from a loaded state. Each new iterator resumes at the position of the exception. It
+continues to read the running iterators of the sources, which the `Renewal` stores.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The running iterators of the sources, by id of the source. `_again` contains those iterators that the pipe's
-        #: new iterator has not taken yet.
+        #: The running iterators of the sources, by id of the source. `_again` contains the iterators that the pipe's
+        #: new iterator has not requested yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The numbers of items that the pipe and each source had yielded at the previous exception.
@@ -75,7 +75,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Returns False if a new iterator would raise the exception again."""
+        """Prepares a new iterator. Returns False if it would raise the exception again."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -86,19 +86,19 @@ class Renewal(Iterator[Iterator[Any]]):
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
-        """Returns None if the source must begin a new iteration."""
+        """Returns the running iterator of a source; None if the source must begin a new iteration."""
         return self._again.pop(id(source), None)
 
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
-    """Returns None if the pipe cannot be resumed after an exception."""
+    """Returns the `Renewal` of a new iteration; None if the pipe cannot resume after an exception."""
     record, kind = record_of(datapipe), type(datapipe)
     record.renewal = None
     if not (kind.__module__.startswith(_OURS) and kind._renews and hasattr(kind, "iteration_state")):
         return None
     sources = [source for source in sources_of(datapipe) if iter_base() in type(source).__mro__]
     begins = hooks_of(datapipe)._begins_sources
-    if not begins:  # the shared pipe of a split's children begins the sources instead
+    if not begins:  # for a child of a split, the pipe that all children share begins the sources
         sources = [below for source in sources for below in sources_of(source) if is_iter_pipe(below)]
     if not sources:
         return None

@@ -12,7 +12,7 @@ __all__ = ["retried"]
 
 R = TypeVar("R")
 
-#: The pause in seconds before the first repetition of a call; each further pause is twice as long.
+#: The pause before the first repetition of a call, in seconds. Each further pause is twice as long.
 PAUSE = 0.5
 #: These errors are permanent, so the call is not repeated.
 _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -22,8 +22,8 @@ def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[
     """Repeats a call that may fail temporarily.
 
     Args:
-        what: the action, such as "opening 'a.txt'", with which the warning begins.
-        count: called before each repetition.
+        what: the beginning of the warning, such as "opening 'a.txt'".
+        count: a function that is called before each repetition.
     """
     pause = PAUSE
     for _ in range(max_retries):

@@ -1,13 +1,13 @@
 """Reads a stream that can neither seek nor save its state. To resume, the items up to the saved position are reread.
 
-Role: checksums of sampled items are recorded, so that a resumed run detects whether the stream yields other items than
-before. No Python code of this module runs for the items between two samples.
+Role: checksums of sampled items are recorded. A resumed run compares them, to detect a stream that yields other items
+than before. No Python code of this module runs for the items between two samples.
 
 A stream may draw from the global random generators in order to shuffle or to augment. If it draws for its first or
-second item, its state contains the states of the generators before the first draw, and a resumed run rereads the items
-with these states. If the reread items differ from the original items, an error is raised. If the stream drew for its
-second item, or only floating-point numbers and arrays differ, a warning is issued instead, because other code may have
-drawn random numbers between two items, which changes augmentation but not the order of the items.
+second item, its state contains the states of the generators before the first draw. A resumed run rereads the items with
+these states, and raises an error if they differ from the original items. It only warns if the stream drew for its
+second item, or if only floating-point numbers and arrays differ. The reason is that other code may have drawn random
+numbers between two items, which changes augmentation but not the order of the items.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _END: Any = object()
 
 
 class SampledStream:
-    """`saved` is a result of `state` of an earlier iteration to resume; None begins a new iteration."""
+    """Reads a stream. `saved` is a result of `state` from which to resume; None begins a new iteration."""
 
     def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
         self._name = name
@@ -53,7 +53,8 @@ class SampledStream:
         is_strict: bool = True,
         if_empty: Callable[[], object] | None = None,
     ) -> Iterator[Any]:
-        """If `is_strict` is True, the samples of the skipped items are compared with the saved samples."""
+        """Returns an iterator over the items from `position` on. If `is_strict` is True, the samples of the earlier
+        items are compared with the saved samples."""
         if position or self._generators is not None:
             return chain.from_iterable(self._resumed(make, position, is_strict))
         before = save_generators()
@@ -78,7 +79,8 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """If `is_noise` is True, the difference may be due to random numbers that the stream draws for each item."""
+        """Raises an error because the reread items differ. If `is_noise` is True, only warns, because random numbers
+        that are drawn for each item may be the reason."""
         if is_noise:
             warn_outside(
                 f"the first {position} items of {self._name} have other numbers than before the state was saved. If "
@@ -97,7 +99,7 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Each sampled item is yielded as an iterator of its own."""
+        """Yields iterators over the items between two samples, and an iterator over each sampled item."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:
@@ -113,7 +115,7 @@ class SampledStream:
                 if position == 0 and if_empty is not None:
                     if_empty()
                 return
-            except BaseException as error:  # the error is raised below, so that the next call continues after this item
+            except BaseException as error:  # raised below by another iterator, so that this generator can continue
                 failed = error
             if before is not None:
                 self._note_draws(before, is_second=position == 1)
@@ -122,7 +124,7 @@ class SampledStream:
                 continue
             digest.add(item)
             sampled, item = [item], None
-            yield map(sampled.pop, (0,))  # no variable refers to the item, so it is freed when its user drops it
+            yield map(sampled.pop, (0,))  # no variable refers to the item, so the user can free it
             position += 1
 
     def _note_draws(self, before: dict[str, Any], is_second: bool = False) -> None:

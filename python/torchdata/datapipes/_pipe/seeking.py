@@ -25,7 +25,7 @@ __all__ = [
 
 
 class _BySubscript:
-    """An object without `__iter__` and `__len__`, which Python iterates over by the indices 0, 1, …"""
+    """An object without `__iter__` and `__len__`. Python iterates over such objects by the indices 0, 1, …"""
 
     def __getitem__(self, index: int) -> int:
         raise IndexError(index)
@@ -83,7 +83,7 @@ def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
 
 
 def seek(iterator: Any, count: int) -> bool:
-    """Returns False if the iterator cannot seek or has fewer than `count` items left."""
+    """Skips `count` items. Returns False if the iterator cannot seek or has fewer items left."""
     if type(iterator) not in _SEEKABLE or operator.length_hint(iterator, -1) < count:
         return False
     _, _, *index = iterator.__reduce__()

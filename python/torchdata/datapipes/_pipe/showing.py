@@ -1,4 +1,4 @@
-"""Provides the graph of a pipeline for pictures, and a table with the picture for notebooks."""
+"""Describes the graph of a pipeline for pictures, and creates the table with a picture that notebooks display."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ __all__ = ["Shuffling"]
 
 
 class Shuffling(Seeded):
-    #: The setting `enable` of the adapter `Shuffle` changes this attribute.
+    #: The setting `enable` of the adapter `Shuffle` changes the attribute `_enabled`.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
 
     _shuffling: bool = state(True, copied=True)  # whether the current iteration shuffles

@@ -2,8 +2,8 @@
 
 Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and
 itself. If the iterator of a claimed pipe raises an exception and can continue, the exception is counted in the pipe's
-record, and the next item is requested. States contain these counts, so a resumed iteration continues them, whereas a
-new iteration starts from zero.
+record, and the next item is requested. A new iteration counts from zero. A resumed iteration continues the saved
+counts.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
 an exception. A generator cannot continue, because it ends when it raises an exception.
@@ -64,7 +64,7 @@ epoch = 0
 #: In the main process: the number of the current epoch of each `on_error` pipe.
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-#: A limit that is a fraction is checked after this many items of a pipe, and at the end of the iteration.
+#: A limit that is a fraction is checked once a pipe has read this many items, and at the end of the iteration.
 FEWEST = 100
 
 
@@ -101,7 +101,7 @@ def claim(owner: Any) -> None:
             continue
         record = record_of(pipe)
         record.claim = mine
-        if not owner_record.goes_on:  # a new iteration counts from zero, also for pipes that begin later
+        if not owner_record.goes_on:  # all claimed pipes count from zero, including those that have not begun
             record.skipped = {}
             if record.loaded is not None:
                 record.loaded = record.loaded._replace(skipped=None)
@@ -136,7 +136,8 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns a copy, because a saved state may contain `kinds`."""
+    """Returns a copy of `kinds` with the count of `kind` increased. `kinds` is not modified, because a saved state may
+    contain it."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 
@@ -162,8 +163,8 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
 def too_many(
     skipped: dict[tuple[str, str], int], limit: int | float | None, name: str, items: str, where: str, last: str = ""
 ) -> TooManySkipped:
-    """The message contains `items`, the kind of items that the limit counts, and `where`, the process and the epoch of
-    the count."""
+    """Returns the error for an exceeded limit. `items` names the items that the limit counts, and `where` the process
+    and the epoch of the count."""
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
@@ -172,9 +173,9 @@ def too_many(
 
 
 def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_the_end: bool = False) -> bool:
-    """`counts` contains, for each pipe or dataset, the number of skipped items and the number of items read. If `limit`
-    is a fraction, it applies to each pipe separately, and to a pipe with fewer than `FEWEST` items only if `at_the_end`
-    is True."""
+    """Returns whether the counts exceed the limit. `counts` contains, for each pipe or dataset, the number of skipped
+    items and the number of items read. A fraction applies to each pipe separately, and to a pipe with fewer than
+    `FEWEST` items only if `at_the_end` is True."""
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit
     return any(skipped > limit * seen and (at_the_end or seen >= FEWEST) for skipped, seen in counts)
@@ -195,8 +196,8 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     """Skips a failed item, if this is permitted.
 
     Returns:
-        True if the next item is to be requested; False if the item cannot or must not be skipped; or the error to raise
-            because the limit is exceeded.
+        True if the item was skipped. False if it cannot or must not be skipped. If the limit is exceeded, the error to
+        raise.
     """
     record = existing_record(datapipe)
     reference = None if record is None else record.claim
@@ -222,7 +223,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (told := limit_error(owner)) is None:
         return True
     told.__cause__ = error
-    # The copied attributes name the pipe that raised the error; otherwise, the note would name a later pipe.
+    # The copied attributes contain the pipe that raised the error. Without them, the note would name a later pipe.
     attributes_of(told).update(attributes_of(error))
     return told
 
@@ -260,7 +261,7 @@ def line_of(error: BaseException) -> dict[str, Any]:
 
 
 def write_line(path: str, line: dict[str, Any]) -> None:
-    """A single write appends the line, because several processes may write to the file."""
+    """Appends a line to a file by a single write, because several processes may write to the file."""
     text: str = import_whole("json").dumps(line, ensure_ascii=False, default=repr)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
@@ -283,7 +284,7 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """The row is known only if no pipes other than `map` and `filter` follow the `ArrowReader`."""
+    """Returns the row of the current item; None unless only `map` and `filter` follow an `ArrowReader`."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):

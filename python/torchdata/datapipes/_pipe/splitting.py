@@ -1,4 +1,4 @@
-"""Stops sources from splitting their items among workers if a `sharding_filter` already splits the items.
+"""Prevents sources from splitting their items among workers if a `sharding_filter` already splits the items.
 
 Role: some sources call `torch.utils.data.get_worker_info()`, and then yield only a part of the items in each worker. A
 `sharding_filter` that reads such a source would keep only a part of that part. Therefore, while a `sharding_filter`
@@ -21,10 +21,10 @@ _WORKER = "torch.utils.data._utils.worker"
 
 _BASES = "torchdata.datapipes.datapipe"
 
-#: Iterables of these libraries never call `get_worker_info`.
+#: Libraries whose iterables never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
-#: The pipes that a `sharding_filter` reads and that may call `get_worker_info`.
+#: Pipes that may call `get_worker_info`, and that a `sharding_filter` reads.
 _whole: WeakSet[Any] = WeakSet()
 
 
@@ -36,12 +36,12 @@ class _Depth(threading.local):
 
 _depth = _Depth()
 
-#: Called when torch is imported, to set torch's worker info for the running shard.
+#: A function that sets torch's worker info for the running shard. Called when torch is imported.
 telling: Callable[[Any], None] | None = None
 
 
 def read_whole(datapipes: Iterable[Any]) -> bool:
-    """Makes pipes yield all items in their next iterations, instead of splitting the items among workers.
+    """Makes pipes yield all their items in the next iteration, instead of splitting them among workers.
 
     Returns:
         Whether some of the pipes belong to PyTorch. If so, the reader of `datapipes` must begin their iterations by
@@ -82,7 +82,7 @@ def is_read_whole(datapipe: Any) -> bool:
 
 
 def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """PyTorch reports a single worker to `begin` and to the returned iterator."""
+    """Begins an iteration. PyTorch reports a single worker to `begin` and to the returned iterator."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
     if info is not None and not hasattr(type(info), "_truth"):  # this process is a worker of PyTorch
@@ -113,8 +113,8 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """`get_worker_info` reports a single worker to pipes that a `sharding_filter` reads, and the true values to all
-    other code."""
+    """Returns a worker info that reports a single worker to pipes that a `sharding_filter` reads, and the true values
+    to all other code."""
     base: Any = module.WorkerInfo
 
     class WorkerInfo(base):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Closes the streams in items that a pipe drops, or keeps after its iteration.
+"""Closes the streams in items that a pipe drops, or stores after its iteration.
 
 Role: the functions cost almost nothing for items without streams.
 """
@@ -12,14 +12,14 @@ from typing import Any
 
 from torchdata.datapipes.datapipe import DataChunk
 
-#: Items of these types contain no streams, so callers need not search them.
+#: Types of items without streams, which callers need not search.
 PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(None)})
 
 
 def close_dropped(item: Any) -> None:
     if type(item) in PLAIN_TYPES:
         return
-    # unless this module is loaded, no `StreamWrapper` exists
+    # if this module is not loaded, no `StreamWrapper` exists
     streams = sys.modules.get("torchdata.datapipes.utils._streams")
     if streams is not None:
         streams.StreamWrapper.close_streams(item)
@@ -42,7 +42,7 @@ def _detached(stream: Any) -> Any:
 
 
 def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
-    """Containers without streams are not copied."""
+    """Replaces the streams in an item. Containers without streams are not copied."""
     kind = type(item)
     if kind in PLAIN_TYPES:
         return item

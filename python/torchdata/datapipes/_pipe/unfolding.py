@@ -1,6 +1,6 @@
 """Shared code of pipes that turn one item into several (flatmap, map_batches, unbatch, mux, …).
 
-Role: yields the parts of each item without a Python frame for each part, and tracks which parts remain.
+Role: yields the parts of each item without running Python code for each part, and tracks which parts remain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Raising:
 
     def __next__(self) -> Any:
         if self._errors:
-            raise self._errors.pop()  # no frame may keep a reference to the raised error
+            raise self._errors.pop()  # no frame may refer to the raised error
         raise StopIteration
 
 
@@ -44,8 +44,9 @@ def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
 
 
 class Unfolding:
-    """The state contains the remaining parts of the current item. If the parts are generated on demand, the state
-    instead contains the item and the number of parts that were yielded; to resume, the parts are generated again."""
+    """A pipe that yields the parts of items. Its state contains the remaining parts of the current item. If the parts
+    are generated on demand, the state instead contains the item and the number of yielded parts, and a resumed pipe
+    regenerates the parts."""
 
     #: The remaining parts of the current item; None before the first item.
     _left: Iterator[Any] | None = state(items=True, saved=False)
@@ -83,7 +84,7 @@ class Unfolding:
                 self._in_memory, self._left = members, left
                 yield left
         except GeneratorExit:
-            if self._left is left is not None:  # a newer iteration has not replaced the parts
+            if self._left is left is not None:  # the parts are not those of a newer iteration
                 self._park()
             raise
 
@@ -92,7 +93,7 @@ class Unfolding:
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:
-        """Called when the iteration is abandoned: keeps only what `state_dict` needs, and closes files."""
+        """Keeps only what `state_dict` needs, and closes files. Called when the iteration is abandoned."""
         if self._in_memory is None:
             self._left = iter(())
         elif self._left is not None:

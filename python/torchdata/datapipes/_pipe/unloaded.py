@@ -1,8 +1,8 @@
 """Lets a `sharding_filter` distribute the indices of items, so that each process loads only the items of its share.
 
 Role: if the source is read by index, the pipes before the filter can yield indices instead of items. A pipe supports
-this if it does not inspect items, or only in a function of one item, as `map` does. For each index of its share, the
-filter loads the item and then calls the functions of these pipes.
+this if it does not inspect items, or if only its function of one item does, as with `map`. For each index of its share,
+the filter loads the item and then calls the functions of these pipes.
 
 The indices have the order of the items, so positions, seeds and states are those of an iteration over items. Each
 iteration of a filter decides whether the pipes before it yield indices.
@@ -37,7 +37,8 @@ Load = Callable[[Any], Any]
 
 
 class Unloadable(Protocol):
-    """A subclass that overrides `__iter__` yields indices only if it overrides these methods, too."""
+    """A pipe that can yield indices. If a subclass overrides `__iter__`, it must override these methods, too, to yield
+    indices."""
 
     def _can_wait(self) -> bool:
         """Returns whether the next iteration can yield indices."""
@@ -76,13 +77,14 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
         return indices
 
     indices = begin_iteration(datapipe, begin)
-    return indices, loads[0] if loads else datapipe._loads()  # an iteration that resumes from its end does not begin
+    return indices, loads[0] if loads else datapipe._loads()  # if it resumes at its end, no `_iter_unloaded` runs
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
     """Begins an iteration for a `sharding_filter`, which skips items without creating them if possible.
 
-    For this, the pipe's class itself, not a base class, must define `_iter_by_index`.
+    Items can be skipped without creating them only if the pipe's class itself, not a base class, defines
+    `_iter_by_index`.
     """
     if can_share(datapipe):
         return begin_iteration(datapipe, type(datapipe)._iter_by_index)
@@ -99,7 +101,7 @@ def getter_of(datapipe: Any) -> Load:
     token = token_of(datapipe) if hasattr(datapipe, "__dict__") else None
     if token is None or not token.is_timed:
         return datapipe.__getitem__  # type: ignore[no-any-return]
-    own = getattr(datapipe, "_getter", None)  # reads another map-style pipe, whose time is measured separately
+    own = getattr(datapipe, "_getter", None)  # calls another map-style pipe, whose time is measured separately
     return TimedCall(token, datapipe.__getitem__ if own is None else own(getter_of(datapipe.datapipe)), True)
 
 
@@ -107,7 +109,7 @@ class PipeStep:
     """Calls the function of one pipe, and adds a note with the pipe's name to an exception.
 
     Args:
-        before: loads the item of the pipe's source; without it, `function` receives the index.
+        before: a function that loads the item of the pipe's source. If it is None, `function` receives the index.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")

@@ -1,11 +1,11 @@
 """Samples the items that a `sharding_filter` reads, to check that all workers read the items in one order.
 
 Role: each worker reads the whole source and keeps the items at the positions of its share. If two workers read the
-items in different orders, some items belong to both shares or to none. To detect this, each worker records checksums of
-some items with their positions, and the loader compares them.
+items in different orders, some items belong to both shares or to none. To detect this, each worker records the
+positions and checksums of some items, and the loader compares the checksums.
 
 All workers sample equal positions, with gaps that grow as the square root of the position. If two workers read in
-different orders, about 36 items are sampled by both workers.
+different orders, both sample about 36 of the same items.
 
 `SampleDigest` also checks that a resumed run rereads the items of the original run.
 """
@@ -28,7 +28,7 @@ _LOWER = (1 << 32) - 1
 
 _MOST_SAMPLES = 1 << 13
 
-#: Set for the current epoch if this process is one of several workers.
+#: The samples of the current epoch; None if this process is not one of several workers.
 current: Witness | None = None
 
 #: Values of these types are included in a checksum unchanged.
@@ -47,7 +47,8 @@ class Note(NamedTuple):
         start: the position in the source at which the filter began to read.
         samples: pairs of the position and the checksum of an item.
         length: the number of items of the source; None before the end of the source.
-        splits_itself: whether the source should split its items, so that no two workers read the same item.
+        splits_itself: whether the source should split its items among the workers, so that no two workers read the same
+            item.
     """
 
     number: int
@@ -59,7 +60,7 @@ class Note(NamedTuple):
 
 
 class SampleWatch:
-    """The samples of one filter. Sampling stops at the first item that occurs twice."""
+    """The samples of one filter. Sampling stops when an item occurs a second time."""
 
     def __init__(self, number: int, source: str, start: int, splits_itself: bool = False) -> None:
         self._number, self._source, self._start, self._splits_itself = number, source, start, splits_itself
@@ -69,7 +70,7 @@ class SampleWatch:
         self.is_full = False
 
     def add(self, position: int, item: Any) -> None:
-        """Items whose checksum could differ between processes are not recorded."""
+        """Records an item, unless its checksum could differ between processes."""
         checksum = checksum_of(item)
         if checksum is None:
             return
@@ -97,7 +98,7 @@ class Witness:
         self._watches: dict[int, SampleWatch] = {}
 
     def watch(self, datapipe: Any, start: int) -> SampleWatch | None:
-        """Returns None if the filter already has a `SampleWatch` in this epoch."""
+        """Returns the `SampleWatch` for a filter; None if the filter already has one in this epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
                 self._watches[number] = SampleWatch(number, source, start, datapipe.source_splits_itself)
@@ -110,8 +111,8 @@ class Witness:
 
 
 class SampleDigest:
-    """The lower 32 bits of `checksum` cover all parts of the items. The upper 32 bits leave out floating-point numbers
-    and arrays, which random augmentation changes.
+    """A checksum of sampled items. Its lower 32 bits cover all parts of the items. Its upper 32 bits leave out
+    floating-point numbers and arrays, which random augmentation changes.
 
     Args:
         next: the position of the next sample.
@@ -144,11 +145,12 @@ class SampleDigest:
         self.checksum, self.next = checksum, following  # in one step, which Ctrl-C cannot interrupt
 
     def add_missing(self) -> None:
-        """Skips the next sampled position, because the source has ended before it."""
+        """Skips the next position to sample, because the source has ended before it."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
-        """If the numbers of samples differ, the result is True, because the checksums cannot be compared."""
+        """Returns whether the checksums are equal. If the numbers of samples differ, they cannot be compared, and the
+        result is True."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod
@@ -158,7 +160,7 @@ class SampleDigest:
 
 
 def checksum_of(item: Any) -> int | None:
-    """Returns None if the checksum of the item could differ between processes."""
+    """Returns the checksum of an item; None if it could differ between processes."""
     try:
         return crc32(marshal.dumps(_plain(item), 2))
     except Exception:  # an error here must not affect the reader of the source
@@ -177,7 +179,7 @@ def sample_behind(sample: int) -> int:
 
 
 def _plain(item: Any) -> Any:
-    """The returned data have equal bytes in every process."""
+    """Converts an item to plain data that have equal bytes in every process."""
     if type(item) in _PLAIN:
         return item
     if type(item) is dict:

@@ -1,8 +1,8 @@
 """Describes a pipeline by text that is equal in every process, so that loading a state of another pipeline is detected.
 
 Role: a fingerprint has an entry for each pipe, sources first, with the pipe's class, sources and arguments, but without
-the iteration state. A value that may be a secret is replaced by a few digits of its hash, which show whether the value
-has changed.
+the iteration state. A value that may be a secret is replaced by a few digits of its hash. The digits show whether the
+value has changed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ Fingerprint = list[dict[str, Any]]
 
 _LONGEST = 200
 
-#: The batch size may change between two epochs.
+#: The class and the argument of the batch size, which may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: Arguments that the loader overrides, or that do not affect the items.
+#: Arguments that the loader sets, or that do not affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
-    """If the graph may have been iterated (`begun`), the fingerprint leaves out attributes that an iteration may
-    change: the declared state, and for user-defined pipes all attributes except functions."""
+    """Returns the fingerprint of the graph that ends in `datapipe`. If the graph may have been iterated (`begun`),
+    attributes that an iteration may change are left out: the declared state, and for user-defined pipes all attributes
+    except functions."""
     graph = graph_of(datapipe)
     return [
         {
@@ -50,7 +51,7 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
 
 def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
-    """Returns an empty text if the fingerprints are equal."""
+    """Describes how two fingerprints differ; returns an empty text if they are equal."""
     if saved == found:
         return ""
     for place, (other, mine) in enumerate(zip_longest(saved, found), 1):
@@ -70,12 +71,13 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """A name with a dot is a setting of an adapter, which may change between epochs."""
+    """Returns whether an argument may change between epochs. A name with a dot is a setting of an adapter, which may
+    change."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
 def require_arguments(datapipe: Any) -> None:
-    """A pipe that was pickled by an older release may lack an argument of this release."""
+    """Raises an error if a pipe was pickled by an older release and lacks an argument of this release."""
     for pipe in graph_of(datapipe) if is_pipe(datapipe) else ():
         kind = type(pipe)
         if kind.__module__.partition(".")[0] != "torchdata":
@@ -101,7 +103,7 @@ def short_name(entry: Mapping[str, Any]) -> str:
     return name.rpartition(".")[2]
 
 
-#: For each class, the constructor's arguments, each with the names of the attributes that may store the argument.
+#: For each class: the constructor's arguments, each with the names of the attributes in which a pipe may store it.
 _arguments: WeakKeyDictionary[type, list[tuple[str, tuple[str, str]]]] = WeakKeyDictionary()
 
 
@@ -112,8 +114,8 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # The arguments that a class lists in `tuning` do not affect the items, so their values may differ from those in
-        # a loaded state.
+        # Arguments that a class lists in `tuning` do not affect the items. Their values may differ from the values in a
+        # loaded state.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found
@@ -153,7 +155,8 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the text of a value to hash. For text and bytes, it is complete, whereas `words` may be shortened."""
+    """Returns the text from which a value's hash is computed: complete for text and bytes, otherwise `words`, which may
+    be shortened."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 
@@ -192,7 +195,8 @@ def _shape(value: Any) -> str:
 
 
 def _name_of(value: Any) -> str:
-    """In spawned workers, objects of the main module also get the module name `__main__`."""
+    """Returns the qualified name of a class or function. For objects of the main module, its module is `__main__` also
+    in spawned workers."""
     module = getattr(value, "__module__", None) or "builtins"
     if module == "__mp_main__":
         module = "__main__"

@@ -16,7 +16,7 @@ __all__ = ["Graph", "graph_of"]
 
 
 class Graph:
-    """`pipes` has no duplicates, and contains sources before their readers."""
+    """The pipes of a graph. `pipes` has no duplicates, and contains sources before their readers."""
 
     __slots__ = ("_places", "_sources", "end", "pipes")
 
@@ -74,7 +74,8 @@ class Graph:
         return list(found.values())
 
     def breadth_first(self, exclude: Iterable[Any] = ()) -> list[Any]:
-        """Leaves out the pipes in `exclude` and all their direct and indirect sources."""
+        """Returns the pipes in breadth-first order, without the pipes in `exclude` and their direct and indirect
+        sources."""
         seen = {id(pipe) for root in exclude for pipe in walk(root, self._sources)}
         found: list[Any] = []
         waiting = deque([self.end])

@@ -3,14 +3,14 @@
 Role: this package never imports torch, so its pipes cannot derive from PyTorch's base classes, as pipes did in
 torchdata 0.9. Once other code has imported torch, `isinstance` checks and functional forms of each package also work
 for the pipes of the other package. PyTorch's `Dataset` is not an ABC, so it becomes a real base class of this package's
-pipes.
+pipes at this time.
 
 This module patches four parts of PyTorch:
 
 - `ABC.register` makes the classes of this package virtual subclasses of PyTorch's classes;
 - the registries of PyTorch's functional forms receive the forms of this package;
 - PyTorch's decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
-- PyTorch's function that begins a pass of a pipe first calls this package, which records the state of the graph.
+- PyTorch's function that begins an iteration of a pipe first calls this package, which records the state of the graph.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """An existing method is replaced only if it is the form `before`."""
+        """Adds a functional form to PyTorch's pipes. Replaces an existing method only if it is the form `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
@@ -76,7 +76,7 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """Returns PyTorch's class that joins datasets; None if `other` is a pipe or not a dataset."""
+        """Returns the class of PyTorch that joins datasets; None if `other` is a pipe or not a dataset."""
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
             return None
@@ -94,7 +94,7 @@ _twins: dict[Any, Any] = {}
 
 
 def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
-    """Registers the pipe classes of PyTorch and of this package that have equal names as virtual subclasses of each
+    """Makes each pipe class of this package and PyTorch's pipe class of the same name virtual subclasses of each
     other."""
 
     def pair(_torchs: Any) -> None:
@@ -110,7 +110,7 @@ def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
 
 
 def pair_streams_with_torch(ours: Any) -> None:
-    """PyTorch's wrapper is not an ABC, so it becomes a real base class of this package's wrapper."""
+    """Makes PyTorch's stream wrapper, which is not an ABC, a real base class of this package's stream wrapper."""
 
     def pair(_torchs: Any) -> None:
         theirs = getattr(sys.modules.get(f"{_MODULE}.datapipes.utils.common"), "StreamWrapper", None)
@@ -122,7 +122,7 @@ def pair_streams_with_torch(ours: Any) -> None:
 
 
 def _pair(theirs: Any, ours: Any) -> None:
-    theirs.register(ours)  # precedes the entry in `_twins`, because ABC refuses cycles
+    theirs.register(ours)  # before the entry in `_twins` is made, because ABC refuses cycles
     _twins[theirs], _twins[ours] = ours, theirs
 
 
@@ -136,11 +136,12 @@ def derives_from_twin(ours: type, cls: type) -> Any:
 
 
 def _derive(ours: Any, dataset: Any) -> None:
-    """Existing instances of `ours` stay valid, because `dataset` does not change their memory layout."""
+    """Makes `dataset` a base class of `ours`. Existing instances stay valid, because their memory layout does not
+    change."""
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:
             ours.__bases__ = (*ours.__bases__[:-1], dataset, *ours.__bases__[-1:])  # the last base is Generic
-        except TypeError as error:  # torch must remain importable even if a release changes the layout of its classes
+        except TypeError as error:  # importing torch must not fail if a release changes the layout of its classes
             warnings.warn(
                 f"{ours.__name__} could not be made a subclass of {dataset.__module__}.{dataset.__qualname__}, so "
                 f"isinstance(pipe, {dataset.__qualname__}) is False; all else works: {error}",
@@ -187,8 +188,8 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def yielded_so_far(datapipe: Any) -> int | None:
-    """Returns None if the PyTorch pipe has never been iterated. Raises TypeError for a random pipe, because its seed is
-    unknown."""
+    """Returns the number of items that a PyTorch pipe has yielded; None if it has never been iterated. Raises TypeError
+    for a random pipe, because its seed is unknown."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "

@@ -1,7 +1,7 @@
 """Finds the pipes that a pipe reads from, without serializing anything.
 
-Role: the sources of a pipe are the pipes in its attributes, either directly or in (nested) containers. To limit its
-cost, the search inspects at most `LARGEST_STRUCTURE` members per attribute.
+Role: the sources of a pipe are the pipes in its attributes, either directly or in (nested) containers. The search
+inspects at most `LARGEST_STRUCTURE` members per attribute, to limit its cost.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-#: The search skips a container if more members than this would be inspected for one attribute.
+#: A container is skipped if searching it would exceed this number of inspected members for one attribute.
 LARGEST_STRUCTURE = 4096
 
 #: A nested container counts as this many members, because inspecting a container is slower than inspecting a member.
 OPENING = 8
 
-#: `IterDataPipe` and `MapDataPipe` register themselves here, because importing their module would be circular.
+#: `IterDataPipe` and `MapDataPipe`, which register themselves, because importing their module here would be circular.
 _pipes: tuple[type, ...] = ()
 
 _has_virtual = False
@@ -63,7 +63,8 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """`issubclass` is called only if necessary, because it is slow: it also asks every subclass of the pipe bases."""
+    """Avoids `issubclass` if possible. It is slow, because it also calls the checks of all subclasses of the pipe
+    bases."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True
@@ -85,8 +86,8 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Small containers are searched before large ones, so that a large structure of data does not use up the allowed
-    number of members before a pipe in a small container is found.
+    Small containers are searched before large containers. Otherwise, large data could use up the allowed number of
+    members before a pipe in a small container is found.
     """
     _clear_roles()
     role = _role_of(value)

@@ -1,5 +1,5 @@
-"""A list from which items at random positions are removed quickly, for the items in Shuffler's buffer when the source
-has ended."""
+"""A list from which items at random positions are removed quickly. Shuffler uses it for its buffer when the source has
+ended."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 __all__ = ["CHUNK_SIZE", "ChunkedList"]
 
-#: The number of items in a chunk, and thereby the maximum number of items that `pop` moves.
+#: The number of items in a chunk. `pop` moves at most this many items.
 CHUNK_SIZE = 16_384
 
 
 class ChunkedList:
-    """`pop` moves only the later items of one chunk, whereas removing a million items in random order by `list.pop`
-    would take minutes."""
+    """A list in which `pop` moves only items of one chunk. Removing a million items in random order by `list.pop` would
+    take minutes."""
 
     def __init__(self, items: list[Any]) -> None:
         self._chunks = [items[begin : begin + CHUNK_SIZE] for begin in range(0, len(items), CHUNK_SIZE)]

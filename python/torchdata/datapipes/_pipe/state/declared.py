@@ -1,7 +1,7 @@
 """Declares which attributes form the iteration state of a pipe.
 
-Role: a pipe declares each attribute of its iteration state in its class, `_left: int = state(0)`. `IterDataPipe`
-derives `reset`, the attributes that copies include, `item_attributes`, `state_dict` and `load_state_dict` from the
+Role: the class of a pipe declares each attribute of its iteration state, such as `_left: int = state(0)`.
+`IterDataPipe` derives `reset`, `item_attributes`, `state_dict`, `load_state_dict` and the attributes of copies from the
 declarations. A pipe without state sets `iteration_state = ()`.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "
 
 _MISSING: Any = object()
 
-#: Larger numbers of items in a loaded state are rejected.
+#: The maximum number of items in a loaded state. Larger numbers are rejected.
 MOST_ITEMS = 1 << 62
 
 
@@ -30,10 +30,10 @@ def state(
     Args:
         begins: the value when an iteration begins; for a mutable value, a function without arguments that returns it,
             such as `list`.
-        items: whether the value contains items of the pipeline. A pipe among these items is not a source of this pipe.
+        items: whether the value contains items of the pipeline. A pipe in the value is then an item, not a source.
         copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. If `lasts` is True, the pipe must replace a
-            mutable value other than a dict, and not modify it, because saved states contain the value itself.
+        lasts: whether the value is kept from one iteration to the next. Saved states contain the value itself, so the
+            pipe must not modify such a value (except a dict) in place, but assign a new value.
         saved: whether saved states include the attribute.
 
     Raises:
@@ -128,8 +128,9 @@ class DeclaredState:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Raises TypeError for a wrong type, and LookupError for an integer that cannot be a number of items. If the
-        initial value is None, a tuple, or the result of a function, the value is not checked."""
+        """Checks a loaded value. Raises TypeError if its type differs from the initial value's type, and LookupError if
+        an integer cannot be a number of items. The value is not checked if the initial value is None, a tuple, or the
+        result of a function."""
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
         if kind in (bool, int, list, dict) and not isinstance(value, kind):
@@ -153,7 +154,7 @@ class RandomState(DeclaredState):
 
 
 def declare(cls: Any) -> tuple[DeclaredState, ...]:
-    """Each declaration in the class is replaced by the initial value of the attribute."""
+    """Returns the declarations of a class, and replaces each declaration by the initial value of the attribute."""
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):
         # The declared names also replace the `iteration_state` of a mixin among the base classes.
@@ -179,7 +180,7 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """The pipe takes ownership of the contents of `state_dict`."""
+    """Sets the declared attributes. The pipe may modify the values in `state_dict`."""
     self._load_declared(state_dict)
 
 

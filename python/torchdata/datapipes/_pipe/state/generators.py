@@ -4,9 +4,9 @@ Role: a saved state of a graph includes the states of these generators, because 
 them.
 
 When an epoch begins, a worker process seeds the generators of the imported libraries. If a user function imports NumPy
-or torch later, the new generator would be seeded from the system's entropy, so the run could not be reproduced. To
-prevent this, a generator is seeded right after the import, before the importing code continues. States contain the
-seeds of libraries that are not imported yet.
+or torch during the epoch, its generator is seeded right after the import, before the importing code continues.
+Otherwise, the system's entropy would seed the generator, and the run could not be reproduced. States contain the seeds
+of libraries that are not imported yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["await_again", "awaited", "awaited_seeds", "load_generators", "save_g
 
 
 def save_generators() -> dict[str, Any]:
-    """Returns the states of the global generators of `random`, NumPy and torch (on the CPU) as plain data.
+    """Returns the states of the global random generators of `random`, NumPy and torch (on the CPU) as plain data.
 
     For libraries that are not imported yet, the result contains the seeds that their generators receive after the
     import. The result takes about 10 KiB.
@@ -91,7 +91,7 @@ def _imported(name: str) -> Any:
 
 
 def _of_numpy(numpy_random: Any) -> Any:
-    if type(numpy_random.mtrand._rand._bit_generator) is not numpy_random.MT19937:  # the user replaced it
+    if type(numpy_random.mtrand._rand._bit_generator) is not numpy_random.MT19937:  # the program has replaced it
         return to_plain(numpy_random.get_state(legacy=False), "NumPy's global generator")
     _, key, position, has_gauss, gauss = numpy_random.get_state()
     return key.astype("<u4").tobytes(), int(position), int(has_gauss), float(gauss)
@@ -113,12 +113,12 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
     "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
 }
 
-#: The seeds of modules that are not imported yet, by full module name. Each shard of a process has such a dict.
+#: The seeds of modules that are not imported yet, by full module name. Each shard has its own dict.
 awaited: dict[str, int] = {}
 
 
 def seed_when_imported(seeds: Mapping[str, int]) -> None:
-    """Seeds the generators of modules once, right after the modules are imported.
+    """Seeds the generator of each module once, right after the module is imported.
 
     Args:
         seeds: the seeds by full module name ("torch", "numpy.random"). This mapping replaces the seeds of the previous

@@ -1,4 +1,5 @@
-"""Pauses threads that read ahead in a replayed iteration, after as many items as in the original iteration.
+"""Pauses threads that read ahead in a replayed iteration, once they have read as many items as in the original
+iteration.
 
 Role: user functions may draw numbers from the global random generators. If a pipe reads ahead in a thread, the
 functions of earlier pipes have already drawn numbers for the items in the thread's buffer. A replay must draw the
@@ -24,7 +25,8 @@ __all__ = ["Halt", "Halts", "Lead", "await_beginning", "beginning_unread"]
 #: A paused thread checks at this interval, in seconds, whether the consumer is waiting for an item.
 _LOOK = 0.02
 
-#: The thread of a new iteration waits for this flag before it reads. Only `beginning_unread` clears the flag.
+#: The thread of a new iteration waits for this flag before it reads. Only within `beginning_unread`, the flag is not
+#: set.
 _may_begin = Latch()
 _may_begin.set()
 
@@ -66,12 +68,12 @@ class Halt:
 
     Args:
         number: the number of the pipe's iteration in which the thread pauses.
-        ahead: how far the thread reads before it pauses.
+        ahead: how far the thread must read before it pauses.
     """
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the thread had reached the end of the source, it must also repeat the request that detected this end.
+        # If the thread had reached the end of the source, it must also repeat the request that found this end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
         #: `_queue` is None before the iteration begins. `_capacity` is the capacity of the queue before `begin`.
@@ -83,15 +85,16 @@ class Halt:
         return self._may_continue.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Until `release`, the capacity of the queue is at least the number of items that the thread must read, because
-        the queue may have been larger when the state was saved."""
+        """Enlarges the queue until `release`, so that it can contain all items that the thread must read. The queue may
+        have been larger when the state was saved."""
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
         """Pauses the calling thread if it has read as many items as `ahead` specifies.
 
-        If the consumer waits for an item (because a replay yields other items), the thread continues.
+        If the consumer waits for an item, because the replay yields other items than the original iteration, the thread
+        continues.
         """
         if self._taken >= self._items:
             self._reached.set()
@@ -126,7 +129,7 @@ class Halts:
             halt.wait()
 
     def release(self) -> None:
-        """Called after a successful or a failed replay."""
+        """Lets the threads continue. Called after a replay, even if it has failed."""
         for pipe, halt in self._halts:
             pipe._halt = None
             halt.release()

@@ -1,4 +1,4 @@
-"""The interface through which the code for graphs, states and loaders queries a pipe, with a default for each query.
+"""The methods and attributes by which the code for graphs, states and loaders queries a pipe, with their defaults.
 
 Role: each pipe class overrides the attributes and methods whose defaults are wrong for it, so that callers need not
 know the class of a pipe.
@@ -23,8 +23,8 @@ class PipeHooks:
     Authors of pipes may override public names.
     """
 
-    #: Whether the pipe yields one item for each item of its source, in the source's order, and depends on nothing else.
-    #: Such a pipe needs no state.
+    #: Whether the pipe yields one item for each item of its source, in the source's order, and each item depends only
+    #: on the source's item. Such a pipe needs no state.
     one_to_one: ClassVar[bool] = False
 
     #: Whether `len` must read items.
@@ -39,7 +39,7 @@ class PipeHooks:
         return False
 
     def _compare(self, is_strict: bool) -> None:
-        """Sets whether items that are reread after a resume are compared with the original items."""
+        """Sets whether a resumed iteration compares the items that it rereads with the original items."""
 
     # -- reading relations -------------------------------------------------------------------------
 
@@ -48,8 +48,8 @@ class PipeHooks:
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether the running iteration of this pipe reads the running iteration of `source`. None means that
-        the order in which the iterations began decides."""
+        """Returns whether the running iteration of this pipe reads the running iteration of `source`. If None is
+        returned, the caller decides by the order in which the iterations began."""
         return None
 
     def _goes_on_alone(self) -> bool:
@@ -57,11 +57,11 @@ class PipeHooks:
         return False
 
     def _entries_of_sources(self) -> dict[int, PipeEntry]:
-        """Returns the entries of the pipe's direct and indirect sources, by the ids of the sources, if other pipes are
-        read instead of these sources; otherwise an empty dict."""
+        """If the pipe reads other pipes instead of its sources, returns the entries of its direct and indirect sources,
+        by the ids of the sources. Otherwise, returns an empty dict."""
         return {}
 
-    #: Whether a call of `__iter__` after a skipped exception resumes from the pipe's declared state.
+    #: Whether a new call of `__iter__` after a skipped exception resumes from the pipe's declared state.
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
@@ -71,7 +71,7 @@ class PipeHooks:
     # -- threads -----------------------------------------------------------------------------------
 
     def standing_still(self) -> AbstractContextManager[None]:
-        """Returns a context within which the pipe's threads do not touch its sources."""
+        """Returns a context within which the pipe's threads do not read its sources."""
         return nullcontext()
 
     def _threads_at_work(self) -> Work | None:
@@ -85,13 +85,13 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read ahead; None without a thread, or if no iteration followed the
-        first `passes` iterations."""
+        """Returns how far the pipe's thread has read ahead; None if there is no thread, or if the pipe has begun only
+        `passes` iterations."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the thread pause in a later iteration after it has read as far as `ahead`. Called only for pipes that
-        read ahead in a thread."""
+        """Makes the thread pause in the iteration that `ahead` specifies, once it has read as far as `ahead`. Called
+        only for pipes that read ahead in a thread."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 
@@ -99,7 +99,7 @@ _DEFAULTS = PipeHooks()
 
 
 def hooks_of(pipe: Any) -> PipeHooks:
-    """PyTorch's pipes do not derive from `PipeHooks`, so the defaults answer for them."""
+    """Returns the hooks of a pipe: the defaults for a PyTorch pipe, which does not derive from `PipeHooks`."""
     return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS
 
 

@@ -1,12 +1,11 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
-Role: a *pass* is one iteration of one pipe, and this module maintains the `PassRecord` of each pipe. If a pass of the
-pipe must be replayed in order to resume, its record contains the states of the pipe and of all its sources at the
-beginning of the pass.
+Role: a *pass* is one iteration of one pipe. This module updates the `PassRecord` of each pipe. If resuming requires a
+replay of the pass, the record contains the states of the pipe and of all its sources at the beginning of the pass.
 
 A counter increases whenever a pass begins, so that the starts of two passes can be compared. If the latest pass of a
-source began after the running pass of the pipe that reads the source, the source's pass belongs to the running pass.
-Otherwise, it belongs to an earlier pass of the reader.
+source began after the running pass of its reader, the running pass reads the source's pass. Otherwise, an earlier pass
+of the reader has read it.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the entry of a pipe that is not being iterated, and the pipe's state if the entry does not contain it
-    yet."""
+    """Returns the entry of a pipe that is not being iterated. If the entry lacks the pipe's state, the second value is
+    the state."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
@@ -88,12 +87,12 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # The attributes from which a pipe creates its state may be missing before its first iteration.
+            # Before its first iteration, a pipe may lack the attributes from which it creates its state.
     return entry, None
 
 
 def _keeps_state_between(pipe: Any) -> bool:
-    """Returns whether the state of a user-defined pipe between two iterations can be loaded into a copy.
+    """Returns whether a state of a user-defined pipe from between two iterations can be loaded into a copy of the pipe.
 
     A pipe without `reset` would resume an iteration from such a state instead of starting a new one.
     """
@@ -109,7 +108,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
     """Returns an iterator over the last pipe of a graph, so that the state of the graph can be saved.
 
     Use this function if the graph ends with a PyTorch pipe. PyTorch reports the beginning of an iteration only at the
-    first item, and does not report the end. Therefore, `save_state` raises an error without `iterate` once the
+    first item, and does not report the end. Without `iterate`, `save_state` therefore raises an error once the
     iteration may have ended.
 
     Example:
@@ -131,7 +130,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
-    """Records the end of a PyTorch pipe's iteration, which PyTorch does not report."""
+    """Yields the items of a PyTorch pipe, and records the end of the iteration, which PyTorch does not report."""
     yield from iterator
     record_of(datapipe).ended = True
 
@@ -144,7 +143,7 @@ def _note_pass(datapipe: Any) -> None:
 
 
 def _record_pass(datapipe: Any) -> None:
-    """Called by PyTorch at the first item of an iteration."""
+    """Records the beginning of an iteration of a PyTorch pipe. PyTorch calls this function at the first item."""
     record = record_of(datapipe)
     if record.asked == datapipe._valid_iterator_id:
         return  # the iteration is already recorded
@@ -234,9 +233,9 @@ def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
 
 
 def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
-    """If `begin` is None, the next iteration is not a replay."""
+    """Makes the next iteration a replay that calls `begin`. If `begin` is None, the next iteration is not a replay."""
 
-    def once_asked() -> Iterator[Any]:  # starts with the first request, after the sources were restored
+    def once_asked() -> Iterator[Any]:  # `begin` is called at the first request, when the sources have been restored
         if begin is not None:
             yield from begin()
 
@@ -281,7 +280,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Settings that were made after loading, such as seeds, take precedence over the settings in `loaded`."""
+    """Returns `loaded` with the settings that were made after loading, such as seeds."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -301,8 +300,8 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins an iteration of a pipe, and invalidates the iterators of its earlier iterations.
 
     Returns:
-        A tuple: the number of the new iterator, whether the iterator resumes from a loaded state, the number of items
-            that the iterator must drop, and whether the iteration ends after these items.
+        The number of the new iterator, whether it resumes from a loaded state, the number of items that it must drop,
+        and whether the iteration ends after these items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
@@ -324,21 +323,23 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # The states that were loaded into the sources belong to the iteration that the loaded state would have resumed.
+        # The states that were loaded into the sources belong to an iteration that is not resumed.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
 
 
 def pending_seed(datapipe: Any) -> Any:
-    """Returns the seed that was set for a pipe's next iteration; for a user-defined pipe, the last seed."""
+    """Returns the seed that was set for a pipe's next iteration. For a user-defined pipe, returns the seed that was set
+    last."""
     if any(state.name == "_seed" for state in type(datapipe)._declared):
         return datapipe._seed
     return record_of(datapipe).seed
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """After a replay, sets the seeds that loaded states contain for the next iterations of pipes."""
+    """Sets the seeds that loaded states contain for the iterations after a replay. Called when the replay is
+    complete."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
@@ -369,7 +370,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means unknown, because in a graph with a cycle, a source may follow this pipe.
+        # None means unknown: in a graph with a cycle, a source may come after this pipe.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -381,7 +382,7 @@ _restorable: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def is_restorable(datapipe: Any) -> bool:
-    """Returns whether a pipe can restore its position, because its class declares a state for its `__iter__`.
+    """Returns whether a pipe can restore its position. This is so if its class declares a state for its `__iter__`.
 
     A class declares its state by `iteration_state`, `one_to_one`, or `state_dict` and `load_state_dict`. A subclass
     that overrides `__iter__` must declare its state again.
@@ -402,7 +403,7 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # An iterable-style PyTorch pipe is reset at the start of each iteration, and a map-style PyTorch pipe has no
+        # PyTorch resets an iterable-style pipe at the start of each iteration. A map-style PyTorch pipe has no
         # position.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
@@ -410,13 +411,14 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # A state that a mixin declares counts as declared by the first class that has the mixin as a direct base.
+        # If a mixin declares the state, the first class that has the mixin as a direct base counts as the declaring
+        # class.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
 
 def is_torchs(datapipe: Any) -> bool:
-    """Only iterable-style pipes of PyTorch lack an `IterationToken`."""
+    """Returns whether a pipe is an iterable-style pipe of PyTorch. Only these pipes lack an `IterationToken`."""
     return iter_base() not in type(datapipe).__mro__ and is_iter_pipe(datapipe)
 
 
@@ -468,7 +470,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The next iteration starts from the entry `left`, instead of the replay that the loaded state requires.
+        # The loaded state requires a replay. Instead, the next iteration starts from the entry `left`.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -497,7 +499,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # The state of an iterable-style pipe without `reset` is loaded only when the iteration resumes.
+        # If an iterable-style pipe has no `reset`, its state is loaded when the iteration resumes, not here.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):

@@ -30,7 +30,7 @@ STATE_VERSION = 3
 
 _PARTS = 1 << 20
 
-#: A list or tuple that contains only values of these types counts as one value in a checksum.
+#: In a checksum, a list or tuple with only values of these types counts as one value.
 _FLAT = frozenset({NoneType, bool, int, float, str})
 
 _WORDS = 625
@@ -41,16 +41,16 @@ class PipeEntry(NamedTuple):
 
     Args:
         type: the name of the pipe's class.
-        restores: whether the next iteration of the pipe resumes, instead of starting from the beginning.
+        restores: whether the pipe's next iteration resumes; otherwise, it starts from the beginning.
         yielded: the number of items that the iteration to resume has yielded.
         finished: whether the iteration has yielded its last item.
         state: the pipe's declared state. If `restores` is False, it contains only the values that are kept between
             iterations, including the seed for the next iteration.
         seed: the argument for `set_seed` of a user-defined pipe.
         follows: whether the pipe derives each seed from its previous seed, as in a graph that `set_graph_random_seed`
-            has seeded; otherwise, it draws its seeds from the global random generators.
+            has seeded. Otherwise, the pipe draws its seeds from the global random generators.
         skipped: the number of items that `on_error` has skipped after exceptions of this pipe, by class of exception.
-        later: the seed for the next iteration, which is set when the replay is complete.
+        later: the seed for the iteration after the replay. It is set when the replay is complete.
         drop: the number of items to drop at the beginning of the iteration, if the pipe is *replayed* because it has no
             declared state. In a replay, the pipe and its sources begin with the states that they had at the beginning
             of the saved iteration, and drop items up to the saved position, or to the end if `finished` is True.
@@ -59,8 +59,8 @@ class PipeEntry(NamedTuple):
             generators are set back to the states that they had before.
         ahead: how far the pipe's thread must read ahead in the replay (see `Lead`).
         left: the entry for the next iteration if the resumed iteration is abandoned.
-        given: a 1-tuple with the seed for the next iteration at the time of loading. If the pipe has another seed
-            later, this seed was set after loading.
+        given: a 1-tuple with the seed for the next iteration when the state was loaded. If the pipe's seed differs from
+            this seed, it was set after loading.
     """
 
     type: str
@@ -108,8 +108,8 @@ def dump_graph(entries: Iterable[PipeEntry]) -> dict[str, Any]:
 
 
 def parse_graph(state: Any, allow_pickle: bool = True) -> list[PipeEntry]:
-    """Raises a ValueError that names the pipe and the field if a field is invalid, or if `allow_pickle` is False and
-    the state of a pipe contains a pickled value."""
+    """Validates a graph state. Raises a ValueError that names the pipe and the field if a field is invalid, or if
+    `allow_pickle` is False and the state of a pipe contains a pickled value."""
     version = state.get("version") if isinstance(state, dict) else state
     if version != STATE_VERSION or type(version) is not int:
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
@@ -188,7 +188,8 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """Raises ValueError for more than `_PARTS` values, for example because a list contains another list many times."""
+    """Returns a checksum. Raises ValueError for more than `_PARTS` values, for example if a list contains another list
+    many times."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()
@@ -213,7 +214,7 @@ def checksum(value: Any) -> int:
 
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
-    """An error within this context becomes a ValueError that reports a damaged state."""
+    """Within this context, errors become a ValueError that reports a damaged state."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:

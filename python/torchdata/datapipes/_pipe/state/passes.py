@@ -1,4 +1,4 @@
-"""Iterates over a pipe repeatedly, and restores a position in an iteration, for loaders that read any iterable.
+"""Iterates over a pipe repeatedly, and saves and restores positions, for loaders that read any iterable.
 
 Role: adapts a pipe to the interface of `torchdata.nodes.Stateful`.
 """
@@ -14,8 +14,8 @@ __all__ = ["PipePasses"]
 
 
 class PipePasses:
-    """Each iteration of this object starts the pipe from the beginning, except for the first iteration after a state
-    was loaded, which resumes."""
+    """Iterates over a pipe. The first iteration after a state was loaded resumes; all other iterations start from the
+    beginning."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe

@@ -31,18 +31,18 @@ class Beginning:
     #: The states of the global random generators for a replay. They differ from `moved` if the iteration began with a
     #: replay.
     generators: dict[str, Any]
-    #: The number of items that the iteration drops at its beginning, because it resumes from a loaded state.
+    #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
-    #: The number of yielded items according to the loaded state, without the dropped items.
+    #: The number of items that were yielded according to the loaded state, without the dropped items.
     yielded: int = 0
-    #: Whether the iteration itself began with a replay of the whole graph.
+    #: Whether this iteration itself began with a replay of the whole graph.
     whole: bool = False
     since: float = field(default_factory=time.monotonic)
     #: The `_valid_iterator_id` of each PyTorch pipe of the graph, by the pipe's id.
     torchs: dict[int, Any] = field(default_factory=dict)
     #: For each pipe of the graph: the pipe, its entry, and the state to load into the pipe or None.
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: The number of iterations that each pipe with a read-ahead thread had begun, by the pipe's id.
+    #: For each pipe with a read-ahead thread, the number of iterations that it had begun, by the pipe's id.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
@@ -51,42 +51,43 @@ class Beginning:
 
 @dataclass(slots=True, eq=False)
 class PassRecord:
-    """A copy of a pipe, or an unpickled pipe, starts without a record."""
+    """The current iteration of a pipe. A copy of a pipe, or an unpickled pipe, starts without a record."""
 
-    #: The `_valid_iterator_id` of a PyTorch pipe when the beginning of its last iteration was recorded.
+    #: The `_valid_iterator_id` that a PyTorch pipe had when the beginning of its last iteration was recorded.
     asked: Any = NEVER
-    #: The `_valid_iterator_id` of a PyTorch pipe when a state was last loaded into the pipe.
+    #: The `_valid_iterator_id` that a PyTorch pipe had when a state was last loaded into it.
     before: Any = NEVER
     #: The value of the counter of begun iterations when the running iteration began; 0 if no iteration is running.
     stamp: int = 0
-    #: Whether `iterate` began the running iteration of a PyTorch pipe, so that the end is recorded.
+    #: Whether `iterate` began the running iteration of a PyTorch pipe. If so, the end of the iteration is recorded.
     tells_end: bool = False
     #: The `PipeEntry` of a loaded state; None once an iteration has resumed from it.
     loaded: PipeEntry | None = None
     #: Whether the running iteration yields no items, because the loaded state was saved after the last item.
     ended: bool = False
-    #: Whether a state was loaded into the graph of this pipe since the last iteration that started from the beginning.
+    #: Whether a state was loaded after the last iteration that started from the beginning.
     fed: bool = False
     seed: Any = None
     #: Whether a loader sets the pipe's seed in each epoch. If so, further iterations in the epoch derive their seeds
     #: from this seed.
     seeded: bool = False
-    #: The seed for the next iteration that a loaded state contained.
+    #: The seed for the next iteration according to the loaded state.
     given: Any = None
-    #: The seed for the iteration after the replayed iteration, set when the replay is complete.
+    #: The seed for the iteration after the replay. It is set when the replay is complete.
     later: Any = None
-    #: Whether this pipe or one of its sources must be replayed; None if this is not determined yet.
+    #: Whether resuming requires a replay of this pipe or one of its sources; None if this is not determined yet.
     watches: bool | None = None
     #: The state of the graph when the running iteration began, if `watches` is True or the pipe belongs to PyTorch.
     beginning: Beginning | None = None
     fingerprint: Fingerprint | None = None
-    #: Names of pipes that this pipe has created since its first iteration.
+    #: Names of pipes that were added to this pipe's graph after its first iteration.
     grown: list[str] = field(default_factory=list)
     goes_on: bool = False
     claim: Any = None
     #: Weak references to the pipes whose exceptions this pipe (an `on_error`) skips.
     claimed: list[Any] = field(default_factory=list)
-    #: Weak references to the `Renewal` of the running iteration, and (`read_by`) to that of the pipe's reader.
+    #: A weak reference to the `Renewal` of the running iteration. `read_by`: a weak reference to the `Renewal` of the
+    #: pipe's reader.
     renewal: Any = None
     read_by: Any = None
     #: The number of items that `on_error` has skipped in the running iteration, by class of exception. The dict must be
@@ -94,11 +95,11 @@ class PassRecord:
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # pickles must not refer to the location of this class
+        return type(None), ()  # unpickles as None, so that pickles do not depend on this class
 
 
 def token_of(datapipe: Any) -> IterationToken:
-    """The token is created here because pipes need not call `super().__init__()`."""
+    """Returns the token of a pipe, and creates it if necessary, because pipes need not call `super().__init__()`."""
     token: IterationToken | None = datapipe.__dict__.get(_TOKEN)
     if token is None:
         token = datapipe.__dict__[_TOKEN] = IterationToken()
