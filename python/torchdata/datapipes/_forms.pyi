@@ -66,8 +66,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None, *,
         to: Literal["numpy", "torch"] | None = None,
     ) -> IterDataPipe[Any]:
-        """Converts every batch to arrays, or to tensors if PyTorch is imported, whose first dimension is
-        the items of the batch.
+        """Converts every batch to arrays, or to tensors if PyTorch is imported. Their first dimension is
+        the batch's items.
         """
 
     def concat(self, *datapipes: Any) -> IterDataPipe[Any]:
@@ -123,13 +123,13 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:
-        """Yields the items that a function returns True for. The filter closes the streams in items that
+        """Yields the items for which a function returns True. The filter closes the streams in items that
         it does not yield.
         """
 
     @overload
     def filter(self, filter_fn: Callable[..., bool | bool_], input_col: Any) -> IterDataPipe[T_co]:
-        """Yields the items that a function returns True for. The filter closes the streams in items that
+        """Yields the items for which a function returns True. The filter closes the streams in items that
         it does not yield.
         """
 
@@ -298,7 +298,9 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items for which an earlier pipe, up to the previous `on_error`, raises an exception."""
+        """Skips items for which an earlier pipe raises an exception. Pipes before a previous `on_error`
+        are not included.
+        """
 
     def open_files(
         self, mode: str = "r", encoding: str | None = None, length: int = -1,

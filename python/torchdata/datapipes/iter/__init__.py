@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from torchdata.datapipes.iter.threads.threadpool import *
     from torchdata.datapipes.iter.web.online import *
 
-#: All pipes: for each module, the class names with their functional forms. A module is imported on first use of a
-#: class.
+#: For each module of pipes, the class names with their functional forms. A module is imported when one of its classes
+#: is first used.
 _PIPES = late_names(
     {
         "archives.compression": "Bz2FileLoader=load_from_bz2 Decompressor=decompress Extractor=extract "
@@ -116,7 +116,7 @@ _PIPES = late_names(
         "web.online": "GDriveReader=read_from_gdrive HttpReader=read_from_http OnlineReader=read_from_remote",
     }
 )
-#: Pickles refer to these private names.
+#: Private names, to which pickles refer.
 _HELD = late_names(
     {
         "torchdata.datapipes._pipe.columns": "chosen",

@@ -1,6 +1,7 @@
-"""Shared code of readers of archives and compressed files: open archives, safe names, size limits and clear errors.
+"""Shared code of the readers of archives and compressed files: open archives, safe names, size limits and error
+messages.
 
-Role: an archive object owns the stream that it reads. A member refers to its archive, which can reopen the member (see
+Role: an `Archive` owns the stream that it reads. A member refers to its `Archive`, which can reopen the member (see
 `utils/_streams.py`).
 """
 
@@ -42,8 +43,8 @@ _NO_WAY_BACK = "a streamed archive cannot go back: read each member before the n
 
 
 class Refused(OSError):
-    """Raised for a member or stream that could do harm if it were read. The caller converts this error to the error of
-    the archive's format."""
+    """Raised for a member or stream that would be dangerous to read. The caller converts this error to the error class
+    of the archive's format."""
 
 
 def check_max_ratio(pipe: str, value: Any) -> float | None:
@@ -64,13 +65,13 @@ def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
 
 
 def folder_of(path: str) -> str:
-    """Returns the folder that the paths of all members of the archive `path` begin with."""
+    """Returns the folder with which the paths of all members of the archive `path` begin."""
     folder = os.path.normpath(path)
     return "" if folder == os.curdir else os.path.join(folder, "")
 
 
 def path_in(folder: str, name: str) -> str:
-    """Leading slashes are dropped, as by `tar` and `unzip`."""
+    """Returns the path of the member `name`. Leading slashes of the name are dropped, as by `tar` and `unzip`."""
     try:
         return folder + path_inside(name)
     except ValueError:
@@ -91,31 +92,31 @@ def refuse_text(pipe: object, path: str, stream: Any) -> None:
 
 
 def seeks_cheaply(file_obj: Any) -> bool:
-    """Seeking back is expensive if the file must be decompressed from the start."""
+    """Returns whether seeking back does not require decompressing the file from the start."""
     return bool(getattr(getattr(file_obj, "raw", None), "seeks_cheaply", True))
 
 
 def bare(stream: Any) -> Any:
-    """Reading from the returned object is faster than reading through the wrapper."""
+    """Returns the object inside a wrapper, because reading from it is faster than through the wrapper."""
     if getattr(stream, "closed", False):
         raise ValueError(f"the stream {stream!r} of the archive is closed")
     return stream.file_obj if isinstance(stream, StreamWrapper) else stream
 
 
 def is_damage(error: Exception) -> bool:
-    """Returns whether damaged data caused the error, rather than the operating system or a fault in code."""
+    """Returns whether damaged data caused the error. Other causes are the operating system and bugs in code."""
     # errors of damaged gzip and bzip2 files have no `errno`; EINVAL is caused by a wrong offset
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
-    return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # the class depends on the module
+    return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # several modules define this class
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
-    """Returns an error that names the archive, to be raised instead of `error`; or `error` with a note, if the cause is
-    not damaged data.
+    """Returns the error to raise instead of `error`: an error that names the archive, or `error` with a note if the
+    cause is not damaged data.
 
-    The error is returned, not raised, because a frame that raises an error and has a variable for it forms a reference
-    cycle with the error, which would keep open files alive until garbage collection.
+    The error is returned, not raised. If this frame raised an error to which its variables refer, both would form a
+    reference cycle, and files would stay open until garbage collection.
     """
     if isinstance(error, Refused):
         refusal = kind(f"will not read {what}: {error}")
@@ -134,7 +135,7 @@ class CountedStream:
     def __init__(self, file_obj: Any) -> None:
         self._file_obj = file_obj
         self._start = position_of(file_obj) or 0
-        #: Bytes that `look` has read from the stream, and `read` has not returned yet.
+        #: Bytes that `look` has read from the stream, but `read` has not returned yet.
         self._ahead = b""
         self.count = 0
 
@@ -171,7 +172,7 @@ class CountedStream:
 
 
 class Archive:
-    """An unpickled archive reopens the stream."""
+    """An open archive. An unpickled archive reopens its stream."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         self.path = path
@@ -179,8 +180,8 @@ class Archive:
         #: The offset of the archive's first byte in its stream; None if unknown.
         self.start = position_of(source) if start is None else start
 
-        #: The object from which a pickled archive reopens its source, even if the source was closed before pickling.
-        #: For in-memory files, it is None, because it would contain a copy of the file.
+        #: The object from which an unpickled archive reopens its source, even if the source was closed before pickling.
+        #: None for an in-memory file, because a pickle would contain a copy of the file.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None
@@ -224,7 +225,7 @@ class MemberFile(io.RawIOBase):
 
 
 class LibraryMember(MemberFile):
-    """Errors name the member, the archive and the pipe."""
+    """A member that a library opens. Its errors name the member, the archive and the pipe."""
 
     def __init__(self, archive: Any, key: Any, name: str, file_obj: Any, cheap: bool) -> None:
         super().__init__(archive, name, file_obj)
@@ -278,7 +279,7 @@ class EntryRecipe:
 
 
 class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
-    """An archive stays open while a pair of path and stream refers to it."""
+    """Yields the members of archives. An archive stays open while one of the yielded streams refers to it."""
 
     datapipe: Any
     max_ratio: float | None
@@ -307,7 +308,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        # Streams without a wrapper stay open, because nothing counts the members that still read from them.
+        # Streams without a wrapper stay open, because their open members are not counted.
         if isinstance(stream, StreamWrapper):
             stream.autoclose()
 
@@ -325,7 +326,7 @@ class IndexedArchive(Archive):
 
 
 class IndexedLoader(ArchiveLoader):
-    """A saved position is the index of an entry in the archive's directory."""
+    """Reads archives with a directory. A saved position is the index of an entry in the directory."""
 
     _format: str
     _opens: type[IndexedArchive]
@@ -346,7 +347,7 @@ class IndexedLoader(ArchiveLoader):
             entries, parent, folder = archive.entries(), archive.parent, folder_of(path)
             archive.next = place or 0
             self._archive = archive  # the attribute is set once the archive is open and positioned
-            size = compressed = 0  # totals of the archive up to the current member
+            size = compressed = 0  # the sums over all members up to the current member
             for index, entry in enumerate(entries):
                 size, compressed = size + entry.file_size, compressed + entry.compress_size
                 if index < archive.next:

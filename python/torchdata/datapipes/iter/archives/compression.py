@@ -1,7 +1,7 @@
 """Pipes that decompress streams: Decompressor, Extractor, Bz2FileLoader, XzFileLoader.
 
-Role: data is decompressed only when a stream is read. The decompressed stream owns and closes the compressed stream. An
-unpickled stream reopens the compressed stream and decompresses it up to its position.
+Role: data is decompressed only when a decompressed stream is read. This stream owns and closes the compressed stream.
+After unpickling, it reopens the compressed stream and decompresses it up to the saved position.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _kind_of_name(path: str) -> CompressionType | None:
 
 
 def _kind_by_suffix(path: str) -> CompressionType | None:
-    """In a URL, a query or fragment may follow the suffix."""
+    """Returns the type by the suffix of a path. In a URL, a query or fragment may follow the suffix."""
     names = [path, re.split("[?#]", path, maxsplit=1)[0]]
     if path.lower().startswith(("http://", "https://")):  # other names may contain a question mark
         names.reverse()
@@ -92,7 +92,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """`source` is a placeholder for the compressed stream, or None."""
+    """How to decompress a stream. `source` is a placeholder for the compressed stream, or None."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -102,7 +102,7 @@ class _Recipe:
         self.kind, self.path, self.pipe, self.max_ratio, self.source = kind, path, pipe, max_ratio, source
 
     def open(self) -> Any:
-        return self.on(copy.deepcopy(self.source))  # opening twice creates two streams
+        return self.on(copy.deepcopy(self.source))  # two calls must open two streams
 
     def on(self, source: Any) -> Any:
         try:
@@ -157,7 +157,7 @@ class _OpenZip(zipfile.ZipFile):
 
 
 class _Decompressed(LibraryMember):
-    """Seeking back restarts decompression."""
+    """A decompressed stream. Seeking back decompresses it from the start."""
 
     mode = "rb"
 
@@ -186,7 +186,7 @@ class _Decompressed(LibraryMember):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            if isinstance(self._source, StreamWrapper):  # a bare stream is closed by the code that created it
+            if isinstance(self._source, StreamWrapper):  # code that created a bare stream closes it
                 self._source.close()
 
 
@@ -225,19 +225,19 @@ class Decompressor(_Decompressing):
     Args:
         source_datapipe: yields pairs of path and binary stream. Closing a decompressed stream also closes its source.
         file_type: `"gzip"`, `"bz2"`, `"lzma"` (also xz), `"zstd"`, `"tar"` or `"zip"`, or one of `Decompressor.types`;
-            None (the default) for the type by the suffix of the path, also in capitals and before the query of a URL:
-            `.gz`, `.bz2`, `.xz`, `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`, `.tgz`,
-            `.txz`, `.tzst`.
+            None (the default) selects the type by the suffix of the path (in lower or upper case; in a URL, before the
+            query): `.gz`, `.bz2`, `.xz`, `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`,
+            `.tgz`, `.txz`, `.tzst`.
         max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
 
     Raises:
         ValueError: the type is unknown, or `max_ratio` is less than 1.
-        ModuleNotFoundError: while iterating, a file has the type zstd, and neither Python (from 3.14 on) nor the extra
-            `zstd` can read it.
+        ModuleNotFoundError: while iterating, a file has the type zstd, but Python is older than 3.14 and the extra
+            `zstd` is not installed.
         RuntimeError: while iterating with `file_type=None`, the suffix is unknown.
-        OSError, EOFError, zlib.error, lzma.LZMAError: while reading, the stream is damaged or truncated, or exceeds
-        `max_ratio` (OSError).
+        OSError, EOFError, zlib.error, lzma.LZMAError: while reading, the stream is damaged or truncated. OSError if it
+            exceeds `max_ratio`.
         tarfile.ReadError, zipfile.BadZipFile: while iterating, an archive is damaged.
 
     Example:
@@ -288,7 +288,7 @@ class Extractor(Decompressor):
 
     Args:
         source_datapipe: yields pairs of path and binary stream.
-        file_type: the type of the files; None for the type by the suffix of the path.
+        file_type: the type of the files; None selects the type by the suffix of the path.
         max_ratio: as for `Decompressor`.
 
     Example:
@@ -338,7 +338,7 @@ class Bz2FileLoader(_OfOneKind):
 
     Raises:
         ValueError: `max_ratio` is less than 1.
-        OSError, EOFError: while reading, the stream is damaged or truncated, or exceeds `max_ratio` (OSError).
+        OSError, EOFError: while reading, the stream is damaged or truncated. OSError if it exceeds `max_ratio`.
 
     Example:
         >>> import bz2, io
@@ -364,8 +364,8 @@ class XzFileLoader(_OfOneKind):
 
     Raises:
         ValueError: `max_ratio` is less than 1.
-        lzma.LZMAError, EOFError, OSError: while reading, the stream is damaged or truncated, or exceeds `max_ratio`
-        (OSError).
+        lzma.LZMAError, EOFError, OSError: while reading, the stream is damaged or truncated. OSError if it exceeds
+            `max_ratio`.
 
     Example:
         >>> import io, lzma

@@ -16,7 +16,7 @@ __all__ = ["bzip2_reader", "gzip_reader", "lzma_reader", "zstd_reader"]
 
 _AT_ONCE = 64 << 10
 
-#: Bytes to decompress at a time if the whole stream is read or skipped.
+#: The number of bytes to decompress at a time if the whole stream is read or skipped.
 _PIECE = 1 << 20
 
 
@@ -33,10 +33,9 @@ def bzip2_reader(file_obj: Any) -> Any:
 
 
 def lzma_reader(file_obj: Any) -> Any:
-    """Reads the xz format or the older lzma format.
+    """Returns a file object that reads the xz format or the older lzma format.
 
-    Unlike Python's `lzma` module, the returned file object also reads streams after padding, and refuses invalid
-    padding.
+    Unlike Python's `lzma` module, it also reads streams after padding, and refuses invalid padding.
     """
     import lzma
 
@@ -44,7 +43,7 @@ def lzma_reader(file_obj: Any) -> Any:
 
 
 def zstd_reader(file_obj: Any) -> Any:
-    """Uses Python's own module (from 3.14 on) or its backport."""
+    """Returns a file object that reads the zstd format by Python's own module (from 3.14 on) or its backport."""
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     return _Streams(file_obj, optional_import(name, extra="zstd", needed_by="reading zstd").ZstdDecompressor)
 
@@ -65,8 +64,8 @@ class _Streams:
         self._position, self._is_over = 0, False
 
     def read(self, size: int = -1) -> bytes:
-        """Returns `size` bytes or fewer (-1: all); empty at the end. Raises EOFError if the file ends in the middle of
-        a stream."""
+        """Returns up to `size` bytes, all remaining bytes if `size` is -1, or empty bytes at the end. Raises EOFError
+        if the file ends in the middle of a stream."""
         if size is None or size < 0:
             return b"".join(iter(lambda: self.read(_PIECE), b""))
         while size and not self._is_over:
@@ -87,7 +86,7 @@ class _Streams:
         return b""
 
     def _after_stream(self) -> bytes:
-        """The padding after a finished stream is skipped."""
+        """Skips the padding after a stream."""
         data: bytes = self._decompressor.unused_data
         while not (data := data.lstrip(self._padding) if self._padding else data):
             data = self._file_obj.read(_AT_ONCE)
@@ -99,7 +98,7 @@ class _Streams:
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """To move backward, decompresses the file from its start."""
+        """Moves to an offset. To move backward, decompresses the file from its start."""
         if whence == os.SEEK_CUR:
             offset += self._position
         elif whence == os.SEEK_END:
@@ -114,5 +113,5 @@ class _Streams:
         return self._position
 
     def close(self) -> None:
-        """The compressed file stays open."""
+        """Closes this object, but not the compressed file."""
         self._decompressor, self._is_over = None, True

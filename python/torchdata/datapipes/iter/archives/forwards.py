@@ -1,6 +1,6 @@
-"""Lets archive readers, which read at offsets, read a stream that moves only forward.
+"""Adapts a stream that can only be read forward to archive readers, which read at offsets.
 
-Role: the last bytes that were read are kept, so that short backward seeks need no further reading.
+Role: the last bytes that were read are kept for short backward seeks.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from collections.abc import Callable
 
 __all__ = ["Forwards", "Pieces"]
 
-#: A function that returns the next bytes of a stream, as many as are cheap to read at once; empty at the end.
+#: A function that returns the next bytes of a stream, in pieces that are cheap to read at once. The result is empty at
+#: the end.
 Pieces = Callable[[], bytes]
 
-#: A reader may always seek back by this number of bytes, which is enough to reread the last header.
+#: A reader can always seek back by this number of bytes, which suffices to reread the last header.
 _BACK = 1 << 10
 
 
 class Forwards:
-    """If `rewind`, which moves the stream to its start and returns a new `next_piece`, is None, only the last piece can
-    be reread."""
+    """A stream of pieces. `rewind` is a function that moves the stream to its start and returns a new `next_piece`. If
+    it is None, only the last piece can be reread."""
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
         self._next_piece, self._rewind = next_piece, rewind
@@ -29,14 +30,14 @@ class Forwards:
         self._piece_start = start
 
     def seekable(self) -> bool:
-        """Returns whether `read` also works at an earlier offset, even if slowly."""
+        """Returns whether `read` works (possibly slowly) at any earlier offset."""
         return self._rewind is not None
 
     def tell(self) -> int:
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Nothing is read before `read` is called."""
+        """Sets the offset for `read`. Nothing is read before `read` is called."""
         if whence == os.SEEK_END:
             raise tarfile.StreamError("the end of the stream is not known")
         self._position = offset + (self._position if whence == os.SEEK_CUR else 0)

@@ -1,8 +1,9 @@
 """The pipe that reads RAR archives: RarArchiveLoader.
 
 Role: uncompressed members are read from the archive's stream. Compressed members are decompressed by a program
-(`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read and ends with the member's stream. The
-library `rarfile` creates a temporary copy of the member, or of a whole solid archive, for the program to read.
+(`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read, and is stopped when the member's stream
+is closed. The program reads a temporary copy of the member, or of a whole solid archive, which the library `rarfile`
+creates.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class _RarArchive(IndexedArchive):
 def _mend_bsdtar(rarfile: Any) -> None:
     """Makes `rarfile` (at least up to release 4.5) call `bsdtar` without `--` between `-f` and the path.
 
-    The call is safe without `--`, because the path is that of a temporary copy.
+    The call is safe without `--`, because `rarfile` chooses the path of the temporary copy.
     """
     program = rarfile.tool_setup()
     if program.setup is rarfile.BSDTAR_CONFIG and "get_cmdline" not in vars(program):
@@ -119,7 +120,7 @@ def _opened(file_obj: Any) -> Any:
         rar = rarfile.RarFile(file_obj, info_callback=check, errors="strict")
     except (rarfile.Error, OSError, MemoryError):
         raise
-    except Exception as error:  # `rarfile` trusts the header fields, so damage causes any error
+    except Exception as error:  # `rarfile` does not check header fields, so damage may cause any error
         raise rarfile.BadRarFile(f"damaged header: {error or type(error).__name__}") from error
     if rar.needs_password() and not rar.infolist():
         raise rarfile.PasswordRequired("the names in the archive are encrypted")
@@ -130,7 +131,7 @@ def _opened(file_obj: Any) -> Any:
 
 
 class _WhenRead:
-    """Opening a compressed member starts a program, so the member is opened when it is first read."""
+    """Opens a compressed member when it is first read, because opening it starts a program."""
 
     def __init__(self, open_member: Callable[[], Any]) -> None:
         self._open = open_member
@@ -171,8 +172,8 @@ class RarArchiveLoader(IndexedLoader):
     and a name that leads out of the archive's folder is an error. Symbolic links are left out.
 
     Members that are stored without compression are read directly. To read compressed members, install one of the
-    programs `unrar`, `unar`, `7z` and `bsdtar`. A member of a *solid* archive is decompressed together with all members
-    before it.
+    programs `unrar`, `unar`, `7z` and `bsdtar`. To read a member of a *solid* archive, the program must also decompress
+    all earlier members.
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.

@@ -1,8 +1,8 @@
 """The pipe that reads tar archives: TarArchiveLoader.
 
 Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped. A saved
-member is reopened through its archive object (see `utils/_streams.py`), so members of one archive that were saved
-together open the archive only once.
+member is reopened through its archive object (see `utils/_streams.py`). Members of one archive that were saved together
+therefore open the archive only once.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: Maximum size in bytes of an unread member that is copied to memory when the next member of a compressed or streamed
-#: archive is requested.
+#: When the next member of a compressed or streamed archive is requested, an unread member is copied to memory. This is
+#: the maximum size of such a member in bytes.
 LARGEST_KEPT_MEMBER = 64 << 20
 
-#: Bytes to request at a time from a forward-only stream or its decompressor.
+#: The number of bytes to request at a time from a forward-only stream or its decompressor.
 AT_ONCE = 64 << 10
 
-#: Bytes of a large member to read at a time, because the archive may contain fewer bytes than its header claims.
+#: The number of bytes of a large member to read at a time. The archive may contain fewer bytes than its header claims.
 PIECE = 16 << 20
 
 #: Maximum size in bytes of all headers of one member: 1 MiB of contents, and the 512-byte blocks before the contents.
@@ -57,7 +57,7 @@ LARGEST_HEADERS = (1 << 20) + (8 << 10)
 
 MOST_HEADERS = 100
 
-#: Maximum number of records in the global headers of an archive, which `tarfile` copies for each member.
+#: Maximum number of records in the global headers of an archive. `tarfile` copies these records for each member.
 MOST_GLOBAL_RECORDS = 1000
 
 _LAST_OFFSET = (1 << 63) - 1
@@ -111,13 +111,13 @@ class _HeaderBytes:
         self.failed = False
 
     def count(self) -> None:
-        """`tarfile` recurses once per header, so too many headers are refused."""
+        """Counts a header. Too many headers are refused, because `tarfile` recurses once per header."""
         self._headers += 1
         if self._headers > MOST_HEADERS + 1:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
 
     def check(self, size: int) -> None:
-        """The size is checked before `tarfile` tries to read this number of bytes."""
+        """Checks the size of a header before `tarfile` tries to read it."""
         if not len(self._ahead) <= size <= self._left:
             raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
 
@@ -139,12 +139,12 @@ class _HeaderBytes:
         return int(self._stream.tell()) - len(self._ahead)
 
 
-#: `tarfile` raises these errors for invalid headers, in addition to its own.
+#: Python's errors that `tarfile` raises for invalid headers, in addition to its own errors.
 _HEADER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class _Header(tarfile.TarInfo):
-    """A damaged header raises an error, whereas `tarfile` would treat it as the archive's end.
+    """The headers of a member. A damaged header raises an error, whereas `tarfile` would treat it as the archive's end.
 
     A member may have several headers (for a long name, for extended attributes, for the holes of a sparse file), so
     their number and their total size are limited.
@@ -159,7 +159,7 @@ class _Header(tarfile.TarInfo):
         tarfile_.fileobj = headers
         try:
             info = super().fromtarfile(tarfile_)
-            if info.size < 0 or not place < tarfile_.offset <= _LAST_OFFSET:  # the next header would not follow
+            if info.size < 0 or not place < tarfile_.offset <= _LAST_OFFSET:  # the next header must come later
                 raise ValueError(f"its member has {info.size} bytes")
             return info
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ class _Header(tarfile.TarInfo):
                 raise
             raise tarfile.ReadError(f"{error} at byte {place}") from error
         except _HEADER_ERRORS as error:
-            tarfile_.offset = place  # the actual position, not the position in the header
+            tarfile_.offset = place  # where the header begins, not what it claims
             if headers.failed:
                 raise
             said = str(error)[:_LONGEST_EXCERPT] or type(error).__name__
@@ -176,8 +176,7 @@ class _Header(tarfile.TarInfo):
             tarfile_.fileobj = stream
 
     def _proc_member(self, tarfile_: Any) -> Any:
-        """The `tarfile` method that parses a header differs between Python versions, but each of these methods calls
-        `_proc_member`."""
+        """Counts the header here, because `tarfile` calls `_proc_member` for each header in all Python versions."""
         if isinstance(tarfile_.fileobj, _HeaderBytes):
             tarfile_.fileobj.count()
         return super()._proc_member(tarfile_)  # type: ignore[misc]
@@ -202,7 +201,7 @@ class OpenTar(tarfile.TarFile):
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
-        """Global headers apply to all following members, so they are limited for the whole archive."""
+        """Counts a global header. Global headers apply to all members after them, so the whole archive has a limit."""
         self._global_records += records
         self._global_bytes += size
         if self._global_records > MOST_GLOBAL_RECORDS or self._global_bytes > LARGEST_HEADERS:
@@ -222,14 +221,14 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     Reading a compressed archive raises Refused once its decompressed size exceeds `max_ratio` times the bytes read.
 
     Args:
-        header: the offset of a header in an uncompressed archive. The stream is positioned `BEFORE` bytes before this
-            header, or at its start if `header` is 0.
+        header: the offset of a header in an uncompressed archive. The stream must be `BEFORE` bytes before this header,
+            or at its start if `header` is 0.
     """
     tar: Any
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # Open an empty archive and then replace its stream, because `tarfile` reads a header when it opens an archive.
+        # `tarfile` reads a header when it opens an archive, so an empty archive is opened and its stream is replaced.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
             # Reading this byte now makes a buffered stream request the following header, too.
@@ -265,7 +264,8 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 
 def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
-    """Raises an error for a decompression bomb. Skipped members count as decompressed."""
+    """Returns a function that decompresses a stream, and raises an error for a decompression bomb. Skipped members
+    count, too."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -328,7 +328,8 @@ class _TarArchive(Archive):
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
-        """A large size is read in pieces, because a damaged archive may claim more bytes than it contains."""
+        """Reads `size` bytes. A large size is read in pieces, because a damaged archive may claim more bytes than it
+        contains."""
         fileobj: Any = self.tar.fileobj
         if size <= SMALLEST_BOMB:
             data: bytes = fileobj.read(size)
@@ -366,21 +367,21 @@ class _TarArchive(Archive):
         while True:
             if at_hand and tar.firstmember is None and not tar.pax_headers:
                 fileobj.seek(tar.offset)
-                # This native function parses only the two header fields that are needed here, because `tarfile` spends
-                # most of its time on parsing headers.
+                # `tarfile` spends most of its time on parsing headers. This native function parses only the two
+                # necessary fields.
                 found = _native.tar_file_header(fileobj.read(tarfile.BLOCKSIZE))
                 if found is not None:
                     (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
                     tar.offset = data + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                     return name, io.BufferedReader(_TarMember(self, fileobj, name, data, size))
-                if tar.offset:  # `tarfile` then checks whether the archive is long enough
+                if tar.offset:  # checks whether the archive is long enough
                     fileobj.seek(tar.offset - 1)
             info = tar.next()
             tar.members = []  # `tarfile` would keep every header
             if info is None:
                 self._read_to_the_end()
                 return None
-            if not info.isreg():  # a folder, a link or a device, even if its header lists holes
+            if not info.isreg():  # a folder, link or device, even if its header lists holes
                 continue
             if info.issparse():
                 return info.name, io.BufferedReader(_SparseMember(self, info))
@@ -403,8 +404,8 @@ class _TarMemberRecipe:
 
 
 class _TarMember(MemberFile):
-    """Equivalent to `tarfile.ExFileObject`, but faster. Each read first seeks in the archive, because all members read
-    from one stream."""
+    """An open member: equivalent to `tarfile.ExFileObject`, but faster. Each read first seeks in the archive, because
+    all members read from one stream."""
 
     _archive: _TarArchive
 
@@ -418,7 +419,7 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Code that reads the member may seek back and forth, for example to read a nested archive."""
+        """Whether seeking back is fast. Code that reads an archive within this member seeks back and forth."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:
@@ -452,7 +453,7 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(LibraryMember):
-    """The holes of a sparse file are not stored in the archive, so a small member can claim any size."""
+    """A sparse file. The archive does not store its holes, so a small member can claim any size."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
         super().__init__(archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply)
@@ -461,7 +462,7 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # `max_ratio` limits only `readall`, because reading a large sparse file in pieces takes little memory.
+            # `max_ratio` limits only `readall`. Reading a large sparse file in pieces needs little memory.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)
@@ -485,8 +486,8 @@ class TarArchiveLoader(ArchiveLoader):
         datapipe: yields pairs of path and binary stream.
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest allowed ratio of an archive's decompressed size, as far as it was read, to its compressed
-            size. The limit applies to sizes over 1 GiB, and also to sparse members. 100 by default; None for no limit.
+        max_ratio: the largest allowed ratio of decompressed to compressed size, for the part of an archive that was
+            read. The limit applies to sizes over 1 GiB, and also to sparse members. 100 by default; None for no limit.
 
     Raises:
         ValueError: the mode is unknown, or `max_ratio` is less than 1.
@@ -531,7 +532,7 @@ class TarArchiveLoader(ArchiveLoader):
         try:
             if start:
                 archive = _TarArchive(path, stream, start[0], self.mode, self.max_ratio, offset)
-            else:  # decompression requires starting from the beginning, even for a later position
+            else:  # decompression must start from the beginning of the archive
                 archive = _TarArchive(path, stream, None, self.mode, self.max_ratio)
             tar: Any = archive.tar
             if place is not None:
@@ -553,7 +554,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """If code still refers to an unread member, copies it to memory, so that it no longer needs its archive."""
+    """Copies an unread member to memory if code still refers to it. The member then no longer needs its archive."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw

@@ -66,7 +66,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
         raise zipfile.BadZipFile(f"a name in its directory does not decode ({error})") from error
     except zipfile.BadZipFile as error:
         cause = error.__context__
-        if isinstance(cause, OSError) and cause.errno is not None:  # the stream of the archive cannot be read
+        if isinstance(cause, OSError) and cause.errno is not None:  # reading the archive's stream failed
             raise cause
         raise
     _check_places(archive)
@@ -74,12 +74,13 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 
 def _check_places(archive: zipfile.ZipFile) -> None:
-    """Refuses archives whose members share bytes, because a small archive could then contain many large files."""
+    """Refuses archives whose members share bytes, because such an archive could contain many large files in few
+    bytes."""
     end: int = archive.start_dir
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):
         if info.header_offset < 0:
             raise zipfile.BadZipFile("its directory points to before its start")
-        # The member ends at this sum or later, because its header may contain additional fields.
+        # The member ends at this offset or later, because its header may contain additional fields.
         if info.header_offset + _ZIP_HEADER + len(info.orig_filename) + info.compress_size > end:
             raise zipfile.BadZipFile(f"its member {shown(info.filename)} overlaps with the data after it")
         end = info.header_offset

@@ -1,7 +1,7 @@
-"""The parts of a split pipe: a main pipe, which reads the source, and its children, which the user reads.
+"""The parts of a split: a main pipe, which reads the source, and its children, which the user reads.
 
-Role: in `fork`, `unzip`, `demux` and `round_robin_demux`, the main pipe reads the source once and owns the items that
-are buffered for a child.
+Role: in `fork`, `unzip`, `demux` and `round_robin_demux`, the main pipe reads the source once, and stores the items
+that are buffered for a child.
 
 The children of one main pipe are iterated in *rounds*. When `iter` is called on a child, the child joins the current
 round. If it has already joined, the call begins a new round, which restarts the source and invalidates other iterators.
@@ -25,8 +25,8 @@ from torchdata.datapipes.datapipe import IterDataPipe, share_token
 
 
 class Queues(DeclaredState):
-    """A state attribute with a queue of items for each child. If several queues contain an item, a loaded state still
-    contains one object for it."""
+    """Declares an attribute with a queue of items for each child. An item that is in several queues is one object, even
+    after a state was loaded."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ class Main(IterDataPipe[Any]):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, child: Child) -> None:
-        """If the child has already joined the current round, a new round begins."""
+        """Adds a child to the current round. If it has already joined this round, begins a new round."""
         if not self._joined or child.instance_id in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -92,7 +92,7 @@ class Main(IterDataPipe[Any]):
         self._joined.add(child.instance_id)
 
     def open(self, child: Child) -> None:
-        """The first call in a round begins the iteration of the source."""
+        """Called when a child begins to read. The first call in a round begins the iteration of the source."""
         self._joined.add(child.instance_id)
         if token_of(self).armed:
             start_pass(self)
@@ -106,7 +106,7 @@ class Main(IterDataPipe[Any]):
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Called before a new round drops the buffered items. Subclasses may close the streams of these items."""
+        """Called before a new round drops the buffered items. Subclasses may close the streams in these items."""
 
     def length(self, instance: int) -> int:
         return length_of(self, self.main_datapipe)
@@ -114,7 +114,7 @@ class Main(IterDataPipe[Any]):
     def _lasting_state(self) -> dict[str, Any]:
         lasting = super()._lasting_state()
         if self._exhausted and len(self._done) == self.num_instances:
-            del lasting["joined"]  # the next round does not interrupt a finished round
+            del lasting["joined"]  # the round is finished, so the next round interrupts no child
         return lasting
 
     def _goes_on_alone(self) -> bool:
@@ -128,13 +128,13 @@ class Main(IterDataPipe[Any]):
 
 
 class DealMain(Main):
-    """While one child is read, items of the other children are put into their buffers."""
+    """A main pipe that gives each item to one child. While one child is read, items of other children are buffered."""
 
     _buffers: list[deque[Any]] = queues()
     _buffered: int = state(0)
 
     def abandon(self) -> None:
-        """Each buffered item belongs to only one child, so its streams are closed."""
+        """Closes the streams in buffered items, because each of these items belongs to only one child."""
         for buffer in self._buffers:
             for item in buffer:
                 close_dropped(item)
@@ -150,7 +150,7 @@ class DealMain(Main):
                     destination = self._destination(item)
                     if destination == instance:
                         yield item
-                        if own:  # a sibling has read items of this child in the meantime
+                        if own:  # meanwhile, a sibling was read and has buffered items of this child
                             break
                     elif destination is not None:
                         self._keep(item, destination)
@@ -213,7 +213,7 @@ class Child(IterDataPipe[Any]):
         return self.main_datapipe.read(self.instance_id)
 
     def _drop_broken(self) -> None:
-        """The child continues with the next item after an exception was skipped."""
+        """Lets the child continue with its next item after an exception was skipped."""
         self.main_datapipe._done.discard(self.instance_id)
 
     def __len__(self) -> int:

@@ -55,7 +55,7 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first input begins its iteration now, so that this iteration uses a state that was loaded into the input.
+        # The first input begins its iteration now, because a state may have been loaded into this input.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:

@@ -93,7 +93,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
                 result = (item, match) if merge is None else merge(item, match)
                 yield (key, result) if self.keep_key else result
         except BaseException:
-            # If the iteration was abandoned or failed, the state keeps the buffered items, but not open files.
+            # After an abandoned or failed iteration, the state still contains the buffered items, but no open files.
             for key, match in waiting.items():
                 waiting[key] = with_detached_streams(match)
             raise

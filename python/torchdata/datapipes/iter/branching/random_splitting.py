@@ -1,8 +1,8 @@
 """The pipe that splits its source at random: RandomSplitter.
 
-Role: `random_split` returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each
-child reads the whole source and keeps its own items. Only one child can be read at a time, because a new iteration of
-one child invalidates all earlier iterators of the children.
+Role: `random_split` returns *children* that share one main pipe, which owns the random generator. No items are
+buffered: each child reads the whole source, and yields only its own items. Only one child can be read at a time,
+because a new iteration of one child invalidates all earlier iterators of the children.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _SplitMain(IterDataPipe[Any]):
         self._seed = draw_seed() if seed is None else seed
 
     def restart(self, reader: int) -> None:
-        """Begins a new pass for the child `reader`, and invalidates the iterators of all other children."""
+        """Begins a new iteration for the child `reader`, and invalidates the iterators of all other children."""
         for instance, token in enumerate(self._child_tokens):
             if instance != reader:
                 token.invalidate()
@@ -73,7 +73,7 @@ class _SplitMain(IterDataPipe[Any]):
 
     def read(self, instance: int) -> Iterator[Any]:
         """Returns an iterator over the remaining items of the child `instance`."""
-        if self._reader != instance:  # the iteration of a restored child had already ended
+        if self._reader != instance:  # a state was loaded in which this child's iteration had ended
             return iter(())
         if token_of(self).armed:
             start_pass(self)
@@ -106,7 +106,7 @@ class _SplitMain(IterDataPipe[Any]):
         return chosen
 
     def length(self, instance: int) -> int:
-        """Returns the number of items of one child, if the weights are numbers of items."""
+        """Returns the number of items of one child. The weights must be numbers of items."""
         if all(weight.is_integer() for weight in self.norm_weights) and sum(self.norm_weights) == self.total_length:
             return int(self.norm_weights[instance])
         raise TypeError(
@@ -131,7 +131,7 @@ class _Split(IterDataPipe[Any]):
         share_token(self, main_datapipe._child_tokens[self.instance_id])
 
     def override_seed(self, seed: Any) -> _Split:
-        """Sets the seed of the split for all groups, from the next iteration on. Returns the pipe itself."""
+        """Sets the seed of the split for all children, from the next iteration on. Returns the pipe itself."""
         self.main_datapipe.override_seed(seed)
         return self
 
@@ -167,13 +167,13 @@ class RandomSplitter(IterDataPipe[Any]):
 
     Each child reads the whole source, so only one child can be read at a time. The split depends only on the seed and
     on the order of the source. If every epoch and process reads the source in one fixed order, each item always belongs
-    to one group, which is also its group in torchdata 0.9. Put `shuffle` and `sharding_filter` after the split.
+    to the same group, as in torchdata 0.9. Put `shuffle` and `sharding_filter` after the split.
     `child.override_seed(seed)` chooses another split for all children.
 
     Args:
         source_datapipe: the pipe to read.
-        weights: a dict from the name of a group to its size, as a number of items or a fraction. If the sizes are
-            integers whose sum is the number of items, the children have a length.
+        weights: a dict from the name of a group to its size: a number of items or a fraction. If the sizes are integers
+            whose sum is the number of items, the children have a length.
         seed: the seed of the split; None for a random seed, which is drawn when the pipe is built.
         total_length: the number of items of the source; `len(source_datapipe)` by default.
         target: the name of the only group to return; None (the default) returns the list of all groups.
@@ -181,8 +181,8 @@ class RandomSplitter(IterDataPipe[Any]):
     Raises:
         TypeError: `weights` is not a dict of numbers, `seed` is not a valid seed, or `total_length` is not given and
             the length of the source is unknown.
-        ValueError: a weight is negative, all are zero, or `total_length` is negative; or, while iterating, the source
-            has more items than `total_length`.
+        ValueError: a weight is negative, all weights are zero, or `total_length` is negative; or, while iterating, the
+            source has more items than `total_length`.
         KeyError: `target` is not a group in `weights`.
 
     Example:

@@ -1,6 +1,6 @@
 """Pipes that split a pipe: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
-Role: the constructor of each of these pipes returns *children*, which are pipes that read one main pipe (see
+Role: the constructor of each of these classes returns *children*, which are pipes that read one main pipe (see
 `children`).
 """
 
@@ -47,7 +47,8 @@ class _ForkMain(Main):
         super().__init__(datapipe, num_instances, buffer_size)
 
     def _deliver(self, instance: int) -> Callable[[Any], Any] | None:
-        """Returns the function that the child `instance` applies to an item before it yields the item, or None."""
+        """Returns the function that the child `instance` applies to each item; None if it yields the items
+        unchanged."""
         return self.copy_fn
 
     def read(self, instance: int) -> Iterator[Any]:
@@ -67,7 +68,7 @@ class _ForkMain(Main):
                         if len(queue) > limit >= 0:
                             raise no_fault_of_an_item(self._overflow(instance))
                     yield item if deliver is None else deliver(item)
-                    if own:  # a sibling was read in the meantime and is ahead
+                    if own:  # meanwhile, a sibling was read and has buffered items of this child
                         break
                 else:
                     self._exhausted = True
@@ -246,7 +247,7 @@ class Demultiplexer(IterDataPipe[Any]):
 
 
 class _RoundRobinMain(DealMain):
-    """The main pipe of `round_robin_demux`, which deals items to the children in turn."""
+    """The main pipe of `round_robin_demux`, which gives items to the children in turn."""
 
     name = "round_robin_demux"
     drawn_as = "RoundRobinDemultiplexer"
@@ -258,7 +259,8 @@ class _RoundRobinMain(DealMain):
         return turn
 
     def length(self, instance: int) -> int:
-        """Returns the number of items of one child. Of a rest, each of the first children gets one item."""
+        """Returns the number of items of one child. If the number of items is not a multiple of the number of children,
+        the first children have one item more."""
         return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
 
 
@@ -300,7 +302,6 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
 
 def _check_instances(name: str, num_instances: int) -> None:
     if check_int(name, "num_instances", num_instances) < 1:
-        # The message keeps the spelling of torchdata 0.9, which has a typo only for round_robin_demux, because programs
-        # may match it.
+        # Programs may match the message, so the typo of torchdata 0.9 for `round_robin_demux` is kept.
         spelled = "num_instaces" if name == "round_robin_demux" else "num_instances"
         raise ValueError(f"{name}: Expected `{spelled}` larger than 0, but {num_instances} is found")

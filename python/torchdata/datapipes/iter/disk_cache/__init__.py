@@ -1,1 +1,1 @@
-"""Stores the results of other pipes in files."""
+"""Pipes that store the results of other pipes in files."""

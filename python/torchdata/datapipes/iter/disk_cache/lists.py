@@ -1,8 +1,8 @@
-"""Writes, reads and checks the list of files that were created for one item, if their paths differ from the item's
-path.
+"""Writes, reads and checks the list of files that were created for one item. Such a list exists if the paths of the
+files differ from the item's path.
 
 Role: archives and servers determine the file names, and other users may be able to write into the folder. Therefore, a
-list must be a regular file, is read through its descriptor, and may contain only regular files under the section's
+list must be a regular file, is read through its descriptor, and may refer only to regular files under the cache's
 folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
@@ -38,7 +38,7 @@ def dumped(members: Iterable[str]) -> bytes:
 
 
 def read_list(path: str) -> list[str] | None:
-    """Returns None if there is no valid list file."""
+    """Returns the paths in a list file; None if there is no valid list file."""
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > _LONGEST:
@@ -60,7 +60,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class FolderSearch:
-    """Finds files inside `folder`; a link counts as the file that it refers to."""
+    """Finds regular files inside `folder`. Links to folders are resolved."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)

@@ -1,8 +1,8 @@
 """Locks files that are being created. Only one thread of one process on one machine can hold the lock of a file.
 
-Role: a lock is `flock` on an empty file in the same folder, with a name derived from the file's name. Because a process
-removes the lock file before it releases the lock, a process that has acquired a lock checks whether the file that it
-has locked still exists. The kernel releases the locks of a process that is killed.
+Role: a lock is `flock` on an empty file in the same folder, with a name derived from the file's name. A process removes
+the lock file before it releases the lock. Therefore, a process that has acquired a lock must check whether the locked
+file still exists. The kernel releases the locks of a process that is killed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 
 __all__ = ["Lock", "acquire", "lock_file_of", "pause", "release_all_of", "resume"]
 
-#: Seconds after which a consumer that requests no path counts as paused.
+#: If the consumer requests no path for this number of seconds, it counts as paused.
 PAUSE = 1.0
 
-#: The mutex is reentrant, because garbage collection may drop an iterator and its locks while this thread holds the
+#: The mutex is reentrant, because garbage collection may release the locks of an iterator while this thread holds the
 #: mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: For each section (by id) whose consumer uses a path: when the path was returned, and a function that releases the
-#: section's locks.
+#: For each section (by id) whose consumer is processing a path: the time when the path was returned, and a function
+#: that releases the section's locks.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 
@@ -39,8 +39,9 @@ class Lock:
     """A held lock.
 
     Attributes:
-        excludes_processes: False if the file system does not support locks.
-        thread: the id of a thread that must release this lock before waiting for another lock.
+        excludes_processes: whether the lock excludes other processes. False if the file system does not support locks.
+        thread: the id of the thread that must release this lock before it waits for another lock; None if it may keep
+            the lock.
     """
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")
@@ -50,13 +51,13 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """If the lock is still held, no other thread releases it after this call."""
+        """Prevents other threads from releasing the lock. Returns whether it is still held."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self
 
     def release(self) -> None:
-        """May be called twice, and does nothing in a forked child."""
+        """Releases the lock. May be called twice. Does nothing in a forked child."""
         with _mutex:
             if _held.get(self._file) is not self:
                 return
@@ -74,7 +75,7 @@ def lock_file_of(path: str) -> str:
 
 
 def acquire(path: str, thread: int | None = None) -> Lock | None:
-    """Returns None at once if another process or thread holds the lock."""
+    """Acquires a lock without waiting. Returns None if another process or thread holds the lock."""
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
     file = lock_file_of(path)
     with _mutex:
@@ -89,7 +90,7 @@ def acquire(path: str, thread: int | None = None) -> Lock | None:
 
 
 def release_all_of(thread: int | None) -> None:
-    """Releases the locks that the given thread must release before it waits; None means all threads."""
+    """Releases the locks that `thread` must release before it waits; if `thread` is None, those of all threads."""
     with _mutex:
         for lock in [*_held.values()]:
             if lock.thread is not None and thread in (None, lock.thread):
@@ -99,8 +100,8 @@ def release_all_of(thread: int | None) -> None:
 def pause(section: int, release: Callable[[], None]) -> None:
     """Makes a thread call `release` after `PAUSE` seconds, and repeatedly afterwards, until `resume` is called.
 
-    A consumer may wait for another process while a section still holds locks of items that its pipes have read ahead.
-    If that process needed a lock of this section, the two processes would wait for each other forever.
+    A consumer may wait for another process while a section holds locks of items that its pipes have read ahead. If that
+    process waited for one of these locks, the two processes would wait for each other forever.
     """
     global _watcher
     with _mutex:
@@ -109,7 +110,7 @@ def pause(section: int, release: Callable[[], None]) -> None:
             _watcher = threading.Thread(target=_release_of_paused, name="torchdata-disk-cache", daemon=True)
             try:
                 start(_watcher)
-            except RuntimeError:  # the interpreter exits, or has too many threads; other processes wait for longer
+            except RuntimeError:  # the interpreter exits, or has too many threads; then locks are released later
                 _watcher = None
 
 
@@ -132,8 +133,8 @@ def _release_of_paused() -> None:
 
 
 def _locked(file: str) -> int | None:
-    """Returns None, with a warning, if the file system or the folder does not allow locks. Raises BlockingIOError if
-    another process or thread holds the lock."""
+    """Locks a file and returns its descriptor. Returns None, with a warning, if the file system or the folder does not
+    allow locks. Raises BlockingIOError if another process or thread holds the lock."""
     while (fd := _opened(file)) is not None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,7 +159,7 @@ def _locked(file: str) -> int | None:
 
 
 def _opened(file: str) -> int | None:
-    """Returns None if a link, a folder or another user's file is at this path."""
+    """Opens a lock file and returns its descriptor; None if a link, a folder or another user's file is at this path."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.suppress(FileExistsError):
@@ -180,8 +181,8 @@ def _opened(file: str) -> int | None:
 
 
 def _leads_to(file: str, fd: int) -> bool:
-    """Returns whether the opened lock file still exists at its path. A lock on a removed file would exclude no other
-    process."""
+    """Returns whether the opened lock file still exists at its path. A lock on a removed file does not exclude other
+    processes."""
     try:
         return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-Role: any number of processes may share the cached files. The module `section` decides which items pass between the two
-pipes, `locks` decides which process writes a file, and `atomic_files` writes the file.
+Role: any number of processes may share the cached files. The module `section` decides which items the pipes between
+these two compute, `locks` decides which process writes a file, and `atomic_files` writes the file.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _MODES = {"wb": "wb", "b": "wb", "wt": "wt", "w": "wt", "t": "wt", "": "wt"}
 class OnDiskCacheHolder(IterDataPipe[Any]):
     """Begins a section of the pipeline that stores its results in files; `end_caching` ends the section.
 
-    If the files of an item exist, the item skips the section, and the end of the section yields the paths. All other
-    items pass through the section, and the end of the section writes their files. Any number of processes may share the
-    cached files. Each file is computed by one process, which holds the file's lock. Another process that needs the file
-    first computes the files of later items, and then waits for the locked file. No process sees an incomplete file. If
-    a process is killed, another process computes its file. If the consumer requests no path for one second, the process
-    releases the locks of items that were read ahead, because the consumer may be waiting for another process.
+    If the files of an item exist, the item skips the section, and `end_caching` yields the paths. All other items pass
+    through the section, and `end_caching` writes their files. Any number of processes may share the cached files. Each
+    file is computed by one process, which holds the file's lock. Another process that needs the file first computes the
+    files of later items, and then waits for the locked file. No process sees an incomplete file. If a process is
+    killed, another process computes its file. If the consumer requests no path for one second, the process releases the
+    locks of items that were read ahead, because the consumer may be waiting for another process.
 
     Args:
         source_datapipe: the pipe to read.
@@ -54,10 +54,10 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             file with a wrong checksum is computed again; a computed file with a wrong checksum raises an error.
             `hash_dict` must contain every yielded file, including members of archives.
         hash_type: the kind of checksums, `"sha256"` (the default) or `"md5"`.
-        extra_check_fn: a function from the path of an existing file to a bool; if the result is False, the file is
+        extra_check_fn: a function from the path of an existing file to a bool. If the result is False, the file is
             computed again. `extra_check_fn` is called for every cached file.
         folder: the folder that must contain the files whose paths `filepath_fn` does not return (such as members of an
-            archive); None (the default) for the folder of the path that `filepath_fn` returns. Files outside this
+            archive); None (the default) for the folder of the path that `filepath_fn` returns. Other files outside this
             folder are computed again in each epoch, because another user may have changed the list of paths.
 
     Raises:
@@ -198,8 +198,9 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
             nothing else to compute or to yield, and never for a process that was killed.
 
     Raises:
-        RuntimeError: no `on_disk_cache` precedes this pipe, or another `end_caching` already follows it; while
-            iterating, the checksum of a file is wrong or not in `hash_dict`, or the item of a file is unclear.
+        RuntimeError: no `on_disk_cache` precedes this pipe, or another `end_caching` already ends its section; while
+            iterating, the checksum of a file is wrong or not in `hash_dict`, or it is unclear to which item a file
+            belongs.
         ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; or,
             while iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
             `.torchdata-….part`, `.torchdata-….lock`), or a path is a URL with a part `..`.
@@ -216,7 +217,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
     _section: Section | None = state(saved=False)
     _renews = False
-    _loaded: dict[str, Any] | None = state(items=True, saved=False)  # the state that the next iteration resumes from
+    _loaded: dict[str, Any] | None = state(items=True, saved=False)  # the state from which the next iteration resumes
 
     def __init__(
         self,
@@ -244,7 +245,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # This attribute makes `on_disk_cache` a direct source of this pipe, because cached items skip the section.
+        # This attribute makes `on_disk_cache` a direct source of this pipe, which reads cached items without the
+        # section.
         self.cache_holder = holder
         holder._end_caching_flag = True
 
@@ -280,7 +282,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self._section = holder._section = section
         section.source = iter(holder.source_datapipe)
         paths = self._paths(section, iter(self.source_datapipe))
-        next(paths)  # a generator runs its cleanup on closing only after it has started
+        next(paths)  # a generator cleans up on closing only if it has started
         return paths
 
     def _paths(self, section: Section, results: Iterator[Any]) -> Iterator[Any]:
@@ -336,11 +338,11 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         section.written(path, record)
 
     def _sources_in_use(self) -> list[Any]:
-        # Besides the section's last pipe, `end_caching` reads the source of `on_disk_cache` itself.
+        # In addition to the section's last pipe, `end_caching` directly reads the source of `on_disk_cache`.
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the records of the items that were read from the source, and whose paths were not all yielded."""
+        """Returns the records of items that were read from the source, but whose paths were not all yielded."""
         if self._loaded is not None:
             return {"section": self._loaded}
         return {"section": None if self._section is None else self._section.dump()}

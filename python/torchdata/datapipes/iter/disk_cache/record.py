@@ -1,6 +1,6 @@
-"""Stores an item between `on_disk_cache` and `end_caching`, and the paths that are yielded for it.
+"""Describes an item between `on_disk_cache` and `end_caching`, and the paths that are yielded for it.
 
-Role: `section.Section` keeps a record for each item that was read and not yielded.
+Role: `section.Section` has a record for each item that was read, but whose paths were not all yielded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Record:
         targets: the absolute forms of `paths`; set once a file is missing.
         written: the targets that were written.
         ready: paths of complete files, to be yielded after the paths of all earlier items.
-        members: paths of files that were written for the item but are not in `paths`, such as members of an archive.
+        members: paths of files that were written for the item, but are not in `paths`, such as members of an archive.
         locks: the held locks, by target.
     """
 
@@ -60,7 +60,7 @@ class Record:
             create_anew(mark_of(self.paths[0])).close()
 
     def unmark(self) -> None:
-        """Called when all members exist and are listed."""
+        """Removes the marker. Called when all members exist and are in the list file."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(mark_of(self.paths[0]))
 

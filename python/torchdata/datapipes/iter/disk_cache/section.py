@@ -3,8 +3,8 @@ and in which order.
 
 Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source and determines for each item
 whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or are being
-created by another process (*pending*). The section runs in the thread that iterates `end_caching`. If a pipe between
-the two reads ahead in a thread, `items` runs in that thread.
+created by another process (*pending*). The section runs in the thread that iterates `end_caching`. However, if a pipe
+between the two reads ahead in a thread, `items` runs in that thread.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["Section"]
 #: Maximum number of items that the section reads ahead while the path to yield next waits for another process.
 _AHEAD = 1000
 
-#: Maximum number of locked items between `on_disk_cache` and `end_caching`, because each lock is an open file. Further
-#: items have no lock.
+#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Items beyond this limit have no lock,
+#: because each lock is an open file.
 _LOCKED = 100
 
 
@@ -41,7 +41,7 @@ class Section:
         paths_of: a function from an item to the paths of its files.
         found: a function from the paths of an item to the paths to yield, or to None if a file is missing.
         folder_for: a function from the path of an item to the folder that must contain its files.
-        timeout: returns the seconds to wait for a file that another process creates.
+        timeout: a function that returns the number of seconds to wait for a file that another process creates.
 
     Attributes:
         source: the iterator over the items of the pipe before `on_disk_cache`, which must be set before the iteration.
@@ -59,13 +59,13 @@ class Section:
         self._folder_for, self._warned = folder_for, False
         self.source: Iterator[Any] = iter(())
         self._reading = threading.Lock()  # held by the thread that reads the source
-        self._queue: deque[Record] = deque()  # items that were read and not yielded, in the source's order
+        self._queue: deque[Record] = deque()  # items whose paths were not all yielded, in the source's order
         self._created_elsewhere: set[Record] = set()  # records of files that another lock holder creates
-        self._missing: deque[Record] = deque()  # missing items that the section's pipes will take
-        self._in_pipes: list[Record] = []  # items that the section's pipes took, and no later item has a result
+        self._missing: deque[Record] = deque()  # missing items that the section's pipes have not requested yet
+        self._in_pipes: list[Record] = []  # items that the section's pipes have requested and not finished
         self._one_to_one = self._one_to_many = False
-        self._drops_items = False  # whether an item had no result when a later item had a result
-        self._foreign_thread = False  # whether a pipe of the section took items in another thread
+        self._drops_items = False  # whether a pipe of the section seems to drop items
+        self._foreign_thread = False  # whether a pipe of the section requested items in another thread
         self._thread = threading.get_ident()
         self.ended = False
         self._ended_early = False  # whether the section's pipes ended early, so that missing files stay missing
@@ -95,7 +95,7 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Returns False if the source has ended, or if `_AHEAD` items are queued while another process
+        """Whether to read the source. False if it has ended, or if `_AHEAD` items are queued while another process
         creates a file."""
         return not self.ended and not (self._created_elsewhere and len(self._queue) >= _AHEAD)
 
@@ -117,8 +117,8 @@ class Section:
         return True
 
     def _settle(self, record: Record) -> str | None:
-        """Returns the path of a file that another process is creating, or None if this process creates all missing
-        files."""
+        """Tries to lock an item's files. Returns the path of a file that another process is creating; None if this
+        process creates all missing files."""
         try:
             for path in sorted(record.aim()):
                 lock = locks.acquire(path, self._thread)
@@ -129,7 +129,7 @@ class Section:
                 record.locks[path] = lock
             self._created_elsewhere.discard(record)
             if not self._take_found(record):  # another process may have created the files
-                record.kind = "ready" if self._ended_early else "missing"  # after the pipes ended, no file is created
+                record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
             # The locks are released if another thread has closed the section since the locks were acquired.
@@ -141,8 +141,8 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """If all files of the record exist, the record becomes ready, unless it has a list of files and is not the
-        first in the queue."""
+        """Returns whether all files of the record exist. If so, the record becomes ready, unless it has a list of files
+        and is not the first in the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -161,7 +161,7 @@ class Section:
         return self.ended and self.chain_ended and not self._queue and not self.in_flight
 
     def next_ready(self) -> str | None:
-        """Returns None if no path is ready.
+        """Returns the next path to yield; None if no path is ready.
 
         Raises:
             TimeoutError: another process took too long to create the path.
@@ -194,7 +194,7 @@ class Section:
 
     def _wait(self, path: str, since: float | None) -> float:
         """Waits a short time for the file `path`, and returns the time at which the wait began."""
-        locks.release_all_of(self._thread)  # other sections of this thread write nothing while it waits
+        locks.release_all_of(self._thread)  # while this thread waits, its other sections write nothing
         now, limit = time.monotonic(), self._timeout()
         if since is None:
             return now
@@ -250,12 +250,12 @@ class Section:
                 lock.release()
 
     def written(self, path: str, record: Record | None) -> None:
-        if record is None:  # the path has no position in the order, and is yielded next
+        if record is None:  # a path without an item is yielded next
             record = Record(None, (), "ready")
             self._queue.appendleft(record)
         else:
             while (earlier := self._in_pipes[0]) is not record:
-                # If an item has no result when a later item has one, a pipe has probably dropped the item.
+                # If a file was written for a later item, a pipe has probably dropped this earlier item.
                 self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -275,9 +275,9 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """The list makes the files of the record visible to the caches of all processes."""
+        """Writes the list of the record's files, by which the caches of all processes find these files."""
         folder = self._folder_for(record.paths[0])
-        lies_within = FolderSearch(folder)  # a file that has vanished is detected later
+        lies_within = FolderSearch(folder)  # a missing file is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
         if outside is None:
             listed = record.paths[0] + LIST_SUFFIX
@@ -299,7 +299,7 @@ class Section:
         self.chain_ended = self._input_has_paused = False
 
     def end_round(self) -> None:
-        """Called when the pipes between `on_disk_cache` and `end_caching` have ended."""
+        """Completes all requested items. Called when the pipes between `on_disk_cache` and `end_caching` have ended."""
         with self._reading:
             self.chain_ended = True
             for record in list(self._in_pipes):
@@ -316,7 +316,7 @@ class Section:
             record.release()
 
     def close(self) -> None:
-        """After closing, the state of the section can still be saved."""
+        """Releases all locks. The state of the section can still be saved."""
         locks.resume(id(self))
         self._closed = True
         for record in (*self._queue, *self._missing):
@@ -325,7 +325,7 @@ class Section:
     # State ------------------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        in_pipes, queue = list(self._in_pipes), list(self._queue)  # in this order, because a thread may append
+        in_pipes, queue = list(self._in_pipes), list(self._queue)  # in this order: a thread may append to both
         places = {record: place for place, record in enumerate(queue)}
         return {
             "queue": [record.dump() for record in queue],
@@ -335,7 +335,7 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Files of items that no pipe has begun to process are checked again."""
+        """Restores a saved state. Files of items that no pipe has begun to process are checked again."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]

@@ -37,10 +37,10 @@ class Mapper(ItemByItem[T_co]):
         datapipe: the pipe to read.
         fn: the function. Lambdas and local functions also work with worker processes.
         input_col: the parts of an item that `fn` receives: None (the default) for the item itself, an index or key, or
-            a list or tuple of these, to pass each as one argument.
-        output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append it. If
-            `output_col` is None (the default), the result replaces the first input column, and all further input
-            columns are removed.
+            a list or tuple of indices or keys, each of which is passed as one argument.
+        output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append the
+            result. If `output_col` is None (the default), the result replaces the first input column, and all further
+            input columns are removed.
 
     Raises:
         TypeError: `fn` is not a function.
@@ -98,18 +98,19 @@ class Mapper(ItemByItem[T_co]):
 
 @functional_datapipe("collate")
 class Collator(Mapper[T_co]):
-    """Converts every batch to arrays, or to tensors if PyTorch is imported, whose first dimension is the items of the
-    batch.
+    """Converts every batch to arrays, or to tensors if PyTorch is imported. Their first dimension is the batch's items.
 
     Args:
         datapipe: a pipe of batches.
         conversion: how to collate: a function of the batch; a dict from column name to function, for batches of dicts
-            (each function receives the list of one column's values) or batches of one data frame (it receives the
-            column, and the result is a named tuple); or a list of functions by column, for batches of tuples or lists.
-            Columns without a function are collated by `default_collate`, as are all columns by default.
+            (each function receives the list of its column's values) or batches of one data frame (each function
+            receives its column, and the result is a named tuple); or a list with a function for each column, for
+            batches of tuples or lists. Columns without a function are collated by `default_collate`, as are all columns
+            by default.
         collate_fn: a function of the batch, used instead of `conversion`; None by default.
-        to: "numpy" for arrays and "torch" for tensors, whether or not PyTorch is imported; only for `default_collate`.
-            If `to` is None (the default), the logger `torchdata` reports once at level INFO that batches are tensors.
+        to: the kind of results of `default_collate`: "numpy" for arrays, "torch" for tensors, whether or not PyTorch is
+            imported. If `to` is None (the default), the logger `torchdata` reports once at level INFO that batches are
+            tensors.
 
     Raises:
         TypeError: a conversion is not a function, a dict or a list.

@@ -24,7 +24,8 @@ _LENGTHS = 256
 
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
-    """A negative index does not count from the end, so it is always missing in a tuple or list."""
+    """Returns whether an item lacks one of the columns, with a warning. Negative indices do not count from the end, so
+    a tuple or list lacks them."""
     for column in columns:
         try:
             item[column]
@@ -60,7 +61,7 @@ def _warn_of_type(pipe: str, item: Any) -> None:
 def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool]) -> Callable[[Any], Any]:
     @lru_cache(maxsize=_LENGTHS)
     def selectors(kind: type, length: int) -> tuple[list[bool], bool]:
-        # Which columns of a sequence are kept depends only on its type and length.
+        # The columns to keep depend only on the type and the length of a sequence.
         return list(map(chosen, range(length))), _lacks(pipe, kind((None,) * length), columns)
 
     def selected(item: Any) -> Any:

@@ -27,7 +27,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
         indices: the indices to read, in order; by default all indices below the length.
 
     Raises:
-        TypeError: `datapipe` is not a MapDataPipe, or neither its length nor indices are known.
+        TypeError: `datapipe` is not a MapDataPipe, or it has no length and `indices` is not given.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -46,7 +46,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
             )
         self.datapipe = datapipe
         if indices is not None and not isinstance(indices, Sequence):
-            # An iterator could be read only once, but every epoch needs the indices.
+            # Every epoch needs the indices, but an iterator could be read only once.
             indices = list(in_fixed_order(indices))
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
 

@@ -38,7 +38,7 @@ def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any
         return function()
     results: list[T] = []
     errors: list[BaseException] = []
-    done = Latch()  # an interrupted join would mark the thread as ended
+    done = Latch()  # `join` is not used, because an interrupted `join` marks the thread as ended
 
     def call() -> None:
         try:
@@ -64,23 +64,23 @@ def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any
 
 
 def _close(runner: asyncio.Runner, process: int) -> None:
-    if process == os.getpid():  # a forked child shares its parent's selector and must not touch it
+    if process == os.getpid():  # a forked child must not use its parent's selector
         _outside_running_loop(runner.close, lambda: None)
 
 
 class EventLoop:
     def __init__(self, max_concurrency: int) -> None:
         self._max_concurrency = max_concurrency
-        # Because a factory is given, the runner does not replace the current event loop of the thread.
+        # With a factory, the runner does not replace the thread's current event loop.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._process = os.getpid()
-        # Unlike `__del__`, the finalizer also runs at interpreter exit while asyncio is still available.
+        # Unlike `__del__`, the finalizer runs at interpreter exit while asyncio is still available.
         self._finalizer = weakref.finalize(self, _close, self._runner, self._process)
 
     def run(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
-        """The results are in the order of the items.
+        """Calls the function for the items, and returns the results in the order of the items.
 
         Raises:
             Exception: the first exception that a call raised. The other calls are canceled.
@@ -90,7 +90,7 @@ class EventLoop:
                 "this iterator of BatchAsyncMapper belongs to the parent process, where its event loop is; a forked "
                 "child makes an iterator of its own"
             )
-        self._runner.get_loop()  # the runner copies this thread's context variables, even if another runs the loop
+        self._runner.get_loop()  # copies this thread's context variables, even if another thread runs the loop
         return _outside_running_loop(lambda: self._runner.run(self._gathered(function, items)), self._cancel)
 
     async def _gathered(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
@@ -111,7 +111,7 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # This waits for the canceled calls to end, so that no call continues when the next batch runs the loop.
+            # Waits for the canceled calls to end. Otherwise, they would continue when the next batch runs the loop.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:
@@ -122,5 +122,5 @@ class EventLoop:
             self._runner.get_loop().call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """Ends asynchronous generators and closes the loop; may be called twice."""
+        """Ends asynchronous generators and closes the loop. May be called twice."""
         self._finalizer()

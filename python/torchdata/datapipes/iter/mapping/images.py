@@ -1,7 +1,7 @@
-"""The pipe that decodes images, optionally a random part of each: ImageDecoder.
+"""The pipe that decodes images, or random parts of images: ImageDecoder.
 
-Role: the random generator is seeded for each image, from the seed of the epoch and the number of the image, so a state
-need not contain the generator.
+Role: for each image, the random generator is seeded from the seed of the epoch and the number of the image. Therefore,
+a state need not contain the generator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
     the loader sets, and on the number of images that this pipe has yielded in the epoch. Files are closed.
 
     Args:
-        datapipe: a pipe of images, or of items that contain one.
+        datapipe: a pipe of images, or of items that contain an image.
         size: the size of the result: (height, width), or an integer for a square. If `size` is None (the default), the
             result has the size of the crop.
         crop: the part of the image that is cut out before resizing: "random" for
@@ -131,7 +131,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """This method is never called. The constructor checks the columns against its signature."""
+        """Never called. The constructor checks the columns against this method's signature."""
 
 
 class _Decoder:

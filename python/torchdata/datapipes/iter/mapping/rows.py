@@ -21,7 +21,7 @@ class Rows2Columnar(SameLength, IterDataPipe[dict[Any, list[Any]]]):
     """Converts batches of rows to dicts of columns.
 
     Args:
-        source_datapipe: the pipe to read. The items are batches; each row of a batch is a dict, or a sequence of the
+        source_datapipe: the pipe to read. The items are batches. Each row of a batch is a dict, or a sequence of the
             columns in order.
         column_names: a collection of names. If rows are dicts, `column_names` contains the keys to use (by default all
             keys of each row). If rows are sequences, `column_names` contains the names of their columns in order.
@@ -83,7 +83,7 @@ class IndexAdder(SameLength, IterDataPipe[dict[Any, Any]]):
 
     Args:
         source_datapipe: the pipe to read, of dicts.
-        index_name: the key of the number, "index" by default; an existing value is replaced.
+        index_name: the key of the number, "index" by default. An existing value is replaced.
 
     Raises:
         TypeError: `index_name` cannot be a key.

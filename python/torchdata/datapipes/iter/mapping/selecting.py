@@ -30,13 +30,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("filter")
 class Filter(IterDataPipe[T_co]):
-    """Yields the items that a function returns True for. The filter closes the streams in items that it does not yield.
+    """Yields the items for which a function returns True. The filter closes the streams in items that it does not
+    yield.
 
     Args:
         datapipe: the pipe to read.
         filter_fn: a function from an item (or its columns) to a bool.
         input_col: the parts of an item that `filter_fn` receives: None (the default) for the item itself, an index or
-            key, or a list or tuple of these, to pass each as one argument.
+            key, or a list or tuple of indices or keys, each of which is passed as one argument.
 
     Raises:
         TypeError: `filter_fn` is not a function.
@@ -81,7 +82,7 @@ _PLAIN: tuple[type, ...] = tuple(PLAIN_TYPES)
 
 
 def _to_bool(keep: Any) -> bool:
-    """Only bool and NumPy's bool are valid results of a predicate."""
+    """Converts the result of a filter function. Only bool and NumPy's bool are valid results."""
     if type(keep).__name__ in ("bool_", "bool") and type(keep).__module__ == "numpy":
         return bool(keep)
     raise ValueError(

@@ -1,7 +1,7 @@
 """The pipe that skips items if other pipes raise exceptions for them: OnError.
 
-Role: the pipe yields its source's items unchanged. The module `_pipe/skipping.py` skips the exceptions of earlier
-pipes.
+Role: the pipe yields its source's items unchanged. The module `_pipe/skipping.py` implements the skipping of
+exceptions.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items for which an earlier pipe, up to the previous `on_error`, raises an exception.
+    """Skips items for which an earlier pipe raises an exception. Pipes before a previous `on_error` are not included.
 
-    An item that causes an exception is left out, and counted by exception type and pipe. Skipped are exceptions of
-    functions that are passed to pipes such as `map` and `filter`, exceptions of pipes that read streams and archives
-    (the rest of a broken stream is left out), and exceptions of pipes that cannot use an item.
+    An item that causes an exception is left out, and counted by exception type and pipe. This applies to exceptions of
+    functions that are passed to pipes such as `map` and `filter`, of pipes that read streams and archives (the rest of
+    a broken stream is left out), and of pipes that cannot use an item.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
     exception. In this case, a note in the exception explains why it was not skipped. `on_error` never skips errors from
     listing a store, errors of `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the
     exit of a process.
 
-    A saved state contains the counts: a resumed run does not read the skipped items again, and adds to these counts. At
-    the end of an epoch, a `RuntimeWarning` contains the counts of the process or, with a `DataLoader2`, of all its
-    workers. `DataLoader2.stats()` returns the counts at any time.
+    A saved state contains the counts. A resumed run continues them, and does not read the skipped items again. At the
+    end of an epoch, a `RuntimeWarning` contains the counts of the process or, with a `DataLoader2`, of all its workers.
+    `DataLoader2.stats()` returns the counts at any time.
 
     Args:
         datapipe: the pipe to read.
-        how: "skip", the only value.
+        how: "skip", which is the only supported value.
         limit: maximum number of items that are skipped in an epoch, in each process. A float is the maximum fraction of
             the items of each pipe, which is checked from the pipe's 100th item on, and at the end of the epoch. If
             `limit` is None (the default), any number of items may be skipped.
@@ -52,7 +52,7 @@ class OnError(IterDataPipe[T_co]):
             the exception. Every epoch and run appends to the log, so several lines can have one key.
 
     Raises:
-        ValueError: `how` has an unsupported value, or `limit` is negative or a share over 1.
+        ValueError: `how` has an unsupported value, or `limit` is negative or a fraction over 1.
         TypeError: `limit` is not a number.
         TooManySkipped (a `RuntimeError`): while iterating, more than `limit` items have raised exceptions.
 
@@ -65,7 +65,7 @@ class OnError(IterDataPipe[T_co]):
     """
 
     iteration_state = ()
-    #: A resumed run may write to another log file.
+    #: `log` may change when a state is loaded.
     tuning = frozenset({"log"})
     #: `skipper_of` finds this pipe by this attribute.
     _skips = True
@@ -90,7 +90,7 @@ class OnError(IterDataPipe[T_co]):
         return chain(iter(self.datapipe), self._end())
 
     def _end(self) -> Iterator[Any]:
-        """Yields no items, but at the end of the iteration warns about the skipped items."""
+        """Warns about the skipped items at the end of the iteration. Yields no items."""
         skipped = skipping.skipped_of(self)
         if (told := skipping.limit_error(self, at_the_end=True)) is not None:
             raise told

@@ -46,7 +46,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _private_copy(iterable: Any) -> Any:
-    """Members of immutable types need not be copied."""
+    """Copies an iterable. Members of immutable types are not copied."""
     kind = type(iterable)
     if kind in (range, str, bytes):
         return iterable
@@ -98,11 +98,11 @@ class IterableWrapper(IterDataPipe[T_co]):
     `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state that the iterable has
     between two epochs is saved, too.
 
-    An iterable that neither is a sequence nor has a state is reread up to the position, with the states that the global
-    random generators had in the original run. Some of the reread items are compared with the original items. If they
-    differ, for example because of an unseeded random order, resuming raises `RuntimeError` unless the loader's state is
-    loaded with `strict=False`. If the iterable draws from the global generators for each item, a `RuntimeWarning` is
-    issued instead, because other code that draws numbers between two items changes the items.
+    Any other iterable is reread up to the position, with the states that the global random generators had in the
+    original run. Some of the reread items are compared with the original items. If they differ, for example because of
+    an unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with `strict=False`. If
+    the iterable draws from the global generators for each item, a `RuntimeWarning` is issued instead, because other
+    code that draws between two items changes the items.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
@@ -131,8 +131,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     #: next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: Whether the current epoch reads the user's one-shot iterator itself, not a copy, and (`_is_used_up`) whether an
-    #: earlier epoch has already read it.
+    #: Whether the current epoch reads the user's one-shot iterator itself, not a copy. `_is_used_up`: whether an
+    #: earlier epoch has read it.
     _was_read = _is_used_up = False
     _has_warned = False
     _is_strict = True
@@ -177,7 +177,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         if stream is None or not stream.reads(source):
             stream = self._stateful = StatefulStream(source)
         goes_on = record_of(self).goes_on
-        if loaded is not None and (goes_on or source is self.iterable):  # a copy starts each epoch from the beginning
+        if loaded is not None and (goes_on or source is self.iterable):  # a new copy begins from the start
             rest: Iterator[T_co] = stream.go_to(loaded)
             if goes_on:
                 return rest
@@ -267,7 +267,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         try:
             position = self._position() if self._outlives_epochs() else None
             return {} if position is None else {"stream": copied(position._asdict())}
-        except Exception:  # `state_dict` raises this error when the user calls it
+        except Exception:  # the user's call of `state_dict` raises this error
             return {}
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
