@@ -60,7 +60,9 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def check_hash(
         self, hash_dict: Mapping[str, str], hash_type: str = "sha256", rewind: bool = True,
     ) -> IterDataPipe[tuple[str, Any]]:
-        """Yields the files that have the expected hash. Raises an error for a file with any other hash."""
+        """Verifies the hashes of files: yields each file with the expected hash, and raises an error for
+        any other file.
+        """
 
     def collate(
         self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None, *,
@@ -80,7 +82,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, dataframe_size: int = 1000, dtype: Any = None, dtype_generator: Callable[[], Any] | None = None,
         columns: list[str] | None = None, device: str = "", library: str = "pandas",
     ) -> IterDataPipe[Any]:
-        """Makes data frames of consecutive rows."""
+        """Creates data frames from consecutive rows."""
 
     def decode_image(
         self, size: int | tuple[int, int] | None = None, *, crop: Literal["random", "center"] | Callable[[random.Random,
@@ -156,8 +158,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def fullsync(
         self, timeout: float = 1800, process_group: RankGroup | TorchRanks | None = None,
     ) -> IterDataPipe[T_co]:
-        """Ends the iteration on all ranks after an equal number of items, as soon as one rank has no more
-        items.
+        """Ends the iteration on all ranks as soon as one rank has no more items, so that all ranks yield
+        equally many items.
         """
 
     def groupby(
@@ -187,7 +189,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields the paths of the files in one or several directories."""
 
     def list_files_by_ais(self, url: str, length: int = -1, *, timeout: float = 20.0) -> IterDataPipe[str]:
-        """Yields the URLs of the objects in an AIStore cluster with given prefixes."""
+        """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes."""
 
     def list_files_by_fsspec(self, masks: str | list[str] = "", **kwargs: Any) -> IterDataPipe[str]:
         """Yields the URLs of the files and directories in one or several directories of any file system of
@@ -337,13 +339,15 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, *, skip_lines: int = 0, decode: bool = True, encoding: str = "utf-8", errors: str | None = None,
         return_path: bool = False, **fmtparams: Any,
     ) -> IterDataPipe[Any]:
-        """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys."""
+        """Yields the rows of CSV files, as dicts whose keys are the fields of each file's first row."""
 
     def parse_json_files(self, **kwargs: Any) -> IterDataPipe[tuple[str, Any]]:
         """Parses JSON files, each as a whole: yields pairs of path and value."""
 
     def pin_memory(self, device: Any = None, pin_memory_fn: Callable[[Any, Any], Any] = ...) -> IterDataPipe[T_co]:
-        """Copies items to pinned memory in a thread, one item ahead; with workers, in the main process."""
+        """Copies items to pinned memory in a thread, one item ahead. With worker processes, this pipe runs
+        in the main process.
+        """
 
     def prefetch(self, buffer_size: int = 10) -> IterDataPipe[T_co]:
         """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the
@@ -391,8 +395,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, dataset: Any, columns: list[str] | None = None, *, rows: bool = True, frame_size: int | None = None,
         library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy", dtype: Any = None, writable: bool = False,
     ) -> IterDataPipe[Any]:
-        """Reads rows of a Lance dataset by their indices: yields rows, or frames of rows that were
-        requested together.
+        """Reads rows of a Lance dataset by their indices: yields rows, or frames of the rows of one
+        request.
         """
 
     def readlines(
@@ -448,10 +452,10 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Gives a pipeline a length without changing its items."""
 
     def shard_expand(self) -> IterDataPipe[str]:
-        """Expands names such as `imagenet-{000..123}.tar` to the names of all files that they represent."""
+        """Expands names such as `imagenet-{000..123}.tar` to the names of all shards."""
 
     def sharding_filter(self, sharding_group_filter: Any = None) -> IterDataPipe[T_co]:
-        """Yields this process's share of the items: after `apply_sharding(n, i)`, every n-th item,
+        """Yields this process's share of the items. After `apply_sharding(n, i)`, this is every n-th item,
         starting with item i.
         """
 

@@ -1,1 +1,1 @@
-"""Pipes that determine the order, repetition and grouping of items, and the process that handles them."""
+"""Pipes that determine the order, repetition and grouping of items, or the process that receives an item."""

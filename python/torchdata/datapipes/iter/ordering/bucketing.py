@@ -33,15 +33,15 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
 
     Args:
         datapipe: the pipe to read.
-        batch_size: items per batch; the last batch may have fewer.
-        drop_last: whether a last batch that is not full is left out; False by default.
+        batch_size: the number of items per batch. The last batch may have fewer.
+        drop_last: whether an incomplete last batch is left out; False by default.
         batch_num: number of batches in a bucket, 100 by default.
         bucket_num: number of buckets in a pool of items that are shuffled together, 1 by default.
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
-        use_in_batch_shuffle: if True (the default), one pool of items after another is shuffled, and then groups of
-            `bucket_num` batches. If `use_in_batch_shuffle` is False, items pass through a shuffle buffer of the size of
-            a pool, and batches through a shuffle buffer of the size of a bucket.
+        use_in_batch_shuffle: how items and batches are shuffled. True (the default) shuffles each pool of items
+            separately, and then each group of `bucket_num` batches. False shuffles items with a buffer as large as a
+            pool, and batches with a buffer as large as a bucket.
 
     Raises:
         AssertionError: `batch_size`, `batch_num` or `bucket_num` is not positive.
@@ -101,7 +101,7 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 
 
 class _Measured(tuple[Any]):
-    """A tuple with the length of an item as its only member. The attribute `item` contains the item.
+    """A tuple whose only member is the length of an item. The attribute `item` contains the item.
 
     The heap compares tuples without running Python code.
     """
@@ -127,7 +127,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     """Makes batches of items of similar length with a limited total length.
 
     Items wait in a buffer, and the shortest item leaves the buffer first. A batch is yielded when the next item would
-    exceed `max_token_count`. The items have the order that torchdata 0.9 yields.
+    exceed `max_token_count`. The order is the same as in torchdata 0.9.
 
     Args:
         datapipe: the pipe to read.
@@ -136,8 +136,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         min_len: minimum length; shorter items are dropped, and streams in them are closed. 0 by default.
         max_len: maximum length; longer items are dropped. `max_token_count` by default.
         buffer_size: maximum number of items in the buffer, 1,000 by default.
-        include_padding: whether each item counts with the length of the batch's longest item, as after padding; False
-            by default.
+        include_padding: whether each item counts as long as the batch's longest item, as after padding; False by
+            default.
 
     Raises:
         TypeError: `len_fn` is not a function, a length is not a number, or `buffer_size` is not an integer.

@@ -53,12 +53,12 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: How many of an epoch's first items are not in the cache, because the cache would exceed `size` with these items.
+    #: The number of first items of an epoch that are not in the cache, because it would exceed `size` with them.
     _given_up: int = state(0, copied=True, lasts=True)
-    #: The shares of the sharding filters before this pipe for which the cache was filled.
+    #: The shares that the sharding filters before this pipe had when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
-    #: The items that the running epoch has stored for the cache. `_bytes` is the total size of these items, and
-    #: `_filling_given_up` the number of items that were dropped.
+    #: The items that the running epoch has stored. `_bytes` is their total size, and `_filling_given_up` is the number
+    #: of items that were dropped.
     _filling: deque[T_co] = state(deque, items=True)
     _bytes: int = state(0)
     _filling_given_up: int = state(0)
@@ -78,7 +78,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
         self.invalidate_cache()
 
     def invalidate_cache(self) -> None:
-        """Drops the stored items; the next epoch reads all items from the source."""
+        """Drops the stored items. The next epoch reads all items from the source."""
         self.cache: list[T_co] | None = None
         self._given_up, self._shares = 0, ()
 
@@ -113,7 +113,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
                     self._bytes -= size_of(filling.popleft())
                     self._filling_given_up += 1
                 if not filling:
-                    self._bytes = 0  # modified items may now be smaller than the recorded size
+                    self._bytes = 0  # items that user code has modified may be smaller now
             yield item
         self.cache, self._given_up, self._shares = list(filling), self._filling_given_up, shares
         self._filling = deque()
@@ -134,7 +134,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
 
 def size_of(item: Any) -> int:
-    """An object that appears twice counts twice."""
+    """Returns the size of an item in bytes. An object that appears twice counts twice."""
     total, waiting = 0, [item]
     while waiting:
         obj = waiting.pop()
@@ -150,6 +150,6 @@ def size_of(item: Any) -> int:
 
 
 def _buffer_size(obj: Any) -> int:
-    """`sys.getsizeof` may not include the memory of an array or tensor."""
+    """Returns the size of an array's or tensor's memory, which `sys.getsizeof` may not include."""
     size = getattr(obj, "nbytes", None)
     return size if isinstance(size, int) and sys.getsizeof(obj) < size else 0

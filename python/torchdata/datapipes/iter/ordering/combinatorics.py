@@ -31,9 +31,9 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        buffer_size: number of items in the buffer, 10,000 by default. A buffer of 1 does not shuffle; a buffer as large
-            as the dataset shuffles completely.
-        unbatch_level: levels of lists that are removed before shuffling, as by `unbatch`; 0 by default.
+        buffer_size: number of items in the buffer, 10,000 by default. With `buffer_size=1`, items are not shuffled. A
+            buffer as large as the dataset shuffles completely.
+        unbatch_level: number of levels of lists to remove before shuffling, as by `unbatch`; 0 by default.
 
     Raises:
         AssertionError: `buffer_size` is not positive.
@@ -79,7 +79,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # If the buffer of a loaded state contains items, this iteration cannot yield indices.
+        # This iteration cannot yield indices if the buffer of a loaded state contains items.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 
@@ -167,7 +167,7 @@ class SequentialSampler:
 
 
 class Sampler(IterDataPipe[Any]):
-    """Yields the values of a sampler for a source, which are usually indices of the source's items.
+    """Yields the values of a sampler, which are usually indices of a source's items.
 
     Args:
         datapipe: the source, which must have a length.
@@ -207,8 +207,8 @@ class Sampler(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._order is None:
-            # A sampler with a length is read completely before the first index is yielded, so that a saved state
-            # contains the order, which may be random.
+            # The order may be random, so a saved state must contain it. Therefore, a sampler with a length is read
+            # completely before the first index is yielded.
             sequential = isinstance(self.sampler, SequentialSampler)
             finite = isinstance(self.sampler, Sized)
             self._order = range(len(self.sampler)) if sequential else list(self.sampler) if finite else self.sampler

@@ -33,9 +33,9 @@ T_co = TypeVar("T_co", covariant=True)
 class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     """Applies a function to every item and yields the members of several results in random order.
 
-    A buffer holds `buffer_size` results. Each yielded member is the next member of a random result of the buffer, so
-    members of one result keep their order. When all members of a result were yielded, the next result enters the
-    buffer. The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
+    A buffer holds `buffer_size` results. The pipe repeatedly picks a random result in the buffer and yields its next
+    member, so members of one result keep their order. When all members of a result have been yielded, another result
+    replaces it. The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: the pipe to read.
@@ -58,12 +58,12 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     #: The buffered results, each with its remaining members. If shuffling is turned off, the list contains only the
     #: current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
-    #: The index in the full buffer of the result whose next member is yielded next.
+    #: The index of the result, in the full buffer, whose next member will be yielded.
     _next: int | None = state()
     _asked: Parts | None = state(items=True, saved=False)
-    #: A list with the item that was read, and whose result waits for room in the buffer.
+    #: A list with the item that was read, but whose result is not in the buffer yet.
     _waiting: list[Any] = state(list, items=True)
-    #: The saved results of a loaded state, with which the next iteration fills its buffer.
+    #: The results in a loaded state, with which the next iteration fills its buffer.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
 
     def __init__(
@@ -139,7 +139,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     @contextmanager
     def _parking(self, buffer: list[Parts]) -> Iterator[None]:
-        """If the iteration is abandoned or fails, files and generators in the buffered results are closed."""
+        """Within this context, files and generators in the buffered results are closed if the iteration is abandoned or
+        fails."""
         try:
             yield
         except BaseException:
@@ -150,7 +151,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             raise
 
     def _below(self, limit: int) -> int:
-        """Draws like `random.Random.randint`, but with fewer function calls."""
+        """Draws a random integer below `limit`, like `random.Random.randint`, but with fewer function calls."""
         getrandbits, width = self._rng.getrandbits, limit.bit_length()
         index = getrandbits(width)
         while index >= limit:
@@ -163,14 +164,13 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     def __len__(self) -> int:
         if self.fn is not chosen:
             raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")
-        # The length is computed from a copy of the source, so that computing it neither ends an iteration nor consumes
-        # a seed.
+        # Reading the source itself would end an iteration and consume a seed, so a copy is read.
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
         left = self._restored
         if left is None:
-            # Results without remaining members are saved, too, because random indices refer to the whole buffer.
+            # Results without remaining members are also saved, because random indices refer to the whole buffer.
             left = [parts.state_dict() for parts in self._buffer]
         return {"parts": left, **self._declared_state()}
 

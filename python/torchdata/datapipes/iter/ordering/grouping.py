@@ -1,4 +1,4 @@
-"""Pipes that make batches or unfold them: Batcher, UnBatcher, Grouper."""
+"""Pipes that form batches or unpack them: Batcher, UnBatcher, Grouper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Up to this batch size, `zip_longest` collects the batches; it allocates a tuple of this size even for fewer items.
+#: Up to this batch size, `zip_longest` collects the batches. It always allocates a tuple of the batch size, even for
+#: fewer items.
 _ZIPPED = 1024
 
 _NOTHING = object()
@@ -32,8 +33,8 @@ class Batcher(IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        batch_size: items per batch; the last batch may have fewer.
-        drop_last: whether a last batch that is not full is left out; False by default.
+        batch_size: the number of items per batch. The last batch may have fewer.
+        drop_last: whether an incomplete last batch is left out; False by default.
         wrapper_class: a function from a list of items to the batch; `DataChunk`, a list, by default.
 
     Raises:
@@ -102,8 +103,8 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # zip_longest collects a batch without Python code. `chunk` refers to the tuple that zip_longest would otherwise
-        # reuse for all results, because this tuple would keep the last batch alive.
+        # zip_longest collects a batch without Python code. zip_longest reuses its result tuple if nothing else refers
+        # to it, which would keep the last batch alive. Therefore, `chunk` refers to this tuple.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)
@@ -170,8 +171,8 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
 class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
-    When `buffer_size` items are in incomplete groups, the largest group is yielded if it has at least
-    `guaranteed_group_size` items. If this group has fewer items, it is dropped or an error is raised, depending on
+    When incomplete groups contain `buffer_size` items, the largest group is yielded if it has at least
+    `guaranteed_group_size` items. Otherwise, this group is dropped or an error is raised, depending on
     `drop_remaining`. At the end of the source, all remaining groups are yielded, even if they are smaller.
 
     Args:
@@ -182,8 +183,8 @@ class Grouper(IterDataPipe[Any]):
         group_size: number of items after which a group is yielded; None (the default) for no limit.
         guaranteed_group_size: minimum number of items of a group that is yielded because the buffer is full;
             `group_size` by default.
-        drop_remaining: whether the largest group is dropped, instead of an error, if it is too small when the buffer is
-            full; False by default.
+        drop_remaining: whether the largest group is dropped if it is too small when the buffer is full. False (the
+            default) raises an error.
 
     Raises:
         TypeError: `group_key_fn` is not a function or a size is not an integer.

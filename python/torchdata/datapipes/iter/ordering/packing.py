@@ -17,14 +17,14 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Packer"]
 
-#: An item or a part of an item: a sequence of tokens, or a dict from column to sequence; all its lengths are equal.
+#: An item or a part of an item: a sequence of tokens, or a dict from column to sequences of equal length.
 Piece = Any
 
 _TOKENS = "input_ids"
 
 _ADDED = ("position_ids", "cu_seqlens")
 
-#: The values that pad known columns by default: a label that loss functions ignore, and a token without attention.
+#: The default padding of known columns: a label that loss functions ignore, and no attention.
 _PADDING = {"labels": -100, "attention_mask": 0}
 
 _METHODS = ("first_fit", "in_order", "cut")
@@ -46,16 +46,16 @@ class Packer(IterDataPipe[dict[str, Any]]):
       functions for attention over packed sequences require. Rows contain different numbers of sequences, so leave
       `cu_seqlens` out of `add` if you stack rows into batches.
 
-    In `position_ids` and `cu_seqlens`, the padding at the end of a row counts as one more sequence.
+    In `position_ids` and `cu_seqlens`, the padding at the end of a row counts as a further sequence.
 
-    The `method` determines the row that a sequence is placed in:
+    The `method` determines into which row a sequence is placed:
 
     - `"first_fit"`: the first incomplete row that has room for the sequence, or a new row. If there are more than
       `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes the order of the
       sequences, but rows need little padding.
     - `"in_order"`: the last row. If the sequence does not fit, the last row is yielded and a new row is begun.
-    - `"cut"`: the last row until it is full, and the next rows for the remaining tokens. Sequences are cut at the end
-      of a row, so all rows except the last are full.
+    - `"cut"`: the last row until it is full, and new rows for the remaining tokens. Sequences are cut at the end of a
+      row, so all rows except the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
 
@@ -67,16 +67,16 @@ class Packer(IterDataPipe[dict[str, Any]]):
             default) divides it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the
             first part; `"drop"` leaves the sequence out; `"error"` raises.
         buffer_size: maximum number of incomplete rows with `"first_fit"`, 16 by default.
-        pad_value: the value that fills up rows to `max_tokens`; with None (the default), rows stay shorter. If
+        pad_value: the value that fills up rows to `max_tokens`. With None (the default), rows may be shorter. If
             `pad_value` is a number, it fills `input_ids` (or the only column); `labels` are then filled with -100 and
             `attention_mask` with 0. To fill other columns, pass a mapping from column to number.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
-            Without the label -100, a model that shifts labels by one learns to predict the first token of a sequence
-            from the end of another sequence.
-        columns: the columns to pack, if mappings have further columns; None for all.
-        add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. A column of this name
-            in the items is left out.
-        drop_last: whether `"cut"` leaves out a last row that is not full; False by default.
+            Otherwise, a model that shifts labels by one learns to predict the first token of a sequence from the end of
+            the sequence before it.
+        columns: the columns of mappings to pack; None for all columns.
+        add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. Columns of the items with
+            these names are left out.
+        drop_last: whether `"cut"` leaves out an incomplete last row; False by default.
 
     Raises:
         TypeError: an argument has the wrong type; or, while iterating, an item is not a sequence, or a column changes
@@ -92,7 +92,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         {'input_ids': [2, 2, 0, 0], 'position_ids': [0, 1, 0, 1], 'cu_seqlens': [0, 2, 4]}
     """
 
-    #: The incomplete rows: for each, a list of the number of tokens that still fit, and the pieces.
+    #: The incomplete rows, each as the number of tokens that still fit, and the list of its pieces.
     _rows: list[Any] = state(list, items=True)
     _waiting: deque[Piece] = state(deque, items=True)
 
@@ -154,7 +154,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 if not 0 < size <= longest:
                     waiting.extend(self._pieces(piece, size))
                     break
-                for row in rows:  # most pieces are placed here, without a function call
+                for row in rows:  # most pieces fit here, so no function is called
                     if row[0] >= size:
                         row[0] -= size
                         row[1].append(piece)
@@ -209,7 +209,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return piece
 
     def _placed(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Adds a piece to a row; returns a row to yield, or None."""
+        """Adds a piece to a row. Returns a row to yield, or None."""
         for row in self._rows:
             if row[0] >= size:
                 row[0] -= size
@@ -223,7 +223,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return 0, row[1]
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Begins a new row with the piece; returns a row to yield, or None."""
+        """Begins a new row with the piece. Returns a row to yield, or None."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]

@@ -22,7 +22,7 @@ class Cycler(IterDataPipe[T_co]):
     """Reads its source several times.
 
     Args:
-        source_datapipe: the pipe to read; each pass is a new iteration of the pipe.
+        source_datapipe: the pipe to read. Each pass is a new iteration of this pipe.
         count: number of passes; None (the default) for no limit. Reading without a limit ends if a pass yields no item.
 
     Raises:
@@ -34,7 +34,7 @@ class Cycler(IterDataPipe[T_co]):
         [0, 1, 0, 1]
     """
 
-    #: The number of the current iteration of the source, from 0, and (`_pass_begin`) the number of items of all earlier
+    #: The number of the current iteration of the source, from 0. `_pass_begin` is the number of items of all earlier
     #: iterations.
     _pass: int = state(0)
     _pass_begin: int = state(0)

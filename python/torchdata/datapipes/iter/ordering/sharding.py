@@ -29,7 +29,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SHARDING_PRIORITIES(IntEnum):
-    """The levels of division of a pipeline: first among ranks, then among the workers of each rank.
+    """The levels at which items are divided: first among ranks, then among the workers of each rank.
 
     The values are the same as in torch's enum, so members of both can be compared.
 
@@ -46,26 +46,26 @@ class SHARDING_PRIORITIES(IntEnum):
 
 @functional_datapipe("sharding_filter")
 class ShardingFilter(IterDataPipe[T_co]):
-    """Yields this process's share of the items: after `apply_sharding(n, i)`, every n-th item, starting with item i.
+    """Yields this process's share of the items. After `apply_sharding(n, i)`, this is every n-th item, starting with
+    item i.
 
     Every process reads the whole source, in an order that must be the same in all processes. A loader compares the
     orders of its workers and raises an error if they differ.
 
-    Items that are read by index are loaded only by the process that they are assigned to. Items are read by index if a
-    map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or an `IterableWrapper` of a dataset without `__iter__`,
-    is followed only by `shuffle`, `map` and `sharding_filter`. If items are read by index, `map` calls its function
-    only in the process that receives the items. If the source is an `IterableWrapper` of a range, list, tuple or array,
-    the filter does not read items of other processes.
+    Items that are read by index are loaded, and mapped by `map`, only in the process to which they are assigned. This
+    requires that only `shuffle`, `map` and `sharding_filter` follow a map pipe (by `to_iter_datapipe`, `shuffle` or
+    `sample_by`), or an `IterableWrapper` of a dataset without `__iter__`. If the source is an `IterableWrapper` of a
+    range, list, tuple or array, the filter does not read items of other processes.
 
     Some sources, such as Hugging Face's `IterableDataset`, yield only a part of their items in a worker, according to
     `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows a source of this kind, the source yields all
-    items, so that only the filter divides the items. Without a `sharding_filter`, each worker reads only its part of a
-    source, which is faster.
+    items, so that only the filter divides the items. Without a `sharding_filter`, each worker reads only its part of
+    such a source, which is faster.
 
     Args:
         source_datapipe: the pipe to read.
-        sharding_group_filter: the only level that this pipe divides: a `SHARDING_PRIORITIES`, or another integer for
-            your own level; None (the default) for all levels.
+        sharding_group_filter: the only level at which this pipe divides items: a `SHARDING_PRIORITIES`, or another
+            integer for your own level; None (the default) for all levels.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -81,18 +81,18 @@ class ShardingFilter(IterDataPipe[T_co]):
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
-    #: Whether the source is assumed to split its items among workers, so that this filter must not split them. If True,
-    #: the loader raises an error when two workers read the same items.
+    #: Whether the source splits its items among workers itself, and this filter does not. If two workers nevertheless
+    #: read the same items, the loader raises an error.
     source_splits_itself: bool = False
 
-    _taken: int = state(0)  # items of the source that were consumed when the current iterator was created
-    _yielded_before: int = state(0, saved=False)  # items that had been yielded when the current iterator was created
-    #: In a state of a shard whose common part serves several shards: the number of items that the source must recompute
-    #: up to the position of the filter, and the random generators of the common part (see `common_parts`).
+    _taken: int = state(0)  # items read from the source before the current iterator was created
+    _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
+    #: If one process reads the source (the *common part*) for several shards: the number of items that the common part
+    #: must recompute to reach this filter's position, and its random generators (see `common_parts`).
     _behind: int = state(0)
     _generators: Any = state()
 
-    #: The source of the items if a common part serves several shards. The loader sets this attribute in each epoch.
+    #: The iterator to read if a common part serves several shards. The loader sets this attribute in each epoch.
     _share: Any = state(items=True, lasts=True, saved=False)
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
@@ -113,8 +113,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     ) -> None:
         """Makes the next iterations yield share `instance_id` of `num_of_instances`.
 
-        Shares of several groups are combined: ranks (DISTRIBUTED) first, then workers (MULTIPROCESSING). The group can
-        also be another integer, for a level of your own.
+        Calls with different groups divide the items at several levels: among ranks (DISTRIBUTED) first, then among
+            workers (MULTIPROCESSING). Another integer is a level of your own.
 
         Raises:
             TypeError: the group is not an integer.
@@ -146,8 +146,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     def set_sharding_block(self, block: int | None) -> ShardingFilter[T_co]:
         """Distributes the items in blocks of `block` consecutive items (None: 1) from the next iteration on.
 
-        With blocks of k items, `sharding_filter().batch(k)` makes the same batches for any number of workers.
-        Returns the pipe itself.
+        With blocks of k items, `sharding_filter().batch(k)` yields the same batches for any number of workers. Returns
+        the pipe itself.
 
         Raises:
             ValueError: `block` is not positive.
@@ -156,7 +156,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return self
 
     def set_sharding_enabled(self, enabled: bool = True) -> ShardingFilter[T_co]:
-        """Turns sharding on or off, from the next iteration on. Without sharding, every process gets all items.
+        """Turns sharding on or off, from the next iteration on. Without sharding, every process yields all items.
 
         Returns the pipe itself.
         """
@@ -190,7 +190,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return can_wait(self.source_datapipe)
 
     def _gives_each_item_to_one_worker(self) -> bool:
-        """The result does not depend on the number of workers."""
+        """Returns whether each item is yielded by only one worker, for any number of workers."""
         if not self._sharding_enabled or self.source_splits_itself:
             return False
         return self.sharding_group_filter in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
@@ -214,11 +214,11 @@ class ShardingFilter(IterDataPipe[T_co]):
         )
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
-        """If `is_unloaded`, `source` yields indices, and the source's token does not record the end of the iteration,
-        because the source pipe itself is not iterated."""
+        """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields indices. The end of the
+        iteration is then not recorded by the source's token, because the source pipe itself is not iterated."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
-        if self._behind:  # the state was saved with a common part, which a function of the user may now change
+        if self._behind:  # the state was saved with a common part
             deque(islice(source, self._behind), maxlen=0)
             self._behind, self._generators = 0, None
         witness = witnessing.current
@@ -226,7 +226,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         if witness is None or not is_compared or not isinstance(self.source_datapipe, IterDataPipe):
             return self._running.share_of(source, self._taken)
         watch = witness.watch(self, self._taken)
-        if is_unloaded:  # a `chain` that has ended does not read its source again
+        if is_unloaded:  # an ended `chain` does not call its source again
             return self._running.share_of(chain(source), self._taken, watch, lambda: False)
         token = token_of(self.source_datapipe)
         return self._running.share_of(source, self._taken, watch, lambda: token.finished)
@@ -262,7 +262,7 @@ class ShardingFilter(IterDataPipe[T_co]):
 
 
 def _group(value: Any, argument: str) -> int:
-    """Members of torch's enum are accepted, too."""
+    """Returns the integer of a group, which may be a member of torch's enum."""
     try:
         return SHARDING_PRIORITIES(value)
     except ValueError:
@@ -282,7 +282,7 @@ class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the last pipe that runs in the dispatching process.
-        sharding_group_filter: `SHARDING_PRIORITIES.MULTIPROCESSING`, or None, which means the same.
+        sharding_group_filter: `SHARDING_PRIORITIES.MULTIPROCESSING`, or None, which has the same meaning.
 
     Raises:
         NotImplementedError: `sharding_group_filter` has another value.

@@ -1,7 +1,7 @@
 """Pipes that read from AIStore clusters: AISFileLister, AISFileLoader.
 
-Role: each process creates its own clients, so that no connection is shared with a parent process. A stream fetches data
-when it is read.
+Role: each process creates its own clients, because a connection must not be shared with a parent process. A stream
+fetches data when it is read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _VERSION = "Ais-Version"
 
 @dataclass(frozen=True)
 class _Cluster:
-    """`timeout` is both the time in seconds to wait for a response and the total time for a request and its retries."""
+    """The settings of a cluster. `timeout` limits both the wait for a response and the total time of a request with its
+    retries, in seconds."""
 
     pipe: str
     endpoint: str
@@ -123,16 +124,16 @@ class _OfCluster:
 
 @functional_datapipe("list_files_by_ais")
 class AISFileLister(_OfCluster, GivenLength, ListsRoots):
-    """Yields the URLs of the objects in an AIStore cluster with given prefixes.
+    """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes.
 
-    The objects of a prefix are sorted by name. Objects that the cluster serves from other providers are listed by their
-    URLs (`aws://bucket/`, `gcp://bucket/`).
+    The objects of a prefix are sorted by name. If the cluster serves objects of another provider, their URLs name this
+    provider (`aws://bucket/`, `gcp://bucket/`).
 
     Args:
         source_datapipe: yields prefixes such as `ais://bucket` and `ais://bucket/folder/`.
         url: the address of the cluster's proxy.
         length: the number of objects that `len` returns; with -1 (the default), `len` raises TypeError.
-        timeout: seconds after which a silent cluster causes an error.
+        timeout: if the cluster sends nothing for this many seconds, an error is raised.
 
     Raises:
         ModuleNotFoundError: aistore is not installed (extra `aistore`).
@@ -162,18 +163,19 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
 
 @dataclass(frozen=True)
 class _AISRecipe:
-    """`version` contains the version and the size in bytes of the object when it was first opened."""
+    """How to open an object. `version` contains the version and the size in bytes that the object had when it was first
+    opened."""
 
     url: str
     cluster: _Cluster
     version: tuple[str, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """Sends a request only if `version` is None."""
+        """Returns a file. Sends a request only if `version` is None."""
         return buffered(_AISObject(self))
 
     def get(self, start: int) -> Any:
-        """Returns the response before its body is read."""
+        """Returns a response whose body has not been read."""
         bucket, name = self.cluster.bucket(self.url)
         options = {"byte_range": f"bytes={start}-"} if start else {}
         where = f" from the cluster at {redacted(self.cluster.endpoint)}"
@@ -185,7 +187,7 @@ class _AISRecipe:
 
 
 class _AISObject(RemoteFile[_AISRecipe]):
-    """Sequential reads share one HTTP response, and a seek causes a new request."""
+    """An object as a file. Sequential reads use one HTTP response. The first read after a seek sends a new request."""
 
     #: The offset in the object of the next byte that the response will return.
     _answer_at = 0
@@ -255,7 +257,7 @@ class AISFileLoader(_OfCluster, LoadsObjects):
         source_datapipe: yields URLs such as `ais://bucket/name`.
         url: the address of the cluster's proxy.
         length: ignored; `len` is the length of the source, as in torchdata 0.9.
-        timeout: seconds after which a silent cluster causes an error.
+        timeout: if the cluster sends nothing for this many seconds, an error is raised.
 
     Raises:
         ModuleNotFoundError: aistore is not installed (extra `aistore`).

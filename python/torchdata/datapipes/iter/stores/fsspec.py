@@ -1,7 +1,7 @@
 """Pipes over the file systems of fsspec: FSSpecFileLister, FSSpecFileOpener, FSSpecSaver.
 
-Role: for each item, a pipe requests the file system from fsspec, which keeps one instance per process and thread. A
-stream owns its file, and is reopened by its URL.
+Role: for each item, a pipe requests the file system from fsspec, which stores one instance per process and thread. A
+stream owns its file. An unpickled stream reopens the file by its URL.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ def _is_local(fs: Any) -> bool:
 class FSSpecFileLister(ListsFolders):
     """Yields the URLs of the files and directories in one or several directories of any file system of fsspec.
 
-    The URLs have the order of the file system's own listing; local files are sorted by name. If a root is a file, its
-    URL is yielded. A yielded URL has the protocol of the root, and the following links of a chained root. For example,
-    the root `zip://images::archive.zip` yields `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
+    The URLs are in the order in which the file system lists them; local files are sorted by name. If a root is a file,
+    its URL is yielded. A yielded URL has the protocol of the root, and the further links if the root is a chain. For
+    example, the root `zip://images::archive.zip` yields `zip://images/1.png::archive.zip`, which `open_files_by_fsspec`
+    opens.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: URLs or local paths.
-        masks: a shell pattern (`*.jpg`) or a list of patterns. Only paths in the file system that match one of them are
-            yielded; empty (the default) for all paths.
+        masks: a shell pattern (`*.jpg`) or a list of patterns. Only paths that match one of the patterns are yielded;
+            empty (the default) for all paths.
         kwargs: options of the file system, such as host and user.
 
     Raises:
@@ -75,10 +76,9 @@ class FSSpecFileLister(ListsFolders):
 
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
-    """Returns a function that converts a name in the listing of `root` to a URL with the protocol and links
-    of `root`."""
+    """Returns a function that converts a listed name to a URL with the protocol and links of `root`."""
     links = root.split("::")
-    # Names are listed in the first link with a path. A caching protocol such as `simplecache` has no path.
+    # The listing belongs to the first link with a path. A caching protocol such as `simplecache` has no path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -94,12 +94,12 @@ def _naming(root: str, path: str) -> Callable[[str], str]:
     return url_of
 
 
-#: Names of metadata that change when the contents of a file change, the most reliable first.
+#: Names of metadata that change with the contents of a file, the most reliable first.
 _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "size")
 
 
 class _FSSpecRecipe:
-    """`version`: metadata of the file when it was first opened."""
+    """How to open a file. `version` contains metadata that the file had when it was first opened."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class _FSSpecRecipe:
         except BaseException:
             file.close()
             raise
-        # The file refers to its file system, because some (such as archives) close when no reference remains.
+        # The file refers to its file system, because file systems of archives close when nothing refers to them.
         with suppress(AttributeError):
             file.opened_by = fs
         return file
@@ -157,16 +157,16 @@ class _FSSpecRecipe:
 class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
-    A stream closes its file when the stream is deleted. A stream can be pickled with its options; it then reopens the
-    URL, at the saved position if the file system can seek. If the file has changed since it was first opened, a
-    RuntimeError is raised.
+    A stream closes its file when the stream is deleted. A stream can be pickled with its options. An unpickled stream
+    reopens the URL, at the saved position if the file system can seek. If the file has changed since it was first
+    opened, a RuntimeError is raised.
 
     Args:
         source_datapipe: yields URLs or local paths.
         mode: the mode of `open`, "r" by default.
         kwargs_for_open: options of the file system's `open`, such as `{"encoding": "utf-8", "compression": "infer"}`.
-        max_retries: number of times that opening a file is repeated, after a warning and a pause, if it raises a
-            temporary OSError, such as a broken connection. Reading is not repeated.
+        max_retries: maximum number of times that opening a file is repeated, after a warning and a pause, if it raises
+            a temporary OSError, such as a broken connection. Reading is not repeated.
         kwargs: options of the file system, such as host and user.
 
     Raises:
@@ -205,8 +205,8 @@ class FSSpecFileOpener(OpensFiles):
 class FSSpecSaver(SavesItems):
     """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is written.
 
-    A local file gets its name only when it is complete. All file systems that are not local upload the data while it is
-    written. If writing fails, the upload is canceled, provided that the file system supports this.
+    A local file has a temporary name until it is complete. All other file systems upload the data while it is written.
+    If writing fails, the upload is canceled, provided that the file system supports this.
 
     Args:
         source_datapipe: yields pairs of metadata and data, which is bytes for a binary mode, and a str for a text mode.
@@ -247,8 +247,7 @@ class FSSpecSaver(SavesItems):
     def _save(self, path: str, data: Any) -> None:
         fs, inner = _file_system(type(self).__name__, path, self.kwargs_for_connection)
         if _is_local(fs) and "w" in self.mode:
-            # The temporary file has the extension of `inner`, because fsspec may infer the compression from the
-            # extension.
+            # The temporary file must have the extension of `inner`, from which fsspec may infer the compression.
             with appearing(inner, replace=True, ending=os.path.splitext(inner)[1]) as temporary:
                 self._write(fs, temporary, data)
         else:
@@ -265,7 +264,8 @@ class FSSpecSaver(SavesItems):
 
 
 def _give_up(file: Any) -> None:
-    """Closes the file after a failed write. If the file system supports this, the incomplete file is not uploaded."""
+    """Closes the file after a failed write. The incomplete file is not uploaded, provided that the file system supports
+    this."""
     from fsspec.spec import AbstractBufferedFile
 
     inner = getattr(file, "buffer", None) if not isinstance(file, AbstractBufferedFile) else file

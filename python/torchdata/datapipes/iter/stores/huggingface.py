@@ -23,8 +23,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
     """Yields the rows of a dataset of the Hugging Face Hub, each a dict from column to value.
 
     Rows are streamed: nothing is downloaded ahead, and nothing is stored on disk. A saved state contains the position
-    in the dataset, and a resumed run does not read earlier rows. Every worker process yields all rows, so let a
-    `sharding_filter` follow this pipe.
+    in the dataset, and a resumed run does not read earlier rows. Every worker process yields all rows, so add a
+    `sharding_filter` after this pipe.
 
     Args:
         dataset: the name of a dataset (`"owner/name"`), a folder of files, or the name of a file format, as for
@@ -45,7 +45,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         >>> stars = rows.map(lambda row: row["star"])
     """
 
-    #: The dataset that the running iteration reads. `_loaded` is the position at which an iteration resumes, or None.
+    #: The dataset that the running iteration reads. `_loaded` is the position at which the next iteration resumes, or
+    #: None.
     _data: Any = state(saved=False)
     _loaded: dict[str, Any] | None = state()
 
@@ -68,8 +69,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         if _is_streamed(data):
             if loaded is not None and loaded["place"] is not None:
                 give(data, loaded["place"])
-            # Rows are read in batches of one. The dataset's own `__iter__` would yield only a part of the rows in a
-            # torch worker, and sharding_filter would divide this part again.
+            # Rows are read in batches of one, because in a torch worker, the dataset's own `__iter__` would yield only
+            # a part of the rows, and sharding_filter would divide this part again.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
         else:
             left = range(loaded["rows"] if loaded is not None else 0, len(data))
@@ -78,7 +79,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         try:
             yield from rows
         finally:
-            if self._data is data:  # only the position is kept, because the dataset may hold open files
+            if self._data is data:  # keeps the position, not the dataset, which may hold open files
                 self._loaded, self._data = self.state_dict(), None
 
     def _load(self) -> Any:
@@ -109,7 +110,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
 
 def _is_streamed(data: Any) -> bool:
-    """Returns whether the rows are streamed; otherwise, they are read by index from the downloaded files."""
+    """Returns whether the rows are streamed. If not, they are read by index from downloaded files."""
     return hasattr(data, "load_state_dict")
 
 

@@ -23,7 +23,8 @@ __all__ = ["IoPathFileLister", "IoPathFileOpener", "IoPathSaver"]
 
 
 def _path_manager(pipe: str, given: Any) -> Any:
-    """If `given` is None, creates a path manager for local paths, HTTP, OneDrive and, if boto3 is installed, S3."""
+    """Returns `given`, or if it is None, a new path manager for local paths, HTTP, OneDrive and, if boto3 is installed,
+    S3."""
     file_io = optional_import("iopath.common.file_io", extra="iopath", needed_by=pipe)
     if given is not None:
         if not isinstance(given, file_io.PathManager):
@@ -32,7 +33,7 @@ def _path_manager(pipe: str, given: Any) -> Any:
     manager = file_io.PathManager()
     manager.register_handler(file_io.HTTPURLHandler(), allow_override=True)
     manager.register_handler(file_io.OneDrivePathHandler(), allow_override=True)
-    with suppress(ImportError):  # its handler needs boto3, which iopath does not install
+    with suppress(ImportError):  # S3 needs boto3, which iopath does not install
         from iopath.common.s3 import S3PathHandler
 
         manager.register_handler(S3PathHandler(), allow_override=True)
@@ -69,8 +70,8 @@ class _HasPathManager:
 class IoPathFileLister(_HasPathManager, ListsFolders):
     """Yields the paths of the files and directories in one or several directories, by iopath.
 
-    The paths have the order of the handler's own listing; local files are sorted by name. If a root is a file, its path
-    is yielded. The handlers of iopath determine which of local paths, HTTP, OneDrive and S3 can be listed.
+    The paths are in the order in which the handler lists them; local files are sorted by name. If a root is a file, its
+    path is yielded. It depends on the handler of iopath whether its paths can be listed.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: local paths or URLs.
@@ -121,8 +122,8 @@ class _IoPathRecipe:
 class IoPathFileOpener(_HasPathManager, OpensFiles):
     """Opens files by iopath: yields pairs of path and stream.
 
-    A stream closes its file when the stream is deleted. A stream can be pickled together with its path manager, which
-    reopens the file.
+    A stream closes its file when the stream is deleted. A stream can be pickled with its path manager, by which the
+    unpickled stream reopens the file.
 
     Args:
         source_datapipe: yields local paths or URLs.
@@ -155,9 +156,9 @@ class IoPathFileOpener(_HasPathManager, OpensFiles):
 class IoPathSaver(_HasPathManager, SavesItems):
     """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is written.
 
-    An existing local file stays unchanged. A new file gets its name only when it is complete, so several processes may
-    save the same files, and no lock files remain. Directories are created. If a handler writes to remote storage, an
-    existing file is replaced.
+    An existing local file stays unchanged. A new file has a temporary name until it is complete. Therefore, several
+    processes may save the same files, and no lock files remain. Directories are created. If a handler writes to remote
+    storage, an existing file is replaced.
 
     Args:
         source_datapipe: yields pairs of metadata and data, which is bytes for a binary mode, and a str for a text mode.

@@ -1,7 +1,6 @@
 """Shared code of the pipes over file systems and object stores: masks, options, and listings that can be resumed.
 
-Role: no pipe has an attribute with a client, connection or file system, so that pipes can be pickled and also work
-after a fork.
+Role: pipes store no client, connection or file system. Therefore, they can be pickled, and work after a fork.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
 
 
 class ListsRoots(IterDataPipe[str]):
-    """The state contains the root that is being listed, and the last entry of this root that was yielded. A resumed
-    iteration lists this root again."""
+    """Lists the entries of roots. The state contains the root that is being listed, and the last yielded entry of this
+    root. A resumed iteration lists this root again."""
 
     #: The root that is being listed. `_last` is the position of the last yielded entry of this root, or None.
     _root: str | None = state()
@@ -48,11 +47,11 @@ class ListsRoots(IterDataPipe[str]):
         return sources_of(self)[0]
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        """Yields pairs of position and name for the entries of a root that follow the position `after`."""
+        """Yields pairs of position and name for the entries of a root after the position `after`."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` of the source is called here, so that a state saved before the first item belongs to the new epoch.
+        # Calling `iter` of the source here makes a state from before the first item belong to the new epoch.
         return self._names_of_all(iter(self._source()))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:
@@ -70,8 +69,8 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """Yields the names after `last`, each with its position. If other names were added or removed, the name in `last`
-    determines where to continue.
+    """Yields the names after `last`, each with its position. If names were added or removed, the name in `last`
+    determines the position.
 
     Raises:
         RuntimeError: the name in `last` no longer exists.
@@ -92,7 +91,7 @@ def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, roo
 
 
 class ListsFolders(ListsRoots):
-    """`root` may be a folder or file, a sequence of them, or a pipe that yields them."""
+    """Lists folders. `root` may be a folder or file, a sequence of folders and files, or a pipe that yields them."""
 
     def __init__(self, root: str | Sequence[str] | IterDataPipe[str], masks: str | list[str]) -> None:
         self.datapipe = source_pipe([root] if isinstance(root, str) else root, self)

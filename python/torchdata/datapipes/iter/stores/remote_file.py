@@ -1,8 +1,8 @@
 """Objects of a store as files: shared code of S3 and AIStore, and the base class of the pipes that open objects.
 
 Role: the response to the request that opens an object is kept for the first read. If the pipe opens its next object
-before the first read, the response is dropped, and the first read sends a new request. Therefore, a shuffle buffer full
-of unread streams does not keep connections open.
+before this read, the response is dropped, and the first read sends a new request. Therefore, unread streams, for
+example in a shuffle buffer, do not keep connections open.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SMALL_READS = 64 << 10
 
 
 class ObjectRecipe(Protocol):
-    """`version` contains the object's tag and its size in bytes; it is None before the object is opened for the first
-    time."""
+    """How to open an object. `version` contains the object's tag and its size in bytes; None before the object was
+    first opened."""
 
     @property
     def url(self) -> str: ...
@@ -42,7 +42,7 @@ R = TypeVar("R", bound=ObjectRecipe)
 
 
 class RemoteFile(io.RawIOBase, Generic[R]):
-    """`seek` sends no request.
+    """An object as a file. `seek` sends no request.
 
     Args:
         recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
@@ -53,13 +53,13 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         super().__init__()
         self.name = recipe.url
         self._position = 0
-        #: The response that is being read, and (`_pid`) the id of the process that sent the request.
+        #: The response that is being read. `_pid` is the id of the process that sent the request.
         self._answer: Any = None
         self._pid = os.getpid()
         self._recipe: R = recipe if recipe.version is not None else self._opened(recipe)
 
     def _opened(self, recipe: R) -> R:
-        """The returned recipe contains the object's current version."""
+        """Requests the object. Returns a recipe with the object's current version."""
         raise NotImplementedError
 
     @property

@@ -1,6 +1,6 @@
 """Pipes that read from S3, Google Cloud Storage and Azure: S3FileLister, S3FileLoader.
 
-Role: a stream fetches data when it is read, and keeps no connection open between requests (see `s3_object.py`). Each
+Role: a stream fetches data when it is read. Between requests, it keeps no connection open (see `s3_object.py`). Each
 process has its own stores (see `s3_client.py`).
 """
 
@@ -70,8 +70,8 @@ class S3FileLister(GivenLength, ListsRoots):
         request_timeout_ms: milliseconds without a response after which a request fails; -1 (the default) for 3,000 ms.
         region: the region of S3 buckets; empty (the default) uses the environment.
         masks: a shell pattern (`*.tar`) or a list of patterns for the whole URL; empty (the default) for all.
-        endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's own (MinIO, Ceph, R2);
-            empty (the default) uses the environment.
+        endpoint_url: the address of another server than the provider's (MinIO, Ceph, R2), such as
+            `http://localhost:9000`; empty (the default) uses the environment.
         config: further settings of obstore's `S3Store`, `GCSStore` or `AzureStore`, such as `{"skip_signature": True}`.
         max_retries: maximum number of times that a request is repeated after a temporary error.
 
@@ -120,8 +120,8 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """obstore lists only whole folders, sorted by key. This method lists the folder that contains the prefix, from
-        the first key that can begin with the prefix to the last such key."""
+        """Yields the keys that begin with `prefix`. obstore lists only whole folders, sorted by key, so this method
+        lists a part of the folder that contains the prefix."""
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
         pages = obstore.list(store, folder or None, offset=start or None, chunk_size=_KEYS_PER_PAGE)
@@ -140,7 +140,7 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts shortly before the nonempty `text`, from which a listing can start."""
+    """Returns a text that sorts shortly before the nonempty `text`, as the start of a listing."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
@@ -148,7 +148,8 @@ def _just_before(text: str) -> str:
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """obstore omits the last slash of listed keys. The key of an empty object may be the marker of a folder."""
+    """Returns whether the key of an empty object is the marker of a folder. obstore omits the last slash of listed
+    keys."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:
@@ -165,9 +166,9 @@ class S3FileLoader(LoadsObjects):
     """Opens objects of S3, Google Cloud Storage and Azure: yields pairs of URL and stream.
 
     An object is fetched while it is read, in pieces of at most `buffer_size` bytes. Only one piece is in memory at a
-    time. The streams are seekable. Streams can be pickled, and be part of a saved state. An unpickled stream opens the
-    same version of the object, and raises an error if the object has changed. The settings in `config` are pickled with
-    streams, so keep secrets in the environment.
+    time. The streams are seekable. Streams can be pickled, so they can be part of a saved state. An unpickled stream
+    opens the same version of the object, and raises an error if the object has changed. The settings in `config` are
+    pickled with streams, so keep secrets in the environment.
 
     `S3FileLister` describes the sources of credentials, region and endpoint. The pipe also works in forked workers,
     even if the parent process used it before.
@@ -180,8 +181,8 @@ class S3FileLoader(LoadsObjects):
             and the first request after a seek, fetch smaller pieces.
         multi_part_download: whether pieces of more than 4 MiB are fetched by several concurrent requests; None (the
             default) means True.
-        endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's own; empty (the default)
-            uses the environment.
+        endpoint_url: the address of another server than the provider's, such as `http://localhost:9000`; empty (the
+            default) uses the environment.
         config: further settings of obstore's `S3Store`, `GCSStore` or `AzureStore`, such as `{"skip_signature": True}`.
         max_retries: maximum number of times that a request is repeated after a temporary error.
 

@@ -1,9 +1,8 @@
-"""Manages obstore for the S3 pipes: one set of stores per process, picklable settings, and clear errors.
+"""Manages obstore for the S3 pipes: the stores of each process, picklable settings, and error messages.
 
-Role: obstore works in its own threads, which do not survive a fork, so that every call of obstore would wait forever in
-a child that was forked after obstore was loaded. A child that inherited obstore therefore loads a second copy of
-obstore's extension, with its own threads (16 ms, 15 MB). The copy that the child inherited from its parent is neither
-used nor freed.
+Role: obstore works in its own threads, which do not exist in a forked child. If a child has inherited a loaded obstore,
+each call would wait forever. Such a child therefore loads a second copy of obstore's extension, with its own threads
+(16 ms, 15 MB). The inherited copy is neither used nor freed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _STORES = {
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: If one of these environment variables provides credentials, no profile is read.
+#: Environment variables that provide credentials. If one of them is set, no profile is read.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",
@@ -77,7 +76,7 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """These settings can be pickled, whereas obstore's stores cannot.
+    """The settings of a store. They can be pickled, whereas obstore's stores cannot.
 
     Args:
         request_timeout_ms: milliseconds without a response after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
@@ -95,7 +94,7 @@ class S3Settings:
         return DEFAULT_TIMEOUT_MS if self.request_timeout_ms == -1 else self.request_timeout_ms
 
     def endpoint(self, url: str) -> str:
-        """Returns an empty str for the provider's own server."""
+        """Returns the address of the server for `url`; an empty str for the provider's own server."""
         given = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
         variables = _ENDPOINT_VARIABLES if url.startswith("s3:") else ()
         return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, variables)]), "")
@@ -136,8 +135,8 @@ class S3Settings:
 
 
 def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns the region (as a dict) and the credential provider from the user's AWS profile. A value that `given` or
-    the environment already contains is left out.
+    """Returns the region (as a dict) and the credential provider from the user's AWS profile. A value is left out if
+    `given` or the environment contains it.
 
     boto3 reads the profile's files, and is imported only if the files exist.
     """
@@ -194,7 +193,7 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects that a parent process created are never freed, because freeing needs threads that this process does not have.
+#: Objects of a parent process. They are never freed, because freeing needs threads that this process does not have.
 _kept: list[Any] = []
 
 
@@ -212,8 +211,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _own_copy() -> Any:
-    """The extension is copied to an anonymous file, because the dynamic loader loads no file twice. The path of this
-    file contains the process id, because the loader also compares paths."""
+    """Loads a second copy of the extension. The extension is copied to an anonymous file, because the dynamic loader
+    loads no file twice. The loader also compares paths, so the path contains the process id."""
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -244,7 +243,7 @@ def _own_copy() -> Any:
 
 
 def split_url(pipe: str, url: Any, *, needs_key: bool) -> tuple[str, str]:
-    """Raises S3Error if obstore does not support the key."""
+    """Splits a URL into bucket and key. Raises S3Error if obstore does not support the key."""
     if not isinstance(url, str):
         raise TypeError(f"{pipe} expects URLs such as 's3://bucket/key', but got {shown(url)}")
     scheme, _, rest = url.partition("://")

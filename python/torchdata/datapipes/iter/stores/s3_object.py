@@ -1,6 +1,6 @@
 """An S3 object as a file, which is read in pieces by range requests.
 
-Role: between two requests, a file keeps no connection open, except for the unread response to its first request (see
+Role: between requests, a file keeps no connection open, except for the unread response to its first request (see
 `remote_file.py`).
 """
 
@@ -24,10 +24,10 @@ from torchdata.datapipes.iter.stores.s3_client import (
 __all__ = ["DEFAULT_BUFFER_SIZE", "S3Object", "S3Recipe"]
 
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Bytes per request if several requests fetch a piece, and maximum bytes of the first request for an object.
+#: The number of bytes per request if several requests fetch a piece, and the maximum number for the first request.
 PART_SIZE = 4 << 20
-#: Number of bytes of the first request after a seek. Each following request for consecutive bytes asks for twice as
-#: many bytes as the previous request.
+#: The number of bytes that the first request after a seek asks for. Each further request for consecutive bytes asks for
+#: twice as many bytes as the request before it.
 AFTER_SEEK = 256 << 10
 MOST_PARALLEL = 8
 
@@ -41,7 +41,7 @@ class S3Recipe:
     Args:
         buffer_size: the maximum number of bytes per piece.
         parallel: whether a piece of more than `PART_SIZE` bytes is fetched by several concurrent requests.
-        version: the ETag and the size in bytes of the object when it was first opened; None if it was not opened yet.
+        version: the ETag and the size in bytes that the object had when it was first opened; None before it was opened.
     """
 
     url: str
@@ -51,7 +51,7 @@ class S3Recipe:
     version: tuple[str | None, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """Sends a request only if `version` is None."""
+        """Returns a file. Sends a request only if `version` is None."""
         return buffered(S3Object(self))
 
     def get(self, start: int, size: int) -> Any:
@@ -71,7 +71,7 @@ class S3Recipe:
                 return None
 
     def fetch(self, start: int, size: int) -> Any:
-        """The result supports the buffer protocol."""
+        """Returns a range of bytes, as an object that supports the buffer protocol."""
         answer = self.get(start, size)
         with explaining_s3(self.settings, "read", self.url):
             return answer.bytes() if answer is not None else b""
@@ -81,7 +81,7 @@ class S3Recipe:
 
 
 class S3Object(RemoteFile[S3Recipe]):
-    """A read beyond the current piece requests a new piece."""
+    """An object as a file. A read beyond the current piece requests a new piece."""
 
     def __init__(self, recipe: S3Recipe) -> None:
         self._piece, self._start, self._end = _NOTHING, 0, 0
@@ -121,14 +121,14 @@ class S3Object(RemoteFile[S3Recipe]):
         return b"".join(pieces)
 
     def _here(self, wanted: int) -> memoryview:
-        """Returns the bytes of the current piece from the current position on, and requests the next piece if there are
-        none. The result is empty at the end of the object."""
+        """Returns the bytes of the current piece from the current position on. If the piece is used up, requests the
+        next piece. The result is empty at the end of the object."""
         self._check_open()
         if self._position >= self.size:
             return _NOTHING
         if not self._start <= self._position < self._end:
             goes_on = self._position == self._end
-            # The piece is dropped before the next piece arrives, so that only one piece is in memory.
+            # The old piece is freed before the next piece is requested, so that only one piece is in memory.
             self._piece, self._start = _NOTHING, self._end
             self._piece = self._next_piece(wanted, goes_on)
             self._start, self._end = self._position, self._position + len(self._piece)
@@ -153,7 +153,8 @@ class S3Object(RemoteFile[S3Recipe]):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """Returns the data of the response to the first request; empty if it was dropped or its connection broke."""
+        """Returns the data of the response to the first request; empty if the response was dropped or its connection
+        broke."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer

@@ -1,4 +1,4 @@
-"""The pipes that read a table part by part: ArrowReader, and LanceReader, for which each row is a part.
+"""The pipes that read a table part by part: ArrowReader, and LanceReader, whose parts are single rows.
 
 Role: the map pipe `ArrowParts` lists the numbers of the table's parts. One part is in memory at a time, such as a row
 group of a Parquet file.
@@ -32,20 +32,20 @@ __all__ = ["ArrowReader", "LanceReader"]
 class ArrowReader(IterDataPipe[Any]):
     """Reads the parts of a table that `ArrowParts` lists: yields rows, or frames of many rows.
 
-    One part, such as a row group of a Parquet file, is in memory at a time. A saved state contains the part and the row
-    in it, so a resumed run reads only this part and later parts. Parts without rows yield nothing.
+    One part, such as a row group of a Parquet file, is in memory at a time. A saved state contains the number of the
+    part and of the row in it, so a resumed run does not reread earlier parts. Parts without rows yield nothing.
 
     Args:
         source_datapipe: yields part numbers, or lists of part numbers (for example after `batch`), which are read
             together as one part. The source is usually `ArrowParts(table)`, followed by `to_iter_datapipe` or
-            `shuffle`, and then by pipes such as `sharding_filter`. Instead of a pipe, the source may be a table that
-            `ArrowParts` accepts; such a table is read in order.
+            `shuffle`, and then by pipes such as `sharding_filter`. Instead of a pipe, a table that `ArrowParts` accepts
+            may be given, which is read in order.
         columns: the columns to read, in this order; None (the default) for all.
-        parts: the `ArrowParts` that lists the yielded part numbers; by default, the only `ArrowParts` in the source.
+        parts: the `ArrowParts` whose part numbers the source yields; by default, the only `ArrowParts` in the source.
         rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
             frames.
-        frame_size: rows per frame; the last frame of a part may have fewer. If `frame_size` is None, each part becomes
-            one frame.
+        frame_size: the number of rows per frame; the last frame of a part may have fewer. None makes one frame of each
+            part.
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
         dtype: as for `load_parquet_as_df`.
@@ -73,11 +73,12 @@ class ArrowReader(IterDataPipe[Any]):
     #: A state contains the number of a row, not of a frame, so a resumed run may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
-    #: The number of the part, or the list of numbers, that is being read. `_row` is the number of rows of this part
-    #: that were yielded.
+    #: The number of the part that is being read, or a list of numbers. `_row` is the number of yielded rows of this
+    #: part.
     _part: int | list[int] | None = state()
     _row: int = state(0)
-    #: If the table has another part at this number when a state is loaded, an error is raised.
+    #: The name of the part. An error is raised if the part with the number `_part` has another name when a state is
+    #: loaded.
     _name: str | None = state()
 
     def __init__(
@@ -155,7 +156,7 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _last_row(self) -> str | None:
-        """Returns None if the pipe yields frames."""
+        """Describes the last row for messages; returns None if the pipe yields frames."""
         return redacted(f"{self._name}, row {self._row - 1}") if self.rows else None
 
     def _check_name(self, part: int | list[int]) -> None:
@@ -206,10 +207,11 @@ class ArrowReader(IterDataPipe[Any]):
 
 @functional_datapipe("read_lance")
 class LanceReader(ArrowReader):
-    """Reads rows of a Lance dataset by their indices: yields rows, or frames of rows that were requested together.
+    """Reads rows of a Lance dataset by their indices: yields rows, or frames of the rows of one request.
 
-    If the rows need not be read in a given order, reading ranges of rows is faster: `ArrowParts("….lance",
-    format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is current when the pipe is
+    If the order of the rows is arbitrary, reading ranges of rows is faster: `ArrowParts("….lance",
+        format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is current when the pipe
+        is
     built. Loading a state that was saved with another version raises an error.
 
     Args:
@@ -263,8 +265,8 @@ class LanceReader(ArrowReader):
 
 
 def _table_of(pipe: Any) -> ArrowSource:
-    """`ArrowReader` stores the table of the only `ArrowParts` in its graph, because `ArrowParts` may run in the
-    dispatching process."""
+    """Returns the table of the only `ArrowParts` in a graph. `ArrowReader` stores the table, because `ArrowParts` may
+    run in the dispatching process."""
     if isinstance(pipe, ArrowSource):
         return pipe
     found = [source for each in Graph(pipe) if isinstance(source := getattr(each, "source", None), ArrowSource)]

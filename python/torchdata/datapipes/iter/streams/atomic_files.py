@@ -1,8 +1,8 @@
 """Writes a file atomically, so that no process sees a partial file.
 
 Role: pipes that save files write a temporary file in the final folder, and `appearing` renames this file. The pipe
-`end_caching` uses `write_file`, which also verifies a checksum and calls `fsync`. There, the name of the temporary file
-is derived from the final name, so that the next writer removes the remains of a killed writer.
+`end_caching` uses `write_file`, which also verifies a checksum and calls `fsync`. `write_file` derives the name of the
+temporary file from the final name, so that the next writer removes the file of a killed writer.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def digest_of_file(path: str, hash_type: str) -> str:
 
 
 def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
-    """Opens a file for reading in a folder that other users may write to.
+    """Opens a file for reading, in a folder into which other users may write.
 
     Args:
         follow: whether the file may be a link.
@@ -100,7 +100,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
 
 def create_anew(path: str, mode: str = "wb") -> Any:
     """Opens a new file for writing. An existing file, such as a malicious link, is replaced."""
-    exclusive = mode.replace("w", "x")  # mode "x" uses O_EXCL, which does not follow links
+    exclusive = mode.replace("w", "x")  # "x" means O_EXCL, which does not follow links
     try:
         return open(path, exclusive)
     except FileExistsError:
@@ -115,7 +115,7 @@ def write_file(
 
     Args:
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
-        alone: whether the caller holds the lock of the path. Without the lock, the temporary file gets a unique name.
+        alone: whether the caller holds the lock of the path. Without the lock, the temporary file has a unique name.
         expected: the checksum that the contents must have.
     """
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
@@ -126,7 +126,7 @@ def write_file(
         with create_anew(temporary, mode) as file:
             digest = _fill(file, path, data, mode, hash_type if expected is not None else None)
             file.flush()
-            now = time.time_ns()  # the kernel's file times lag behind this clock by some milliseconds
+            now = time.time_ns()  # file times of the kernel may be some milliseconds older than this clock
             os.utime(file.fileno(), ns=(now, now))
             os.fsync(file.fileno())
         if expected is not None and digest != expected.lower():
@@ -169,11 +169,11 @@ def _pieces(data: Any) -> Iterator[Any]:
         return iter(lambda: data.read(_CHUNK), _Empty())
     if isinstance(data, Iterable):
         return iter(data)
-    return iter((data,))  # the writer later rejects the type of the data
+    return iter((data,))  # the writer will reject data of this type
 
 
 class _Empty:
-    """An object that equals the empty bytes or str that a stream returns at its end."""
+    """Equals both the empty bytes and the empty str, one of which a stream returns at its end."""
 
     def __eq__(self, other: object) -> bool:
         return not other

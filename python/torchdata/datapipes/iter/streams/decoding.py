@@ -31,10 +31,10 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
 
     Args:
         datapipe: yields pairs of path and binary stream, or bytes.
-        *handlers: functions of a key and content that return None for content that they cannot decode; the first has
-            priority. The default handlers are `basichandlers` and `imagehandler("torch")` of
-            `torchdata.datapipes.utils.decoder`; `imagehandler` returns NumPy arrays if PyTorch is not imported.
-            Handlers of `torch.utils.data.datapipes.utils.decoder` also work.
+        *handlers: functions of a key and content, called in order until one of them returns a value other than None.
+            The default handlers are `basichandlers` and `imagehandler("torch")` of `torchdata.datapipes.utils.decoder`;
+            `imagehandler` returns NumPy arrays if PyTorch is not imported. Handlers of
+            `torch.utils.data.datapipes.utils.decoder` also work.
         key_fn: a function from the path to the key that handlers receive; by default the extension without its dot.
         allow_pickle: whether `basichandlers` reads `.pyd`, `.pickle` and `.pt` files; it does not affect other
             handlers. With None (the default), `basichandlers` reads these files unless the environment forbids pickles.

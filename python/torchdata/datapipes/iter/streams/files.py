@@ -1,6 +1,6 @@
-"""Pipes that find files, open them and read them whole or in chunks.
+"""Pipes that find files, open files, and read files whole or in chunks.
 
-Role: a stream that `FileOpener` yields closes itself when the last reference to it is dropped.
+Role: a stream that `FileOpener` yields is closed when the last reference to it is dropped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_masks(pipe: str, masks: Any) -> str | list[str]:
 
 
 def matches(name: str, masks: str | list[str]) -> bool:
-    """An empty list matches every name."""
+    """Returns whether a name matches one of the patterns. An empty list matches every name."""
     if not masks:
         return True
     return any(fnmatch.fnmatch(name, mask) for mask in ((masks,) if isinstance(masks, str) else masks))
@@ -55,9 +55,9 @@ class FileLister(GivenLength, IterDataPipe[str]):
         masks: a shell pattern (`*.jpg`) or a list of patterns for the file names; empty (the default) for all.
         recursive: whether subdirectories are listed; False by default.
         abspath: whether absolute paths are yielded; False by default.
-        non_deterministic: whether files are yielded in the order of the file system; False by default. If
-            `non_deterministic` is True, a state that was saved in the middle of a directory is valid only if the file
-            system does not list this directory in another order when the state is loaded.
+        non_deterministic: whether files are yielded in the order of the file system; False by default. With True, a
+            state from the middle of a directory is valid only as long as the file system lists the directory in the
+            same order.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Warns: UserWarning: no file was found.
@@ -71,11 +71,11 @@ class FileLister(GivenLength, IterDataPipe[str]):
         >>> paths = FileLister("images", masks=["*.png", "*.jpg"], recursive=True)
     """
 
-    _pending: list[str] = state(list)  # directories that are still to be listed; the last one is listed next
+    _pending: list[str] = state(list)  # directories to list, the next directory last
     #: The directory that is being listed. `_names_seen` is the number of names in this directory that were processed.
     _directory: str | None = state()
     _names_seen: int = state(0)
-    #: The first folder that was not entered. `_unwanted` is the first file that matches no mask.
+    #: The first subdirectory that was not listed. `_unwanted` is the first file that matches no mask.
     _passed_over: str | None = state(saved=False)
     _unwanted: str | None = state(saved=False)
 
@@ -99,7 +99,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` of the source is called here, so that a state saved before the first item belongs to the new epoch.
+        # Calling `iter` of the source here makes a state from before the first item belong to the new epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:
@@ -157,7 +157,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
             self._directory = None
 
     def _list(self, directory: str) -> tuple[list[str], list[str]]:
-        """Returns the names of the files, and the paths of the subdirectories to visit."""
+        """Returns the names of the files, and the paths of the subdirectories to list."""
         files, subdirectories = [], []
         try:
             with os.scandir(directory) as entries:
@@ -229,7 +229,7 @@ class StreamReader(HoldsStream[tuple[str, Any]]):
 
     Args:
         datapipe: yields pairs of path and stream. Each stream is closed after it was read.
-        chunk: bytes (characters, for text) per item; None (the default) for the whole stream.
+        chunk: the number of bytes (characters, for text) per item; None (the default) for the whole stream.
 
     Raises:
         ValueError: `chunk` is not positive.

@@ -1,6 +1,6 @@
-"""Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
+"""Pipes that create data frames: DataFrameMaker from rows, ParquetDataFrameLoader from Parquet files.
 
-Role: ParquetDataFrameLoader owns the file that it reads, with one row group in memory at a time.
+Role: ParquetDataFrameLoader owns the file that it reads. One row group is in memory at a time.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ __all__ = ["DataFrameMaker", "ParquetDataFrameLoader"]
 
 @functional_datapipe("dataframe")
 class DataFrameMaker(IterDataPipe[Any]):
-    """Makes data frames of consecutive rows.
+    """Creates data frames from consecutive rows.
 
     Rows are tuples or lists with one value per column, mappings from column to value, or single values, which make
-    frames of one column. The column names are taken from `columns`, from the dtype, or from the rows (mappings and
-    named tuples), in this order. Without column names, the library numbers the columns: 0, 1, … in pandas, and
+    frames of one column. The column names are taken from the first of these that has names: `columns`, the dtype, the
+        rows (mappings and named tuples). Without column names, the library numbers the columns: 0, 1, … in pandas, and
     column_0, column_1, … in polars and pyarrow.
 
     Args:
         source_dp: the pipe of rows.
-        dataframe_size: rows per frame, 1,000 by default; the last frame may have fewer.
+        dataframe_size: the number of rows per frame, 1,000 by default. The last frame may have fewer.
         dtype: None (the default) lets the library infer the types; otherwise a `pyarrow.Schema`, a mapping from column
             to a dtype of `library`, or one such dtype for all columns.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
-            pickled. `dtype_generator` is used if `dtype` is None.
-        columns: the names of the columns. Rows that are mappings must contain all columns of `columns`; other keys are
-            left out. Without column names, a frame has the keys of all its rows, with nulls for missing values.
+            pickled. Used if `dtype` is None.
+        columns: the names of the columns. Rows that are mappings must contain all these columns; their other keys are
+            left out. Without column names, a frame of mappings has the keys of all its rows, with nulls for missing
+            values.
         device: `""` or `"cpu"`.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"`. Polars uses threads, so worker
             processes need the start method spawn or forkserver.
@@ -123,7 +124,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         use_threads: whether columns are decoded by several threads.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
             arrays. Polars uses threads, so worker processes need the start method spawn or forkserver.
-        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. If `dataframe_size` is
+        dataframe_size: the number of rows per item, across row groups; the last item of a file may have fewer. With
             None (the default), each row group is one item.
 
     Raises:
@@ -151,7 +152,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     #: The position after the last yielded item: the number of a row group, and of a row in this group.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: Number of row groups that need not be read, because the reader of this pipe drops their data frames.
+    #: The number of row groups that need not be read, because a resumed iteration drops their data frames.
     _unwanted: int = state(0, saved=False)
 
     def __init__(
@@ -191,7 +192,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
             del table
             self._next = behind
             yield frame
-            del frame  # the memory is freed before the next row group is read
+            del frame  # frees the memory before the next row group is read
 
     def _wanted_row_group(self, file: Any, index: int) -> Any:
         if self._unwanted:
@@ -226,7 +227,7 @@ def _parquet() -> Any:
 
 
 def _opened(item: Any) -> Any:
-    """Returns a pair of path and stream unchanged; for a path, returns the path and its opened file."""
+    """Returns a pair of path and stream unchanged. For a path, returns the path and the opened file."""
     if not isinstance(item, (str, os.PathLike)):
         if isinstance(item, (tuple, list)):
             return item
@@ -254,7 +255,7 @@ def _seekable(path: str, stream: Any) -> Any:
 
 
 def _check_columns(path: str, file: Any, columns: list[str] | None) -> None:
-    """pyarrow would silently leave out a missing column."""
+    """Raises an error for a missing column, which pyarrow would silently leave out."""
     if columns is None:
         return
     present = set(file.schema_arrow.names)

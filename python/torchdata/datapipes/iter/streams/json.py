@@ -1,4 +1,4 @@
-"""The pipe that parses JSON files: JsonParser. It closes the streams that it reads."""
+"""The pipe that parses JSON files: JsonParser. The pipe closes the streams that it reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JsonParser(ItemByItem[tuple[str, Any]]):
         TypeError: `json.loads` does not accept an option.
         json.JSONDecodeError: while iterating, a text is not JSON; the message names path and position. A text with too
             many levels of nesting raises ValueError.
-        UnicodeDecodeError: while iterating, bytes are not UTF-8, UTF-16 or UTF-32; its reason names the path.
+        UnicodeDecodeError: while iterating, bytes are not UTF-8, UTF-16 or UTF-32; the error's `reason` names the path.
 
     Example:
         >>> import io

@@ -1,7 +1,7 @@
-"""The base class of pipes that yield many items from one (path, stream) pair: readers of files, lines and archives.
+"""The base class of pipes that yield many items from each (path, stream) pair, such as readers of lines and archives.
 
 Role: the state of such a pipe is the pair that is being read, and the position in its stream. When the iterator is
-abandoned, the pipe closes the stream and keeps a placeholder that can reopen it.
+abandoned, the pipe closes the stream and stores a placeholder that can reopen it.
 """
 
 from __future__ import annotations
@@ -52,19 +52,20 @@ def position_of(stream: Any) -> int | None:
 
 
 class HoldsStream(IterDataPipe[T_co]):
-    """Subclasses define `_source`, `_read` and, if an offset cannot describe the position in a stream, `_bookmark`."""
+    """Reads streams. Subclasses define `_source` and `_read`, and if an offset cannot describe the position in a
+    stream, `_bookmark`."""
 
     _held: Any = state(saved=False)
     #: The position in the current stream where `_read` begins.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair. If not, `_place` is the position.
+    #: Whether an iterator is reading the pair. If not, `_place` is the current position.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
         return sources_of(self)[0]
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        """Returns an iterator over the items of one stream, from the position `place` on (None: from its start).
+        """Returns an iterator over the items of one stream from the position `place` on; None means the start.
 
         If possible, subclasses return an iterator that is written in C, which is faster than a generator.
         """
@@ -83,8 +84,8 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # `iter` of the source is called here, so that a state saved before the first item belongs to the new epoch.
-        # Each pair is read by a separate generator, so that an exception in one pair does not end the iteration.
+        # Calling `iter` of the source here makes a state from before the first item belong to the new epoch. Each pair
+        # is read by a separate generator, so that an exception in one pair does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)
@@ -93,7 +94,7 @@ class HoldsStream(IterDataPipe[T_co]):
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
         path, stream = path_and_stream(pair, self)
         del pair
-        # An older iterator compares this new tuple by identity, to detect that the pipe reads another pair.
+        # An older iterator detects by the identity of this new tuple that the pipe reads another pair.
         held = self._held = (path, stream)
         self._reading = True
         try:
@@ -122,7 +123,7 @@ class HoldsStream(IterDataPipe[T_co]):
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """The failed iterator has already closed the stream."""
+        """Forgets the stream, which the failed iterator has already closed."""
         self._held = self._place = None
         self._reading = False
 

@@ -60,8 +60,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
                 self._path = path
                 self.buffer.append(line)
             elif self.buffer:
-                # The next paragraph's first line is stored before this paragraph is yielded, because a state may be
-                # saved at the yield.
+                # A state may be saved at the yield, so the next paragraph's first line is stored before.
                 complete = self._path, self.buffer
                 self._path, self.buffer = path, [line] if line else []
                 yield complete[0], self.joiner(complete[1])

@@ -46,7 +46,7 @@ class SavesItems(ItemByItem[str]):
         return path
 
     def _check_data(self, name: str, path: str, data: Any) -> None:
-        """The type of the data is checked before any data is written."""
+        """Checks the type of the data before any data is written."""
         if "b" not in self.mode:
             fits = isinstance(data, str)
         else:

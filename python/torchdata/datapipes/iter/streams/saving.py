@@ -1,6 +1,6 @@
-"""Pipes that write files or verify them: Saver, HashChecker.
+"""Pipes that write or verify files: Saver, HashChecker.
 
-Role: `HashChecker` leaves the streams that it reads open for the next reader, and closes only streams that it refuses.
+Role: `HashChecker` closes a stream only if it raises an error for it. All other streams stay open for the next reader.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _write(path: str, mode: str, data: Any) -> None:
 
 @functional_datapipe("check_hash")
 class HashChecker(ItemByItem[tuple[str, Any]]):
-    """Yields the files that have the expected hash. Raises an error for a file with any other hash.
+    """Verifies the hashes of files: yields each file with the expected hash, and raises an error for any other file.
 
     Streams are read to their end in chunks, and then rewound.
 
@@ -112,7 +112,7 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
         hash_dict: the expected hash of each path, in hexadecimal digits.
         hash_type: `"sha256"` (the default) or `"md5"`.
         rewind: whether a stream is set back to its start, which requires a seekable stream; True by default. If
-            `rewind` is False, the yielded stream is positioned at its end.
+            `rewind` is False, the yielded stream is at its end.
 
     Raises:
         ValueError: `hash_type` is unknown.
@@ -181,7 +181,7 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
     def _hash(self, path: str, data: Any) -> str:
         import hashlib
 
-        # Because the hash is not used for security, md5 is also allowed on systems that forbid it for security.
+        # `usedforsecurity=False` permits md5 on systems that forbid it for security.
         digest = hashlib.new(self.hash_type, usedforsecurity=False)
         if isinstance(data, (str, bytes, bytearray, memoryview)):
             digest.update(data.encode() if isinstance(data, str) else data)

@@ -14,17 +14,18 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["ShardExpander"]
 
-#: A range of numbers in a name: `{000..123}`. The pattern is compiled on use, so that imports stay fast.
+#: A range of numbers in a name: `{000..123}`. The pattern is compiled on first use, because compiling would slow down
+#: the import.
 _RANGE = r"\{([0-9]+)\.\.([0-9]+)\}"
 
 
 @functional_datapipe("shard_expand")
 class ShardExpander(Unfolding, IterDataPipe[str]):
-    """Expands names such as `imagenet-{000..123}.tar` to the names of all files that they represent.
+    """Expands names such as `imagenet-{000..123}.tar` to the names of all shards.
 
-    `{first..last}` represents each number from the first to the last. If the first and the last number have the same
-    number of digits and the first begins with 0, all numbers are padded with zeros. If a name contains several ranges,
-    the last range changes fastest. Names without a range are yielded unchanged.
+    `{first..last}` is replaced by each number from the first to the last. If both have equally many digits and the
+    first begins with 0, all numbers are padded with zeros. If a name contains several ranges, the last range changes
+    fastest. Names without a range are yielded unchanged.
 
     Args:
         source_datapipe: the pipe to read, of names.
@@ -48,7 +49,7 @@ class ShardExpander(Unfolding, IterDataPipe[str]):
 
 
 def _expanded(name: Any) -> Iterable[str]:
-    """Yields the names one by one, because a range may have millions of numbers."""
+    """Yields the names on demand, because a range may have millions of numbers."""
     if not isinstance(name, str):
         raise TypeError(f"ShardExpander expects names, but got {name!r} of type {type(name).__name__}")
     pieces = re.split(_RANGE, name)  # text, first, last, text, first, last, …, text

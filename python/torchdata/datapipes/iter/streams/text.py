@@ -1,8 +1,8 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
-Role: the position in a file is the offset that `tell` returns; for a text file, this value includes the state of its
+Role: the position in a file is the value that `tell` returns. For a text file, this value includes the state of its
 decoder. Text files are read by `readline`, because `tell` fails after `next`. If a stream has no `tell`, the position
-is the number of lines that were read, which a restored pipe skips.
+is the number of lines that were read, and a resumed pipe skips these lines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _told = False
 
 
 def _drop(error: UnicodeError) -> tuple[str, int]:
-    """Drops bytes that cannot be decoded, with one warning per process."""
+    """An error handler of codecs that drops bytes that cannot be decoded, with one warning per process."""
     global _told
     if not isinstance(error, UnicodeDecodeError):
         raise error
@@ -56,10 +56,10 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Returns False for encodings such as UTF-16, whose bytes cannot be split into lines before decoding."""
+    """Returns whether bytes can be split into lines before decoding; False for encodings such as UTF-16."""
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
-    except (LookupError, ValueError, TypeError):  # not a text encoding; decoding raises the error
+    except (LookupError, ValueError, TypeError):  # not a text encoding, so decoding will raise the error
         return True
 
 
@@ -82,13 +82,12 @@ def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
 class _Text(HoldsStream[Any]):
     source_datapipe: Any
 
-    #: The stream's position when the pipe received the stream. `_lines_before` is the number of lines to skip from this
-    #: position.
+    #: The position of the stream when the pipe received it. `_lines_before` is the number of lines to skip from there.
     _start: int | None = state(saved=False)
     _lines_before: int = state(0, saved=False)
-    #: The decoder of a binary stream in an encoding such as UTF-16, which is split into lines after decoding.
+    #: The decoder of a binary stream whose encoding, such as UTF-16, can be split into lines only after decoding.
     _decoder: io.TextIOWrapper | None = state(saved=False)
-    #: Whether bytes after the current line were read, so that the stream's `tell` is not the position.
+    #: Whether bytes after the current line were read. If so, the stream's `tell` does not return the position.
     _is_ahead: bool = state(False, saved=False)
 
     def _set_options(
@@ -120,7 +119,7 @@ class _Text(HoldsStream[Any]):
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
         self._start, self._decoder = position_of(stream), None
         self._lines_before = self._skip_lines if place is None else place["skip"]
-        # This loop reads the bare file object, because a wrapper costs an additional Python frame per line.
+        # This loop reads the file object itself, because a wrapper costs a Python call per line.
         file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
         errors = _DROPPED if self._warns else self._errors
         self._is_ahead = self._decode and not _cuts_lines(self._encoding) and _reads_bytes(file_obj)
@@ -153,13 +152,13 @@ class _Text(HoldsStream[Any]):
         return lines
 
     def _mark(self, in_bytes: bool) -> Any:
-        """The byte order mark at the start of a file is not part of its text."""
+        """Returns the byte order mark to remove from the start of a file."""
         if not in_bytes:
             return _BOM
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name in ("utf-8", "utf-8-sig") else b""
 
     def _lines_read(self) -> int:
-        """Returns the number of lines that were read, without the `_lines_before` skipped lines."""
+        """Returns the number of lines that were read, not including the `_lines_before` skipped lines."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -193,7 +192,8 @@ class LineReader(_Text):
 
     Raises:
         ValueError: `skip_lines` is negative, or `encoding` or `errors` is unknown.
-        UnicodeDecodeError: while iterating, with `errors="strict"`; its reason names the path.
+        UnicodeDecodeError: while iterating with `errors="strict"`, bytes are invalid; the error's `reason` names the
+            path.
 
     Example:
         >>> import io
@@ -324,7 +324,7 @@ class CSVParser(_CSV):
 
 @functional_datapipe("parse_csv_as_dict")
 class CSVDictParser(_CSV):
-    """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys.
+    """Yields the rows of CSV files, as dicts whose keys are the fields of each file's first row.
 
     Args:
         source_datapipe: yields pairs of path and stream. Each stream is closed after it was read.
@@ -355,7 +355,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # `reader.fieldnames` is requested only after the first row was read, because it would read this row.
+        # `reader.fieldnames` would read the first row, so it is requested only after this row has been read.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

@@ -29,7 +29,7 @@ TFRecordExample: TypeAlias = dict[str, Any]
 #: The argument `spec` of the loader: a dict from the name of a feature to a pair of shape and dtype.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
-#: Default limit for the size of a record in bytes. As Python objects, small values take sixty times as much memory.
+#: The default limit for the size of a record in bytes. Small values need sixty times as much memory as Python objects.
 MAX_LENGTH = 128 << 20
 
 _LONGEST = (1 << 31) - 1
@@ -52,14 +52,14 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
         spec: the features to read: a dict from name to a pair of shape and dtype. The shape is a tuple, in which one
             length may be -1 (inferred), or None to keep the shape of the values in the record. The dtype is a dtype of
             NumPy or torch, or None for the type in the record; a feature of bytes requires None, and becomes a nested
-            list. If a dtype is given, the steps of a feature list are stacked to one array. If the value for a name is
-            None instead of a pair, the feature stays unchanged. In a SequenceExample, a name that is both in the
-            context and a feature list refers to the context. Without a spec, all features are read unchanged.
+            list. If a dtype is given, the steps of a feature list are stacked into one array. If the value for a name
+            is None instead of a pair, the feature stays unchanged. In a SequenceExample, a name that occurs in the
+            context and as a feature list refers to the context. Without a spec, all features are read unchanged.
         length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether records with wrong checksums (CRC-32C) cause an error; True by default.
-        max_length: maximum size of a record in bytes, 128 MiB by default; a longer record is refused before it is read.
-            With `max_length=None`, the limit is 2 GiB, as for all protocol buffers. The values of a record may need
-            sixty times as much memory as the record, because they become Python objects.
+        max_length: maximum size of a record in bytes, 128 MiB by default. A longer record raises an error before it is
+            read. With None, the limit is 2 GiB, as for all protocol buffers. The values of a record may need sixty
+            times as much memory as the record, because they become Python objects.
 
     Raises:
         TypeError: `spec` is not a dict of pairs, or `length` or `max_length` is not an integer; or, while iterating, a

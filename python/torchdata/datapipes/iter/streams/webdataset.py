@@ -20,7 +20,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["WebDataset"]
 
-#: When the dict of recent samples has this many entries, it becomes the dict of older samples.
+#: When the dict of recent samples has this many entries, it replaces the dict of older samples.
 _GENERATION = 1 << 15
 
 
@@ -34,10 +34,10 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     Args:
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
-        strict: whether to raise an error for a wrongly packed archive (the default), in which a sample contains a field
-            twice, or the files of a sample are not adjacent (which is detected within tens of thousands of samples). A
-            complete copy of an earlier sample is accepted. If `strict` is False, as in torchdata 0.9, a second file of
-            a field replaces the first file, and files that are not adjacent become separate samples.
+        strict: whether to raise an error (the default) if a sample contains a field twice, or if the files of a sample
+            are not adjacent (which is detected within tens of thousands of samples). A complete copy of an earlier
+            sample is accepted. With False, as in torchdata 0.9, a second file of a field replaces the first file, and
+            files that are not adjacent become separate samples.
 
     Returns:
         Dicts of the data by field, with the key under `"__key__"`.
@@ -57,7 +57,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: Each iteration has its own list with the incomplete sample.
+    #: A list with the incomplete sample. Each iteration has its own list.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
     #: For recent and for older samples of this iteration, a dict from the key of a sample to its fields.
@@ -71,7 +71,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         return self._samples(iter(self.source_datapipe), self._gathering)
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        # No variable refers to a yielded sample, so that its memory is freed when the consumer drops the sample.
+        # No variable may refer to a yielded sample, so that the consumer can free it.
         try:
             for item in source:
                 path, data = path_and_stream(item, self)
@@ -91,12 +91,13 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             if gathering:
                 yield self._whole(gathering.pop())
         except BaseException:
-            if self._gathering is gathering:  # the iterator was not replaced
+            if self._gathering is gathering:  # no newer iteration has begun
                 gathering[:] = [{field: _detached(data) for field, data in sample.items()} for sample in gathering]
             raise
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """If files of this sample were yielded earlier, closes the streams of the sample and raises ValueError."""
+        """Returns a complete sample. If files of this sample were yielded earlier, closes its streams and raises
+        ValueError."""
         try:
             self._refuse_scattered(sample)
         except ValueError:
@@ -113,7 +114,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
-        """Raises ValueError if `strict` is set and an earlier sample has the key of `sample` and other fields."""
+        """Raises ValueError if `strict` is True and an earlier sample has the same key as `sample`, but other
+        fields."""
         if not self.strict:
             return
         key, fields = sample["__key__"], frozenset(sample)

@@ -1,7 +1,7 @@
 """The pipe that copies batches into pinned memory: PinMemory.
 
-Role: the thread of this pipe reads and pins one item ahead, so training does not wait for reading or pinning, and
-copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap with computing.
+Role: the thread of this pipe reads and pins one item ahead, so training does not wait for this. Copies to the GPU
+(`tensor.to(device, non_blocking=True)`) overlap with computing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("pin_memory")
 class PinMemory(_PrefetchBase[T_co]):
-    """Copies items to pinned memory in a thread, one item ahead; with workers, in the main process.
+    """Copies items to pinned memory in a thread, one item ahead. With worker processes, this pipe runs in the main
+    process.
 
     Args:
         source_datapipe: the pipe to read.
-        device: the CUDA device to pin memory for; None (the default) for the current device at the first
+        device: the CUDA device for which memory is pinned; None (the default) for the current device at the first
             iteration.
         pin_memory_fn: a function that receives each item and the device, and returns the pinned item.
 
@@ -54,7 +55,7 @@ class PinMemory(_PrefetchBase[T_co]):
         self.pin_memory_fn = pin_memory_fn
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Pins the items of a loaded state, because pickling has removed them from pinned memory."""
+        """Pins the items of a loaded state, because unpickled items are not in pinned memory."""
         if items and self.pin_memory_fn is _default_fn:
             return [_default_fn(item, _require_cuda(self.device)) for item in items]
         return items
@@ -83,7 +84,7 @@ class PinMemory(_PrefetchBase[T_co]):
 
 
 def _require_cuda(device: Any) -> int:
-    """Returns the index of the device for pinning; the current device if `device` lacks an index."""
+    """Returns the index of the device for which to pin. If `device` lacks an index, this is the current device."""
     remedy = "take pin_memory out of the pipeline here, or give it a pin_memory_fn of your own"
     if importlib.util.find_spec("torch") is None:
         raise RuntimeError(f"PinMemory needs PyTorch with CUDA, but PyTorch is not installed; {remedy}")
@@ -100,7 +101,7 @@ def _require_cuda(device: Any) -> int:
 
 
 def _work_for(device: Any) -> None:
-    """Makes this thread use `device`. By default, a new thread uses the first GPU, and pinning would allocate memory on
+    """Makes this thread use `device`. Otherwise, a new thread uses the first GPU, and pinning would allocate memory on
     the GPU of another rank."""
     torch = sys.modules.get("torch")
     if device is not None and torch is not None and torch.cuda.is_available():

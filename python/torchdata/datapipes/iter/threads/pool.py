@@ -1,7 +1,7 @@
 """The thread pool that calls the function of a `threadpool_map` pipe, and returns results in order.
 
 Role: a pool serves one iteration, and its queue owns the submitted items and the pending results. The threads do not
-refer to the pool, so that dropping the iterator closes the pool.
+refer to the pool. Therefore, the pool is closed when the iterator is dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Pool"]
 
 
 class _PoolWork(ReadAhead):
-    """The threads keep this object alive, so it must not refer to the pool."""
+    """The work of the threads. The threads keep this object alive, so it must not refer to the pool."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class _PoolWork(ReadAhead):
                 broken = without_own_frame(error)
         while (claimed := self.queue.claim()) is not None:
             self._call(*claimed, broken)
-            del claimed  # the waiting thread must not keep a consumed item alive
+            del claimed  # while waiting, the thread must not keep a consumed item alive
 
     def _call(self, slot: int, item: Any, broken: BaseException | None) -> None:
         try:
@@ -59,7 +59,7 @@ class _PoolWork(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # For an immutable item, a state contains the item instead of the error, which may not be picklable.
+            # The error may not be picklable. If the item is immutable, a state contains the item instead.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, not_the_end("ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
@@ -67,8 +67,8 @@ class _PoolWork(ReadAhead):
 
 
 class Pool:
-    """Each submitted item starts a thread until there are `max_workers` threads. The options are those of
-    `concurrent.futures.ThreadPoolExecutor`."""
+    """A pool of threads. Each submitted item starts a thread until there are `max_workers` threads. The options are
+    those of `concurrent.futures.ThreadPoolExecutor`."""
 
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
         self._work = _PoolWork(function, max_workers, **options)
@@ -97,18 +97,18 @@ class Pool:
 
     def submit(self, item: Any) -> None:
         self._queue.submit(item, type(item) in PLAIN_TYPES)
-        self._work.start_thread()  # Ctrl-C may interrupt this call after the item was added
+        self._work.start_thread()  # Ctrl-C may interrupt this call when the item has been added
 
     def wait(self) -> None:
         if not self._work.threads and not self.closed:
-            self._work.start_thread()  # the first thread is missing if its start was interrupted
+            self._work.start_thread()  # starts the first thread if its start was interrupted
         self._queue.wait()
 
     def close(self) -> None:
         """Makes each thread end after its current call.
 
         Items that no thread has begun to process are kept, so that a state can contain them. This method may be called
-        more than once, from any thread, and by the garbage collector.
+        repeatedly, from any thread, and by the garbage collector.
         """
         self._work.close()
         if self.is_inherited():
@@ -123,17 +123,16 @@ class Pool:
                     self._queue.exchange(slot, detached)
 
     def go_on(self) -> None:
-        """The consumer calls this method to resume threads that were paused when a state was saved."""
+        """Resumes threads that were paused when a state was saved. Called by the consumer."""
         rest, self.rest = self.rest, None
         if rest is not None:
             rest.release()
 
     def entries(self, patience: float) -> list[tuple[str, Any]]:
-        """Returns all pending items and results in the form of a state. Call this method while no thread takes or
-        submits items.
+        """Returns all pending items and results in the form of a state. Meanwhile, no thread may take or submit items.
 
-        If the function may change its items, this method waits for running calls, and delays further calls until the
-        consumer continues. Otherwise, a call could modify items while the state that contains them is being saved.
+        If items are mutable, this method waits for running calls, and delays further calls until the consumer
+        continues. Otherwise, a call could modify an item in the state while the state is being saved.
 
         Raises:
             TimeoutError: a call took longer than `patience` seconds.
@@ -165,8 +164,8 @@ class Pool:
 
 
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
-    """If a call has failed and its item was kept, the state contains the item, because the error may not be
-    picklable."""
+    """Returns an entry of a state. If a call has failed and its item was kept, the entry contains the item, because the
+    error may not be picklable."""
     if kind == "error" and kept is not None:
         return "item", kept[0]
     return kind if kind in ("result", "error") else "item", content

@@ -2,7 +2,7 @@
 
 Role: the source's iteration begins in the thread that iterates the pipe. A daemon thread reads items and puts them into
 a bounded native queue, until the source ends or fails, or the pipe's iterator is closed. The thread does not refer to
-the pipe's iterator, so that dropping the iterator ends the thread.
+the pipe's iterator, so the thread ends when the iterator is dropped.
 
 A forked child has no such thread, and does not use the inherited queue.
 """
@@ -34,14 +34,14 @@ class _PrefetchData(ReadAhead):
     def __init__(self, name: str, source: Iterator[Any], buffer_size: int) -> None:
         super().__init__(name, min(buffer_size, sys.maxsize), "torchdata-prefetch")
         self.source: Iterator[Any] | None = source
-        #: Keeps the queue paused between `pause()` and `resume()`.
+        #: The object that keeps the queue paused between `pause()` and `resume()`.
         self.pause: ReadAheadHold | None = None
-        #: Whether the pipe was closed for good, so that no further iteration follows.
+        #: Whether the pipe was shut down, and no further iteration may follow.
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The source's item count when this iteration began. If the source does not count its items, the value is None,
-        #: and the thread counts them in `taken`.
+        #: The source's item count when this iteration began. None if the source does not count its items; the thread
+        #: then counts them in `taken`.
         self.before: int | None = None
         self.taken = 0
         #: The position at which the thread pauses during a replay; None if the thread does not pause.
@@ -64,7 +64,7 @@ class _PrefetchData(ReadAhead):
         self.leave(for_good=True)
 
     def await_release(self, seconds: float) -> bool:
-        """Waits at most `seconds` until a closed queue's thread releases the source; returns whether it is released."""
+        """Waits up to `seconds` until the thread of a closed queue has released the source. Returns whether it has."""
         return not self.queue.closed or not self.others() or self.released.wait(seconds)
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
@@ -88,7 +88,7 @@ _END = object()
 
 
 class _Reader(Iterator[Any]):
-    """Dropping this iterator, which the consumer reads, ends the thread."""
+    """The iterator that the consumer reads. Dropping it ends the thread."""
 
     __slots__ = ("_data", "_pop")
 
@@ -108,10 +108,10 @@ class _Reader(Iterator[Any]):
 
 
 def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> None:
-    """Runs in the prefetching thread, until the source ends or the queue is closed."""
+    """Reads the source until it ends or the queue is closed. Runs in the prefetching thread."""
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
-    if halt is None:  # otherwise, `halt.stand` pauses the thread
+    if halt is None:  # if there is a `halt`, `halt.stand` pauses the thread instead
         await_beginning(queue)
     while (slot := queue.reserve()) is not None:
         if halt is not None:
@@ -139,17 +139,16 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
 
 
 class _PrefetchBase(IterDataPipe[T_co]):
-    """Subclasses pass additional arguments to `thread_worker`."""
+    """A pipe that reads ahead in a thread. Subclasses pass additional arguments to `thread_worker`."""
 
     _data: _PrefetchData | None = state(saved=False)
-    #: The buffered items of a loaded state, and the error to raise after these items.
+    #: The buffered items in a loaded state, and the error to raise after these items.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of iterations that have begun, and (`_halt`) the position at which the thread of a later iteration
-    #: pauses.
+    #: The number of iterations that have begun. `_halt`: where the thread of a replayed iteration pauses.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
-    #: The number of seconds that pausing and restarting wait for the source to finish its current item.
+    #: The maximum number of seconds that pausing or restarting waits for the source's current item.
     patience: ClassVar[float] = 60.0
 
     tuning: ClassVar[frozenset[str]] = frozenset({"buffer_size"})
@@ -161,11 +160,11 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """Returns the function that the thread runs, which must not keep the pipe alive."""
+        """Returns the function that the thread runs. The function must not refer to the pipe."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Processes the items of a loaded state as the thread processes new items, for example pins them."""
+        """Processes the items of a loaded state like the thread processes new items, for example by pinning them."""
         return items
 
     def __iter__(self) -> Iterator[T_co]:
@@ -194,8 +193,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the thread, which is paused during this call, has read ahead; None if no iteration has begun
-        after the first `passes` iterations."""
+        """Returns how far the thread has read ahead; None if the pipe has begun only `passes` iterations. The thread is
+        paused during this call."""
         data = self._data
         if data is None or data.is_inherited or self._passes == passes:
             return None
@@ -224,7 +223,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data.join(self.patience)
 
     def _stop_reading(self) -> None:
-        """When this method returns, the thread no longer reads the source."""
+        """Closes the queue, and waits until the thread no longer reads the source."""
         data = self._data
         if data is None or data.is_inherited:
             return
@@ -250,8 +249,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         super().reset()
 
     def shutdown(self) -> None:
-        """Ends the thread after its current item, and waits for the end. The iterator ends, too. This method may be
-        called twice."""
+        """Ends the thread after its current item, and waits for its end. The iterator ends, too. This method may be
+        called repeatedly."""
         self._end_thread()
 
     def pause(self) -> None:
@@ -272,7 +271,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
             hold.release()
 
     def resume(self) -> None:
-        """Resumes reading ahead, unless another caller has also paused the pipe."""
+        """Resumes reading ahead, unless the pipe is also paused for another reason."""
         if self._data is not None and not self._data.is_inherited:
             pause, self._data.pause = self._data.pause, None
             if pause is not None:
@@ -292,8 +291,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Within this context, the thread is paused, so that the states of the source and of this pipe belong to one
-        position."""
+        """Within this context, the thread is paused. Therefore, the states of the source and of this pipe belong to the
+        same position."""
         data = self._data
         if data is None or data.is_inherited:
             yield
@@ -316,7 +315,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self._restored = (list(state_dict["items"]), state_dict["error"])
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
-        self._end_thread()  # a running thread would consume random numbers of the generators that are loaded later
+        self._end_thread()  # a running thread would draw from the generators whose states are loaded next
         super()._load_lasting_state(lasting)
 
     def __len__(self) -> int:
@@ -324,7 +323,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
 
 def end_threads(datapipe: Any) -> None:
-    """Ends the read-ahead threads of a graph's pipes, except for `fullsync`, each after its current item."""
+    """Ends the read-ahead threads of a graph, except that of `fullsync`, each after its current item."""
     for pipe in pipes_with_threads(datapipe):
         if not hasattr(pipe, "set_process_group"):
             pipe.shutdown()
@@ -340,7 +339,7 @@ def stop_reading(datapipe: Any) -> None:
 
 
 def pipes_with_threads(datapipe: Any) -> list[_PrefetchBase[Any]]:
-    """Returns each pipe before its sources."""
+    """Returns the pipes with read-ahead threads, each before its sources."""
     return [pipe for pipe in reversed(graph_of(datapipe).pipes) if isinstance(pipe, _PrefetchBase)]
 
 
@@ -349,7 +348,7 @@ class Prefetcher(_PrefetchBase[T_co]):
     """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the work of later pipes.
 
     Args:
-        source_datapipe: the pipe to read. This thread runs all pipes before this one.
+        source_datapipe: the pipe to read. It runs in the thread, together with all pipes before it.
         buffer_size: maximum number of buffered items, 10 by default.
 
     Raises:

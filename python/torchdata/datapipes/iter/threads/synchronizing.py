@@ -5,9 +5,8 @@ all ranks whether they also have an item.
 
 Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. With n
 ranks, the number `-(r + 1)` means that rank r ends its run, and `-(n + r + 1)` that rank r has raised an exception. The
-ranks stop voting after the first vote in which a rank has no item, so all ranks yield the same number of items. The
-ranks do not vote on items that a loader rereads in order to resume, because the number of reread items may differ
-between ranks.
+ranks stop voting after the first vote in which a rank has no item, so all ranks yield the same number of items. When a
+loader resumes, the ranks do not vote on the items that it rereads, because their number may differ between ranks.
 """
 
 from __future__ import annotations
@@ -45,44 +44,44 @@ __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: The possible votes of a rank: it has an item, has no more items, or has left its loop for the next epoch.
+#: The possible votes of a rank: the rank has an item, has no more items, or has left its loop for the next epoch.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
-#: Maximum number of seconds for counting the items that a rank does not yield because another rank has ended.
+#: If another rank has ended, a rank counts its remaining items for at most this number of seconds.
 _COUNTING = 2.0
 
-#: The number of seconds that `shutdown` waits for all ranks to take part in the current vote.
+#: The maximum number of seconds that `shutdown` waits for all ranks to take part in the current vote.
 _SHUTDOWN_WAIT = 5.0
 
 
 class _StepData(_PrefetchData):
-    """If `again` is positive, it is the number of items to reread without a vote, because the ranks have already voted
-    on these items. If it is negative, `-again` is the number of votes to repeat without an item, because other ranks
-    have yet to take part in these votes."""
+    """The data of an iteration. If `again` is positive, this number of items is reread without a vote, because the
+    ranks have already voted on them. If it is negative, `-again` votes are repeated without an item, because other
+    ranks have not taken part in these votes yet."""
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: This lock is held while an item moves from `voted_on` to the queue, and while code reads both.
+        #: A thread holds this lock while it moves an item from `voted_on` to the queue, or reads both.
         self.lock = threading.Lock()
         self.slot: int | None = None
-        #: The item of the current vote, which is not in the queue yet. If another rank ends or fails, the item stays in
-        #: this attribute, so that a state includes it.
+        #: The item of the current vote, which is not in the queue yet. If another rank ends or fails, the item stays
+        #: here, so that a state contains it.
         self.voted_on: Any = _END
         self.failure: BaseException | None = None
-        #: The error of a failed vote, such as a lost rank, which the consumer has not received yet.
+        #: The error of a failed vote, such as a lost rank, until it is raised to the consumer.
         self.untold: BaseException | None = None
-        #: Whether to count the items that this rank does not yield. `rest` is the number of these items, and whether it
-        #: is exact.
+        #: Whether to count the items that this rank does not yield. `rest` contains their number, and whether it is
+        #: exact.
         self.counts_rest = False
         self.rest = (0, True)
 
     def read(self, source: Iterator[Any]) -> bool:
-        """Reads the next item, unless the queue is closed; returns whether the ranks have already voted on it."""
+        """Reads the next item, unless the queue is closed. Returns whether the ranks have already voted on it."""
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
-        if self.slot is not None:  # without a slot, the loop was left, and this rank only votes
+        if self.slot is not None:  # without a slot, this rank has left its loop and only votes
             if self.halt is not None:
                 self.halt.stand()
             try:
@@ -120,7 +119,7 @@ class _StepData(_PrefetchData):
 
 
 def _fill_in_step(data: _StepData, group: RankGroup) -> None:
-    """Runs in the pipe's thread as long as every rank has an item."""
+    """Reads items and votes, as long as every rank has an item. Runs in the pipe's thread."""
     queue = data.queue
     source: Iterator[Any] | None = data.source
     data.source = None
@@ -133,18 +132,18 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             data.hand_over()
             continue
         if not repeats and data.voted_on is _END:
-            source = None  # the iterator may be in the middle of an item
+            source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # If this rank ends its run, its vote says so even if the source has ended, because stopping the workers ends
-        # the source.
+        # A rank that ends its run votes so even if the source has ended, because stopping the workers also ends the
+        # source.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
             vote = -(group.rank + 1)
         elif failure is not None:
             vote = -(group.world_size + group.rank + 1)
-        if data.slot is not None:  # pausing this rank waits for its source, but not for other ranks
+        if data.slot is not None:  # a pause of this rank waits for its source, but not for other ranks
             queue.leave_source(data.slot)
         try:
             least = group.all_reduce_min(vote)
@@ -159,7 +158,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
         if least in (_ENDED, _LEFT) or goes:
             if least == _ENDED and data.voted_on is not _END and data.counts_rest:
                 assert source is not None
-                with suppress(Exception):  # an error does not matter, because the items are dropped
+                with suppress(Exception):  # errors are ignored, because the items are only counted
                     data.count_rest(source)
             queue.finish(data.slot)
             return
@@ -171,7 +170,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """Keeps an iteration alive as long as the pipe or the iteration's reader refers to this object."""
+    """As long as the pipe or the iteration's reader refers to this object, the iteration continues."""
 
     __slots__ = ("_data",)
 
@@ -183,8 +182,8 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """If this iterator is dropped, the other ranks are not notified immediately, because the loop was either
-    interrupted or left for the next epoch. The next use of the pipe distinguishes these two cases."""
+    """The iterator that the consumer reads. Dropping it does not notify the other ranks, because the loop may have been
+    interrupted, or left for the next epoch. The next use of the pipe shows which."""
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
 
@@ -212,7 +211,7 @@ class _StepReader(Iterator[Any]):
 
 
 def _meaning_of_vote(number: int, group: RankGroup) -> str:
-    """Returns an error message for the vote of a rank, given its number (plus `world_size` for an exception)."""
+    """Returns the error message for a rank that ended its run or failed, by the number in its vote."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
@@ -237,7 +236,8 @@ def _failing(error: BaseException) -> Iterator[Any]:
 
 @functional_datapipe("fullsync")
 class FullSync(_PrefetchBase[T_co]):
-    """Ends the iteration on all ranks after an equal number of items, as soon as one rank has no more items.
+    """Ends the iteration on all ranks as soon as one rank has no more items, so that all ranks yield equally many
+    items.
 
     If a rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
     within the timeout, and the error names this rank. If a rank breaks out of its loop and begins its next epoch, the
@@ -275,7 +275,7 @@ class FullSync(_PrefetchBase[T_co]):
     _hold: _Hold | None = state(saved=False, lasts=True)
     _untold: BaseException | None = state(saved=False, lasts=True)
     _has_warned: bool = state(False, saved=False, lasts=True)
-    #: The number of items or votes that the next iteration repeats: the argument `again` of `_StepData`.
+    #: The number of items or votes to repeat in the next iteration: the argument `again` of `_StepData`.
     _again: int = state(0, saved=False, lasts=True)
 
     def __init__(
@@ -314,7 +314,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # The ranks vote on the items that a loaded state contains as well as on the items that are read afterwards.
+        # The ranks vote on the items in a loaded state, as on items that are read from the source.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:
@@ -327,7 +327,7 @@ class FullSync(_PrefetchBase[T_co]):
         return _StepReader(data, hold, self._warn_of_rest)
 
     def _warn_of_rest(self, left: int, is_all: bool) -> None:
-        """Warns once if this rank has more remaining items than an even split among ranks and workers explains."""
+        """Warns once if this rank has more remaining items than an even split among ranks and workers can cause."""
         graph = Graph(self.source_datapipe)
         shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
         if left <= shares:
@@ -345,7 +345,7 @@ class FullSync(_PrefetchBase[T_co]):
         """Makes the next iteration either reread items without voting on them, or repeat votes without reading items.
 
         The number of reread items differs between ranks, because each rank resumes from its own latest snapshot.
-        Because no rank votes on reread items, the ranks take part in the same vote once they have reread their items.
+        No rank votes on reread items, so after rereading, all ranks take part in the same vote.
 
         Args:
             count: the number of items to reread. If negative, `-count` is the number of votes to repeat without items.
@@ -375,7 +375,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """The other ranks are notified by this rank's next vote."""
+        """Ends the iteration. This rank's next vote notifies the other ranks."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -394,7 +394,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._untold = data.untold
 
     def _raise_pending_error(self) -> None:
-        """Raises an error if another rank has failed after this rank had left its loop.
+        """Raises an error if another rank has failed after this rank left its loop.
 
         Without this error, the next iteration would wait for the failed ranks until the timeout.
         """
@@ -406,20 +406,20 @@ class FullSync(_PrefetchBase[T_co]):
         """Ends the thread of the last iteration and drops the items that it had read ahead.
 
         Raises:
-            RanksLostError: another rank has exited; this rank detects the exit when it votes to leave the epoch.
+            RanksLostError: another rank has exited, which the vote to leave the epoch has detected.
             PrefetchTimeoutError: another rank did not vote within the timeout.
         """
         super().reset()
         self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration. Every other rank learns this when it requests an item for which this rank does not vote.
+        """Ends the iteration. Every other rank detects this when it requests an item for which this rank does not vote.
 
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: if True, this rank ends its run, so that all other ranks raise an error. If `for_good` is False,
-                only the current epoch ends.
+            for_good: True ends the run of this rank, so that all other ranks raise an error. False ends only the
+                current epoch.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)
@@ -430,7 +430,7 @@ class FullSync(_PrefetchBase[T_co]):
         data, used = self._data, self._given_group or self._group
         try:
             self._part(_SHUTDOWN_WAIT)
-        except TimeoutError:  # the other ranks have not reached this step, and this rank does not wait for them
+        except TimeoutError:  # the other ranks have not reached this step; the shutdown does not wait for them
             if used is not None and hasattr(used, "give_up"):
                 used.give_up()
             if data is not None:
@@ -441,7 +441,7 @@ class FullSync(_PrefetchBase[T_co]):
             group.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
-        """The copy refers to the group of ranks that the user provided."""
+        """Returns a copy that refers to the group of ranks that the user provided, not to a copy of it."""
         group = self._given_group
         if group is not None and not isinstance(group, UncopyableGroup):
             memo[id(group)] = group

@@ -1,7 +1,7 @@
 """Pipes that call the user's function in threads: ThreadPoolMapper.
 
-Role: the thread that iterates the pipe reads the source, submits a bounded number of items to the threads of a pool
-(see `pool`), and takes their results in order.
+Role: the thread that iterates the pipe reads the source, submits a bounded number of items to a thread pool (see
+`pool`), and takes the results in order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _END = object()
 
 
 class _Results(Iterator[Any]):
-    """Dropping this iterator closes the pool.
+    """Yields the results of a pool. Dropping this iterator closes the pool.
 
     The pool has up to `ahead` submitted items while the consumer uses a result.
     """
@@ -60,11 +60,11 @@ class _Results(Iterator[Any]):
             if not len(pool):
                 self._end()
         pool.wait()
-        # The threads process the submitted items while the consumer uses the result. The items are submitted only after
-        # the wait for the result, because an interruption of this wait must not lose an item.
+        # The threads process these items while the consumer uses the result. They are submitted after the wait for the
+        # result, so that an interruption of this wait loses no item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
-        del self, pool  # a stored error refers to this frame, and would keep these objects alive
+        del self, pool  # a stored error refers to this frame, which would keep these objects alive
         return take()
 
     def _read_ahead(self, wanted: int) -> None:
@@ -92,12 +92,12 @@ class _Results(Iterator[Any]):
             del error
 
     def close(self) -> None:
-        """Each thread ends after its current call."""
+        """Closes the pool. Each thread ends after its current call."""
         self._pool.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # While the interpreter finalizes, the queue is already closed, and globals of this package may be None. The
-        # parameter keeps a reference to `is_finalizing`.
+        # During finalization, the queue is already closed, and globals may be None, so a parameter refers to
+        # `is_finalizing`.
         if not _is_finalizing():
             self._pool.close()
 
@@ -107,11 +107,11 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     """Applies a function to every item, or to columns of it, in several threads. Results keep the source's order.
 
     Use threads if the function waits (for files or a network) or releases the GIL. An exception is raised at the
-    position of its result; the later results can still be read. The thread that iterates this pipe reads the source.
+    position of its result. The results after it can still be read. The thread that iterates this pipe reads the source.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
-    because a call may modify its item. Saving does not wait for calls with numbers, strings or bytes; a resumed run
-    repeats these calls.
+    because a call may modify its item. If the items are numbers, strings or bytes, saving does not wait, and a resumed
+    run repeats the running calls.
 
     Args:
         source_datapipe: the pipe to read.
@@ -139,7 +139,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     _pool: Pool | None = state(saved=False)
     _restored: dict[str, Any] | None = state(items=True, saved=False)
 
-    #: The number of seconds that saving a state waits for running calls.
+    #: The maximum number of seconds that saving a state waits for running calls.
     patience: ClassVar[float] = 60.0
 
     tuning: ClassVar[frozenset[str]] = frozenset({"max_workers", "scheduled_tasks", "threadpool_kwargs"})
@@ -235,7 +235,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         self._restored = state_dict
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
-        self._close_pool()  # the functions in its threads would continue to consume random numbers
+        self._close_pool()  # function calls in its threads would continue to draw random numbers
         super()._load_lasting_state(lasting)
 
 

@@ -18,10 +18,10 @@ from torchdata.datapipes._pipe.checks import check_int
 
 __all__ = ["DEFAULT_RETRIES", "DEFAULT_TIMEOUT", "Client", "Connections", "Retrying"]
 
-#: Default time limits in seconds: for connecting, and for a silent server.
+#: The default time limits in seconds: for connecting, and for a server that sends nothing.
 DEFAULT_TIMEOUT = (30.0, 120.0)
 DEFAULT_RETRIES = 3
-#: Seconds before the second retry; the delay doubles with each further retry. The first retry follows without delay.
+#: The delay before the second retry in seconds. The first retry has no delay. Each further delay is twice as long.
 BACKOFF = 1.0
 #: Maximum delay in seconds that a server may request by `Retry-After`.
 LONGEST_WAIT = 60.0
@@ -29,12 +29,12 @@ _TEMPORARY = (408, 429, 500, 502, 503, 504)
 
 
 def _get_proxies() -> dict[str, str] | None:
-    """Existing user code replaces this function."""
+    """Returns the proxies. Existing user code replaces this function."""
     return None
 
 
 def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None]:
-    """Returns the time limits in seconds for connecting and for a silent server; None means no limit."""
+    """Returns the time limits in seconds for connecting and for a server that sends nothing; None means no limit."""
     if timeout is None:
         return DEFAULT_TIMEOUT
     limits = timeout if isinstance(timeout, tuple) and len(timeout) == 2 else (timeout, timeout)
@@ -50,7 +50,7 @@ def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None
 
 
 class Retrying:
-    """The callback that counts the retries is not pickled."""
+    """The settings of retries. The callback that counts retries is not pickled."""
 
     def __init__(self, pipe: str, max_retries: int) -> None:
         self.max_retries = check_int(pipe, "max_retries", max_retries, least=0)
@@ -65,7 +65,7 @@ class Retrying:
 
         retrying = self
 
-        class CountedRetry(Retry):  # `new` creates further instances of this class
+        class CountedRetry(Retry):  # urllib3 creates further instances by `new`
             def increment(self, *args: Any, **kwargs: Any) -> Any:
                 more = super().increment(*args, **kwargs)
                 if retrying.count is not None:
@@ -87,7 +87,7 @@ class Retrying:
 
 
 class Connections:
-    """Every process and every iteration has its own connections."""
+    """The connections of one iteration in one process."""
 
     def __init__(self, retrying: Retrying) -> None:
         self._retrying = retrying
@@ -95,11 +95,11 @@ class Connections:
         self._process = 0
 
     def session(self) -> Any:
-        """The session has separate cookies."""
+        """Returns a session with its own cookies."""
         import requests
 
         session = requests.Session()
-        # If the server compressed a response, the ranges and sizes in the headers would refer to compressed bytes.
+        # For a compressed response, the ranges and sizes in the headers would refer to compressed bytes.
         session.headers["Accept-Encoding"] = "identity"
         self.mount(session)
         return session
@@ -107,13 +107,13 @@ class Connections:
     def mount(self, session: Any) -> None:
         from requests.adapters import HTTPAdapter
 
-        if self._process != os.getpid():  # closed, or forked since, in which case the connections belong to the parent
+        if self._process != os.getpid():  # closed, or the connections belong to the parent process
             self._adapter, self._process = HTTPAdapter(max_retries=self._retrying.policy()), os.getpid()
         session.mount("http://", self._adapter)
         session.mount("https://", self._adapter)
 
     def close(self) -> None:
-        """A response that is being read closes its connection itself."""
+        """Closes idle connections. A response that is being read closes its connection itself."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
@@ -130,7 +130,7 @@ class Connections:
 
 
 class Client:
-    """A client can be pickled, as part of the recipes of its streams."""
+    """Sends requests. A client is pickled with the recipes of its streams."""
 
     def __init__(self, pipe: str, timeout: Any, retrying: Retrying, options: Mapping[str, Any]) -> None:
         requests = optional_import("requests", extra="http", needed_by=pipe)
@@ -147,15 +147,16 @@ class Client:
         self.options = dict(options)
 
     def title(self, url: Any, response: Any) -> Any:
-        """Returns what a pipe yields in front of the stream of a file: here the URL."""
+        """Returns the first member of the pair that a pipe yields for a file: here the URL."""
         return url
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
-        """The body of the returned response is unread."""
+        """Returns a response whose body has not been read."""
         return self.get(connections.session(), url, url, headers)
 
     def get(self, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
-        """Returns a successful response with an unread body. If `named` and `url` differ, messages contain `named`."""
+        """Returns a successful response whose body has not been read. Error messages contain `named` instead of
+        `url`."""
         import requests
         from urllib3.exceptions import MaxRetryError, ReadTimeoutError
 

@@ -1,4 +1,4 @@
-"""Requests the file of a link to Google Drive, also if the link leads to a confirmation page before the download."""
+"""Requests the file of a link to Google Drive, and confirms the page that may precede the download."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["HOSTS", "DriveClient", "download_url"]
 
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
-#: Maximum number of bytes of a page that are read: forty times the usual size of a page.
+#: The maximum number of bytes to read of a page: forty times the usual size.
 _LARGEST_PAGE = 1 << 17
 
 _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
@@ -43,7 +43,7 @@ def download_url(url: str) -> str:
 
 class DriveClient(Client):
     def title(self, url: Any, response: Any) -> str:
-        """Folders are removed from the file name, because users join the name to a folder."""
+        """Returns the file name without folders, because users join it to a folder."""
         told = response.headers.get("content-disposition", "")
         if (found := re.search(r'filename="([^"]+)"', told)) is not None:
             name = found[1]
@@ -60,7 +60,7 @@ class DriveClient(Client):
             ) from None
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
-        """The body of the returned response is unread."""
+        """Returns a response whose body has not been read."""
         from urllib3.exceptions import HTTPError
 
         session = connections.session()  # both requests use this session, and share its cookies

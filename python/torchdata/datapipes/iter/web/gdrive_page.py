@@ -1,4 +1,4 @@
-"""Reads the pages that Google Drive shows before a download.
+"""Parses the pages that Google Drive sends before a download.
 
 Role: `gdrive.py` imports this module only when it receives a page, because importing `html.parser` takes long.
 """

@@ -1,7 +1,7 @@
 """Pipes that read files from the network by their URLs: HttpReader, GDriveReader, OnlineReader.
 
-Role: an iteration owns its connections, and closes them when it ends or is abandoned. A stream closes itself when the
-last reference to it is dropped.
+Role: an iteration owns its connections, and closes them when it ends or is abandoned. A stream is closed when the last
+reference to it is dropped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # `iter` of the source is called here, so that a state saved before the first item belongs to the new epoch.
+        # Calling `iter` of the source here makes a state from before the first item belong to the new epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
@@ -67,21 +67,22 @@ class HttpReader(_UrlReader):
     """Opens files at HTTP URLs: yields pairs of URL and binary stream.
 
     A stream reads forward only, and requests data from the network while it is read. Redirects are followed, and
-    compressed transfers are decompressed (the server is asked not to compress). A body that is shorter than announced
-    is an error. A resumed run opens a stream again at its position, by a range request if the server supports it, and
-    raises an error if the file has changed. A state contains the settings of the pipe, including passwords and tokens.
+    compressed transfers are decompressed (the server is asked not to compress). A body that is shorter than the headers
+    say raises an error. A resumed run reopens a stream at its position, by a range request if the server supports this,
+    and raises an error if the file has changed. A state contains the settings of the pipe, including passwords and
+    tokens.
 
     Args:
         source_datapipe: yields URLs that begin with `http://` or `https://`.
-        timeout: seconds to connect, and seconds that the server may be silent; or a pair of both. None (the default):
-            30 s and 120 s; `float("inf")` for no limit.
+        timeout: the time limit in seconds for connecting and for a server that sends nothing, or a pair of both limits.
+            None (the default) means 30 s and 120 s; `float("inf")` means no limit.
         skip_on_error: whether URLs that cannot be opened are skipped with a warning; False by default. Errors while a
             stream is read are always raised.
         max_retries: number of times that a request is repeated after a temporary fault: no connection, a broken
             connection, silence, or one of the status codes 408, 429, 500, 502, 503 and 504. The waits between the
-            requests grow, or follow `Retry-After`, up to a minute. If a connection breaks during a transfer and the
-            server supports range requests, only the remaining part is requested. Received data resets the number of
-            retries. `DataLoader2.stats()` counts the retries.
+            requests grow up to a minute, or are those that the server requests by `Retry-After`. If a connection breaks
+            during a transfer and the server supports range requests, only the remaining part is requested. Received
+            data resets the number of retries. `DataLoader2.stats()` counts the retries.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.
 

@@ -1,7 +1,7 @@
-"""Streams over HTTP URLs: reads files, and reopens them at their last position.
+"""Streams that read files over HTTP, and reopen them at their last position.
 
 Role: a stream owns its response, and may outlive the iteration that created it. A reopened stream requests only the
-remaining part of the file (`Range`); if the server does not support ranges, the stream reads the whole file and drops
+remaining part of the file (`Range`). If the server does not support ranges, the stream reads the whole file and drops
 the first part. The `ETag`, `Last-Modified` and size in the headers show whether the file has changed. See RFC 9110,
 sections 8.8, 13 and 14.
 """
@@ -18,14 +18,15 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = ["HttpRecipe", "HttpStream", "open_url"]
 
-#: Size in bytes of the buffer of a stream, so that most lines are read without a network call.
+#: The size of a stream's buffer in bytes. Most lines are read from the buffer, without a network call.
 _BUFFER = 1 << 16
-#: Bytes per read of the connection if a stream is read to its end, or the first bytes are dropped.
+#: The number of bytes to read from the connection at a time if a stream is read to its end, or its first bytes are
+#: dropped.
 _PIECE = 1 << 20
 
 
 def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, StreamWrapper]:
-    """The stream reads the file at `url`; the title is the result of `Client.title`."""
+    """Requests the file at `url`. Returns the pair that a pipe yields: the result of `Client.title` and the stream."""
     client.check(url)
     response = client.answer(connections, url, {})
     try:
@@ -38,13 +39,13 @@ def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, S
 
 
 class _Version(NamedTuple):
-    """What the server's headers say about the version of a file, so that changes of the file are detected."""
+    """The response headers that show whether a file has changed."""
 
     etag: str | None
     modified: str | None
     #: The total size in bytes, if known.
     size: int | None
-    #: Whether the body was compressed, so that an offset in the stream is not an offset in the file.
+    #: Whether the body was compressed. If so, an offset in the stream is not an offset in the body.
     encoded: bool
 
     @classmethod
@@ -59,11 +60,12 @@ class _Version(NamedTuple):
 
     @property
     def condition(self) -> str | None:
-        """Returns the value of the request header `If-Range`; None for a weak tag, which this header does not allow."""
+        """Returns the value for the request header `If-Range`; None if the file has only a weak tag, which this header
+        does not allow."""
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """Returns a description of a header that both versions contain and that differs."""
+        """Describes a header that differs, and that both versions contain; None if there is no such header."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -75,13 +77,13 @@ class _Version(NamedTuple):
 
 
 class HttpRecipe:
-    """The recipe is pickled with all settings of its pipe, including credentials."""
+    """How to open a file. A recipe is pickled with all settings of its pipe, including credentials."""
 
     def __init__(self, client: Client, url: Any, version: _Version) -> None:
         self.client, self.url, self.version = client, url, version
 
     def open(self) -> HttpStream:
-        """The stream requests the bytes from its position on when it is first read."""
+        """Returns a stream, which requests the bytes from its position on at the first read."""
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
@@ -135,9 +137,9 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # The server answers 416 if the file has no bytes at the offset, because the file was read to its end or has
-            # become shorter. If the request contained `If-Range`, this answer also proves that the file has not
-            # changed. Without `If-Range`, the headers of the whole file show whether it has changed.
+            # The server answers 416 if the file has no bytes at the offset: it was read to its end, or has become
+            # shorter. If the request contained `If-Range`, this answer proves that the file has not changed. Otherwise,
+            # the headers of the whole file show whether it has changed.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -147,15 +149,16 @@ class HttpRecipe:
 
 
 class _Body(io.RawIOBase):
-    """Requests the file on the first read, unless the constructor received a response."""
+    """The unbuffered contents of a file. The first read requests the file, unless the constructor received a
+    response."""
 
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
         self.recipe, self.response = recipe, response
         self.position = 0
-        #: How many unread bytes of the response precede `position`, and must be dropped.
+        #: The number of unread bytes of the response that precede `position` and must be dropped.
         self._early = 0
         self._failure: Exception | None = None
-        #: The remaining retries; None if no request has been retried since bytes were last received.
+        #: The remaining retries; None if no request was retried after bytes were last received.
         self._retry: Any = None
 
     @property
@@ -180,8 +183,8 @@ class _Body(io.RawIOBase):
         return b"".join(pieces)
 
     def some(self, most: int, whole: bool = False) -> bytes:
-        """Returns between one and `most` bytes of the file, or exactly `most` bytes if `whole` is set and the file
-        contains as many; empty only at the end of the file."""
+        """Returns between one and `most` bytes of the file. If `whole` is True, returns exactly `most` bytes unless the
+        file ends before. The result is empty only at the end of the file."""
         if self._failure is not None:  # after an error, the position is unknown
             raise _without_traceback(self._failure)
         from urllib3.exceptions import HTTPError
@@ -204,7 +207,7 @@ class _Body(io.RawIOBase):
         return data
 
     def _may_retry(self, error: Exception) -> bool:
-        """Waits for the delay of a retry if it returns True."""
+        """Returns whether to retry the request, and in this case first waits for the delay."""
         from urllib3.exceptions import MaxRetryError
 
         retry = self.recipe.client.retrying.policy() if self._retry is None else self._retry
@@ -250,7 +253,7 @@ class _Body(io.RawIOBase):
                 break
         length = headers.get("Content-Length", "")
         if length.isdecimal() and len(length) < 20 and "Transfer-Encoding" not in headers and before < int(length):
-            raise ProtocolError(f"it ended after {before} of {length} bytes")  # urllib3 1 accepts short bodies
+            raise ProtocolError(f"it ended after {before} of {length} bytes")  # urllib3 1 does not detect short bodies
         return b""
 
     def _drop_response(self) -> None:
@@ -259,13 +262,13 @@ class _Body(io.RawIOBase):
             response.close()
 
     def close(self) -> None:
-        """If the response's body was not read to its end, its connection is not reused."""
+        """Closes the response. If its body was not read to its end, its connection is not reused."""
         self._drop_response()
         super().close()
 
 
 def _without_traceback(error: Exception) -> Exception:
-    """The traceback would keep the stream alive."""
+    """Returns the error without its traceback, which would keep the stream alive."""
     twin = type(error).__new__(type(error), *error.args)
     twin.args = error.args
     twin.__dict__.update(error.__dict__)
@@ -275,10 +278,10 @@ def _without_traceback(error: Exception) -> Exception:
 class HttpStream(io.BufferedReader):
     """A binary stream of a file at a URL, as yielded by the pipes over HTTP.
 
-    The stream reads forward only. `seekable()` is False, so that archive readers read the stream only forward. `seek`
-    can move forward; before the first read, `seek` sets the offset at which the server begins to send. If the
+    The stream reads forward only. `seekable()` returns False, which makes archive readers read the stream only forward.
+    `seek` can move forward. Before the first read, it sets the offset at which the server begins to send. If the
     connection breaks, the remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive
-    requests that return no data. After the last failed request, every read raises its error.
+    requests without data. After the last failed request, every read raises its error.
 
     Args:
         recipe: the recipe for requests.
