@@ -1,6 +1,7 @@
 """Writes the sources of the API reference, and chooses a page for each object.
 
-An object that several modules export is documented on one page, and the pages of all other modules link to it.
+If several modules export an object, the page of one module documents it, and the pages of all other modules link to
+this page.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ if importlib.util.find_spec("torch"):  # importing this module requires torch
     MODULES["torchdata.stateful_dataloader"] = "StatefulDataLoader"
     MODULES["torchdata.stateful_dataloader.sampler"] = "Samplers"
 
-#: Type aliases cannot have docstrings.
+#: Descriptions of type aliases, which cannot have docstrings.
 _ALIASES = {
     "DataPipe": "A pipe of either kind: ``IterDataPipe`` or ``MapDataPipe``.",
     "DataPipeGraph": "What ``traverse_dps`` gives: by the id of each pipe, the pipe and the graph of what it reads.",
 }
 
-#: Names on the first page of pipes, which belong to no group.
+#: Names that belong to no group of pipes, and are on the first page of pipes.
 _BASES = {iter_pipes: ["IterDataPipe", "SHARDING_PRIORITIES"], map_pipes: ["MapDataPipe"]}
 
 
@@ -81,7 +82,7 @@ class _Entries:
         self._homes: dict[int, str] = {}
 
     def of(self, module: str, names: Iterable[str]) -> list[str]:
-        """Returns the entries of new objects, and a line with links to the objects that an earlier page documents."""
+        """Returns the entries of objects that no page documents yet, and a line with links to all other objects."""
         found, elsewhere = [], []
         for name in names:
             value = getattr(importlib.import_module(module), name)

@@ -27,7 +27,7 @@ def sources(folder: Path) -> None:
     shutil.copytree(ROOT / "docs", folder, dirs_exist_ok=True)
     api_reference.write(folder / "reference")
     (folder / "pipes.md").write_text(pipes_page.text(), encoding="utf-8")
-    (folder.parent / "examples").symlink_to(ROOT / "examples")  # pages include parts of the examples
+    (folder.parent / "examples").symlink_to(ROOT / "examples")  # the pages include parts of the examples
     developers = folder / "developers"
     developers.mkdir(exist_ok=True)
     for name in ("DEVELOP.md", "CHANGELOG.md"):
@@ -62,7 +62,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(f"usage: {sys.argv[0]} FOLDER")
     os.environ.setdefault("PYTHONHASHSEED", "0")
-    gc.disable()  # Sphinx creates hardly any garbage, so collections would waste a third of the time
+    gc.disable()  # Sphinx creates little garbage, and collections would take a third of the time
     status = build(Path(sys.argv[1]))
-    gc.freeze()  # this also avoids a collection at exit
+    gc.freeze()  # also avoids a collection at exit
     sys.exit(status)

@@ -21,19 +21,19 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from torchdata.datapipes import map as map_pipes
 
 _FORMS = {form: cls.__name__ for cls, form in functional_forms().items() if not issubclass(cls, map_pipes.MapDataPipe)}
-#: These functional forms also have another meaning, so that `.map` becomes a link, and `map` does not.
+#: Functional forms whose names have another meaning, too. `.map` becomes a link, but `map` does not.
 _AMBIGUOUS = {"enumerate", "filter", "map", "slice", "zip"}
 _PUBLIC = {
     name for module in [*MODULES, "torchdata.datapipes.iter"] for name in importlib.import_module(module).__all__
 }
 _PUBLIC |= set(vars(builtins)) | {"MapDataPipe"}
 
-#: Attributes that only the package itself uses on its pipes.
+#: Attributes of pipes that only this package uses.
 _PLUMBING = {"counterpart", "item_attributes", "iteration_state"}
 
 
 class CodeLinks(SphinxPostTransform):
-    default_priority = 9  # runs before the references are resolved
+    default_priority = 9  # runs before Sphinx resolves the references
 
     def run(self, **kwargs: Any) -> None:
         index = self._index()
@@ -52,8 +52,8 @@ class CodeLinks(SphinxPostTransform):
     def _index(self) -> dict[str, str]:
         found: dict[str, str] = {}
         objects = self.env.domaindata["py"]["objects"]
-        # Map-style pipes and iterable-style pipes share class names. A short name refers to the iterable-style pipe, so
-        # these pipes are indexed first.
+        # Some map-style and iterable-style pipes have the same class name. A short name refers to the iterable-style
+        # pipe, so iterable-style pipes are indexed first.
         for full in sorted(objects, key=lambda name: ".map." in name):
             entry = objects[full]
             if entry.aliased or entry.objtype == "module":
@@ -81,7 +81,7 @@ def _ancestors(node: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """The `Role:` paragraph of a module's docstring is removed, because it is meant for developers."""
+    """Adapts a docstring. Removes the `Role:` paragraph of a module, which is for developers."""
     if what == "module":
         paragraphs = "\n".join(lines).split("\n\n")
         lines[:] = "\n\n".join(part for part in paragraphs if not part.startswith("Role: ")).split("\n")
@@ -115,7 +115,7 @@ def public_signature(
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    app.connect("autodoc-process-docstring", markup, priority=100)  # runs before the sections are parsed
+    app.connect("autodoc-process-docstring", markup, priority=100)  # runs before Sphinx parses the sections
     app.connect("autodoc-process-bases", without_private)
     app.connect("autodoc-process-signature", public_signature)
     app.connect("autodoc-skip-member", without_plumbing)

@@ -1,6 +1,6 @@
-"""Draws docs/imports.svg: the folders of the package and their imports, as found in the code.
+"""Draws docs/imports.svg: the folders of the package, and which folders they import.
 
-A test checks that the code follows the layers and that the picture matches the code.
+A test checks that the imports in the code follow the layers, and that the picture matches the code.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def folders() -> list[str]:
 
 
 def folder_of(module: str) -> str:
-    """Returns an empty text for the package itself."""
+    """Returns the folder of a module; an empty text for the package itself."""
     name = module.removeprefix("torchdata").removeprefix(".")
     while name and name not in folders():
         name = name.rpartition(".")[0]
@@ -74,7 +74,7 @@ def folder_of(module: str) -> str:
 
 
 def imports() -> dict[tuple[str, str], set[tuple[str, str]]]:
-    """Returns, for each pair of folders, the pairs of modules in which the first module imports the second."""
+    """Returns, for each pair of folders, the pairs of an importing and an imported module."""
     graph = _graph()
     found: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for module in graph.modules:
@@ -93,7 +93,7 @@ def upward() -> dict[tuple[str, str], set[tuple[str, str]]]:
 
 
 def circles() -> list[list[str]]:
-    """Returns the groups of modules that import each other in a circle, and the groups of top-level folders that do.
+    """Returns the groups of modules that import each other in a circle, and the groups of top-level folders that do so.
 
     Imports inside functions and for type checkers count like any other import. A package's `__init__.py` is not part of
     a circle, because it only repeats the names of its modules.
@@ -135,7 +135,7 @@ def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
 
 
 def _needed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Leaves out an arrow if other arrows lead from its start to its end."""
+    """Returns the arrows to draw. An arrow is left out if other arrows lead from its start to its end."""
     pairs = {pair for pair in pairs if pair not in EXEMPT}
     below: dict[str, set[str]] = {folder: set() for folder in folders()}
     for first, second in pairs:
@@ -148,7 +148,7 @@ def _needed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
-    """The arrow bends around the folders between its ends, toward the side of its end."""
+    """Draws an arrow that bends around the folders between its ends."""
     (x, y), (to_x, to_y) = (start[0], start[1] + _BOX), (end[0], end[1] - 4)
     layers = round((to_y - y) / _ROW)
     aside = 0 if layers < 1 else 70 + 34 * layers

@@ -1,16 +1,15 @@
 """Runs tests on other versions of CPython, each in its own virtual environment with the built wheel.
 
-Role: shows that a single wheel works with all these versions (abi3). Each version runs the tests that depend on the
+Role: verifies that a single wheel works with all these versions (abi3). Each version runs the tests that depend on the
 interpreter: start methods, functions pickled by value, errors, and the files whose tests start no process. Then each
 pair of versions exchanges states.
 
 A version is searched for on PATH, under pyenv, and in a chroot. `make chroot` creates a chroot with Debian's
-development branch, which has versions that a distribution does not have yet. The checkout and /tmp are mounted into the
-chroot in a separate mount namespace, so that no mount remains afterwards. Creating the chroot and running tests in it
-needs root.
+development branch, which contains the newest versions. The checkout and /tmp are mounted into the chroot in a separate
+mount namespace, so that no mount remains afterwards. Creating the chroot and running tests in it needs root.
 
-A library that cannot be installed for a version is left out, and tests that need it are skipped. PyTorch is installed
-only on request.
+If a library cannot be installed for a version, the tests that need it are skipped. PyTorch is installed only on
+request.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ exec chroot "$root" /usr/bin/env -C "$PWD" HOME=/root "$@"
 @dataclass
 class Version:
     name: str
-    #: The prefix that runs a command in the interpreter's chroot; empty outside of a chroot.
+    #: The beginning of a command line that runs a command in the interpreter's chroot; empty if there is none.
     enter: list[str]
     python: str
     folder: Path = Path()
@@ -70,7 +69,7 @@ class Version:
         return subprocess.run(self._command(command, cwd), cwd=ROOT, capture_output=True, text=True, timeout=600)
 
     def _command(self, command: tuple[str | Path, ...], cwd: Path) -> list[str]:
-        # The command must see neither the checkout nor the interpreter that runs this module.
+        # The command must use neither the checkout nor the interpreter that runs this module.
         clean = [
             "/usr/bin/env",
             *(f"--unset={name}" for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYO3_PYTHON")),
@@ -96,7 +95,7 @@ class Version:
             self.left_out.append(torch)
 
     def test(self, *arguments: str | Path) -> int:
-        """pytest is run without `-m`, which would put the checkout on the path."""
+        """Runs pytest. `python -m pytest` is not used, because it would add the checkout to the path."""
         report = self.folder / "report.xml"
         pytest: list[str | Path] = [self.folder / "bin" / "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"]
         status = self.run(*pytest, *arguments)
@@ -151,7 +150,7 @@ def run_tests(version: Version) -> int:
 
 
 def exchange_states(versions: list[Version], folder: Path) -> int:
-    """Each version loads the states that all other versions saved."""
+    """Makes each version load the states that all other versions have saved."""
     program = ["-m", "exchanged_states"]
     statuses = []
     for saver in versions:
@@ -196,7 +195,7 @@ def main() -> int:
     statuses = []
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    wheel = Path(shutil.copy(options.wheel, folder))  # a folder that the chroot can see
+    wheel = Path(shutil.copy(options.wheel, folder))  # a folder that is mounted in the chroot
     for version in versions:
         print(f"CPython {version.name}: {version.python}", flush=True)
         version.prepare(folder / version.name, wheel, options.torch)

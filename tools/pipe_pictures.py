@@ -1,8 +1,8 @@
 """Draws the input items and output items of a pipe as SVG.
 
 Role: evaluates the samples of `pipe_groups.py` in a temporary folder with sample files. An output has the color of the
-input item that it was computed from. Fills are translucent and text has the text color of the page, so a picture is
-readable on light and on dark backgrounds.
+input item from which it was computed. Fills are translucent, and text has the text color of the page. Therefore, a
+picture is readable on light and on dark backgrounds.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from pipe_groups import Group, Sample
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
-#: Hues for the items of an input, which people with red-green color blindness can also distinguish.
+#: Hues for the items of an input. People with red-green color blindness can also distinguish these hues.
 HUES = (212, 35, 165, 280, 345, 95)
 
 _CHARACTER = 7.3  # the width of a character at 12 px in the usual monospaced fonts, plus a margin
 _HEIGHT, _GAP, _PAD = 20, 5, 6
-#: Items that do not fit into this width are replaced with an ellipsis.
+#: The width of a row. An ellipsis replaces items that do not fit.
 _WIDTH = 344
 
 
 def outputs(sample: Sample, group: Group) -> list[list[Any]]:
-    """Returns one row of items, or several rows if the sample splits the pipe.
+    """Evaluates a sample. Returns one row of items, or several rows if the sample splits the pipe.
 
     The sample runs in the folder of its files.
     """
@@ -63,7 +63,7 @@ def _items(pipe: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def sample_files() -> Iterator[None]:
-    """The current folder contains the samples' files within this context."""
+    """Within this context, the current folder contains the samples' files."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         pipe_groups.prepare(Path(folder))
@@ -91,7 +91,7 @@ def labels(item: Any) -> list[str]:
 
 
 def _height(value: Any) -> float:
-    """A box is higher than the items in it."""
+    """Returns the height of an item. A box is higher than the items in it."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, (list, tuple)):
@@ -128,14 +128,14 @@ class _Drawing:
         self.width = max(self.width, right)
 
     def text(self, x: float, y: float, text: str, weight: str = "normal") -> float:
-        """The text begins at x and is vertically centered at y. Returns the x position of the text's end."""
+        """Draws a text that begins at x and is vertically centered at y. Returns the x position of its end."""
         end = x + len(text) * _CHARACTER
         style = f' font-weight="{weight}"' if weight != "normal" else ""
         self._add(f'<text x="{x:.1f}" y="{y + 4:.1f}"{style}>{escape(text)}</text>', end)
         return end
 
     def item(self, value: Any, x: float, y: float) -> float:
-        """The item is vertically centered at y. Returns the x position of the item's end."""
+        """Draws an item that begins at x and is vertically centered at y. Returns the x position of its end."""
         height = _height(value)
         top = y - height / 2
         if isinstance(value, (dict, list, tuple)):
@@ -180,7 +180,7 @@ class _Drawing:
         return end
 
     def row(self, items: Sequence[Any], top: float, name: str = "") -> float:
-        """An ellipsis replaces items that do not fit. Returns the y position of the next row."""
+        """Draws a row of items, with an ellipsis for items that do not fit. Returns the y position of the next row."""
         height = max(map(_height, items), default=_HEIGHT)
         x, y = 1.0, top + height / 2
         if name:
@@ -206,7 +206,7 @@ class _Drawing:
 
 
 def draw(sample: Sample, made: list[list[Any]]) -> str:
-    """`made` contains the sample's output rows."""
+    """Returns the picture of a sample as SVG. `made` contains the sample's output rows."""
     drawing = _Drawing([*sample.inputs] or made)
     several = len(sample.inputs) > 1
     y = 1.0

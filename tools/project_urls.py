@@ -1,7 +1,7 @@
 """Writes the project's addresses into pyproject.toml: `python tools/project_urls.py ADDRESS`.
 
-Role: the release workflow calls this before the build, with the address of its repository. A wheel therefore links to
-the repository that built it, also in a fork, and never to an address that does not exist.
+Role: the release workflow calls this before the build, with the address of its repository. Therefore, a wheel links to
+the repository that built it, even if this is a fork.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ PAGES = {
 
 
 def with_urls(pyproject: str, address: str) -> str:
-    """Raises ValueError if the address is invalid, or the text already has a table of addresses."""
+    """Adds a table of addresses to a text. Raises ValueError if the address is invalid, or the text already has such a
+    table."""
     if not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+/?", address):
         raise ValueError(f"the address of a repository begins with https:// and has a path, but got {address!r}")
     if "urls" in tomllib.loads(pyproject)["project"]:

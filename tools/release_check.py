@@ -2,8 +2,8 @@
 
 Role: builds the wheel twice and the sdist once, checks names and versions, contents, licenses and size, and runs
 programs with both files in empty environments of all installed versions of Python. The output has one line for each
-check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked, which does not need a
-heading in CHANGELOG.md yet.
+check, and lists what could not be checked. Without VERSION, the version in Cargo.toml is checked, and CHANGELOG.md need
+not have a heading for it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check_versions(version: str, is_release: bool) -> str:
 
 
 def build(target: Path, out: Path) -> Path:
-    """The folder is always the same, because the binary contains the folder's path."""
+    """Builds a wheel. The build folder is always the same, because the binary contains its path."""
     shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(target)})
@@ -116,7 +116,7 @@ def check_sdist(sdist: Path) -> str:
 
 
 def check_licenses(wheel: Path) -> str:
-    """The notices must contain the license of each crate that is compiled into the wheel."""
+    """Checks that the notices contain the license of each crate that is compiled into the wheel."""
     subprocess.run([sys.executable, "tools/third_party.py", "--check"], cwd=ROOT, check=True)
     archive = zipfile.ZipFile(wheel)
     notices = archive.read(next(one for one in archive.namelist() if one.endswith(NOTICES.name))).decode()
@@ -125,7 +125,7 @@ def check_licenses(wheel: Path) -> str:
     [bill] = [json.loads(archive.read(one)) for one in archive.namelist() if "/sboms/" in one]
     crates = {one["name"] for one in bill["components"]} - own
     compiled = set(re.findall(r"^={80}\n([\w-]+) \S+, .+$", notices, re.M))
-    # The list of crates also contains procedural macros and build scripts, which only run during the build.
+    # `crates` also contains procedural macros and build scripts, which only run during the build.
     unknown = compiled - crates
     require(compiled and not unknown, f"licenses of crates that the wheel does not list: {unknown}")
     return f"{len(compiled)} crates compiled in, all with their licenses"

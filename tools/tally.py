@@ -1,4 +1,4 @@
-"""Reports in one line which tests `make test` or `make check` ran, and which tests were skipped for which reasons.
+"""Reports in one line which tests `make test` or `make check` ran, and which tests were skipped and why.
 
     python tools/tally.py test target/ran
 
@@ -35,7 +35,7 @@ def python_tests(report: Path) -> tuple[int, Counter[str]]:
 
 
 def tally(target: str, folder: Path, now: float) -> str:
-    """Raises ValueError if the folder does not contain a report."""
+    """Returns the line. Raises ValueError if the folder does not contain a report."""
     parts, reasons = [], Counter[str]()
     for log in sorted(folder.glob("*.log")):
         passed, ignored = cargo_tests(log.read_text(encoding="utf-8", errors="replace"))

@@ -1,4 +1,4 @@
-"""Writes the licenses of the crates that are compiled into the extension: `make notices`; `--check` compares.
+"""Writes the licenses of the crates that are compiled into the extension: `make notices`. `--check` only compares.
 
 Role: asks cargo for the list of crates, and copies the licenses in their sources into a file that the wheel contains.
 """
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTICES = ROOT / "THIRD-PARTY-NOTICES.txt"
 
 _NAMES = ("license", "licence", "copying", "notice", "unlicense")
-#: Crates that only other systems than these need are left out.
+#: The systems to consider. Crates that only other systems need are left out.
 _TARGETS = (
     "x86_64-unknown-linux-gnu",
     "aarch64-unknown-linux-gnu",
@@ -43,7 +43,7 @@ def compiled() -> list[dict[str, Any]]:
         for dependency in nodes[waiting.pop()]["deps"]:
             kinds = {kind["kind"] for kind in dependency["dep_kinds"]}
             macro = any("proc-macro" in target["kind"] for target in packages[dependency["pkg"]]["targets"])
-            if None in kinds and not macro and dependency["pkg"] not in seen:  # compiled into the extension
+            if None in kinds and not macro and dependency["pkg"] not in seen:  # it is compiled into the extension
                 seen.add(dependency["pkg"])
                 waiting.append(dependency["pkg"])
     others = [packages[one] for one in seen if packages[one]["source"] is not None]
@@ -55,7 +55,7 @@ def notices() -> str:
     for package in compiled():
         folder = Path(package["manifest_path"]).parent
         files = sorted(path for path in folder.iterdir() if path.name.lower().startswith(_NAMES) and path.is_file())
-        if "MIT" in package["license"].split():  # MIT is used if there is a choice of licenses
+        if "MIT" in package["license"].split():  # MIT is chosen if the crate offers several licenses
             files = [path for path in files if "mit" in path.name.lower()] or files
         parts.append(
             f"{'=' * 80}\n{package['name']} {package['version']}, {package['license']}\n{package['repository']}\n"

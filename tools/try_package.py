@@ -15,7 +15,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-#: The start method "spawn" only finds modules of an installed package.
+#: Loads data through workers. With the start method "spawn", workers find only modules of an installed package.
 PROGRAM = """
 import sysconfig
 import numpy
@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print("torchdata", torchdata.__version__, "works")
 """
 
-#: A warning from the package makes this program fail.
+#: Checks how programs find the name. A warning from the package makes this program fail.
 ASKING = """
 from importlib import metadata
 import torchdata
@@ -51,7 +51,7 @@ print("distribution torchdata", version)
 
 
 def try_package(package: Path, name: Path | None = None) -> None:
-    """If `name`, the wheel of the name `torchdata`, is None, the package is tested without this wheel."""
+    """Installs and tests a package, together with `name`, the wheel of the name `torchdata`, unless it is None."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         venv.create(home / "venv", with_pip=True)
@@ -61,8 +61,8 @@ def try_package(package: Path, name: Path | None = None) -> None:
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         commands = [[*pip, str(package.resolve())], [python, "program.py"]]
         if name is not None:
-            # pip accepts the installed distribution of this name, and does not replace this package's files by
-            # upstream's files.
+            # pip must accept the installed distribution of this name. Otherwise, it would replace this package's files
+            # by upstream's.
             content = [*pip, "--no-index", "torchdata", "torchdata==0.11.0"]
             commands += [
                 [*pip, str(name.resolve())], [python, "-W", "error", "-c", ASKING], content, [python, "program.py"]

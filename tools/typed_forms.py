@@ -1,6 +1,6 @@
 """Writes `python/torchdata/datapipes/_forms.pyi`: the functional forms as typed methods, for editors.
 
-Role: reads the registries of a freshly imported package and the signatures of the pipes in them: constructors with
+Role: imports the package, and reads the registries of forms and the signatures of the pipes in them: constructors with
 their overloads, or the parameters and result of `__new__`.
 
 A form returns `IterDataPipe[T]` (or `MapDataPipe[T]`). The item type `T` follows from the constructor's overloads, from
@@ -38,7 +38,7 @@ Functional forms that users register are not included in this file: see `functio
 #: The type variable for the items of the pipe whose method is called.
 ITEM = "T_co"
 
-#: Users call these methods of single pipes on the result of a form. Methods that loaders call are not included.
+#: Methods of some pipes that users call on the result of a form. Methods that only loaders call are not included.
 CALLED_BY_USERS = {
     "add_handler",
     "invalidate_cache",
@@ -48,7 +48,7 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
-#: The pipes refer to these result types, which belong to a higher layer, only by name.
+#: Result types that belong to a higher layer, so the pipes refer to them only by name.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
 
 
@@ -124,8 +124,8 @@ class Form:
         self.variables = self._variables(source)
 
     def _variables(self, source: str) -> dict[str, str]:
-        """Returns the replacement for each type variable of the module: the variable of the items if the source is
-        generic in it, and Any otherwise. Type variables of overloads are kept."""
+        """Returns the replacement for each type variable of the module: `ITEM` if the source is generic in the
+        variable, otherwise Any. Type variables of overloads are kept."""
         tree = ast.parse(source, mode="eval").body
         of_items = ast.unparse(tree.slice) if isinstance(tree, ast.Subscript) else ""
         return {
@@ -147,7 +147,7 @@ class Form:
                 parameters.append("/")
         head, listed, returned = f"    def {name}(", ", ".join(parameters), f") -> {self._returned()}:"
         if len(head + listed + returned) > 120:
-            whole = " ".join(f"{text},".replace(" ", "\0") for text in parameters)  # break only between parameters
+            whole = " ".join(f"{text},".replace(" ", "\0") for text in parameters)  # lines break only between parameters
             lines = textwrap.wrap(whole, 120, initial_indent=" " * 8, subsequent_indent=" " * 8)
             listed = "\n".join(["", *lines, "    "]).replace("\0", " ")
         summary = inspect.cleandoc(self.maker.__doc__ or "").partition("\n\n")[0]
@@ -184,12 +184,12 @@ class Form:
             variables = [variable.__name__ for variable in maker.__parameters__]
             assert len(variables) == 1, f"{maker}: overloads are read of classes with one variable"
             said = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(said)
-        # A type variable that no argument determines becomes Any, and so does each type that contains such a variable.
+        # Any type variable that no argument determines becomes Any, as does each type that contains such a variable.
         open_ended = any(self.variables.get(node.id) == "Any" for node in ast.walk(said) if isinstance(node, ast.Name))
         shown = self._any() if open_ended else self._annotation(ast.unparse(said))
         if CALLED_BY_USERS.isdisjoint(dir(maker)):
             return f"{self._class(base)}[{shown}]"
-        self.stub.imports.add(f"import {maker.__module__}")  # two pipes may have the same name
+        self.stub.imports.add(f"import {maker.__module__}")  # the module, because two pipes may have one name
         return f"{maker.__module__}.{maker.__qualname__}" + (f"[{shown}]" if maker.__parameters__ else "")
 
     def _any(self) -> str:
@@ -230,7 +230,7 @@ class Form:
         elif _home(value, name):
             self.stub.from_import(value.__module__, name)
         elif name in vars(module):
-            self.stub.from_import(module.__name__, name)  # the module defines an alias
+            self.stub.from_import(module.__name__, name)  # the name is an alias that the module defines
         return name
 
     def _module_of(self, name: str) -> types.ModuleType:
@@ -297,7 +297,7 @@ def _home(value: Any, name: str) -> bool:
 
 
 def _imported_from(module: types.ModuleType, name: str) -> str:
-    """Finds the module of an import under `TYPE_CHECKING`."""
+    """Returns the module from which `module` imports `name` under `TYPE_CHECKING`."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
             assert node.module is not None
@@ -306,7 +306,7 @@ def _imported_from(module: types.ModuleType, name: str) -> str:
 
 
 def _shown(default: Any) -> str:
-    """A default that is not a plain value becomes `...`."""
+    """Returns the text of a default value; `...` if it is not a plain value."""
     if type(default) is str:
         return '"' + repr(default)[1:-1].replace('"', '\\"') + '"'
     return repr(default) if default is None or type(default) in (bool, int, float) else "..."

@@ -4,8 +4,8 @@ Every measurement runs in its own child process. The contenders of a workload ta
 project's goals are printed. torch and upstream are installed into a separate virtual environment on the first run.
 Run: `python benches/python/compare.py [--quick] [--only NAME]`, or `make bench`.
 
-With `--before FOLDER`, this project is compared with an earlier state of itself instead: FOLDER is the `python/` folder
-of a checkout whose extension is built (run `make build` there).
+With `--before FOLDER`, this project is compared with an earlier version of itself instead. FOLDER is the `python/`
+folder of a checkout whose extension is built (run `make build` there).
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class Harness:
         }
         main = contender.options.get("main", "child")
         environ = dict(os.environ)
-        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with this variable, every start would compile the modules
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # if this variable is set, every start compiles the modules
         python = sys.executable
         if contender.name == BEFORE:
             environ["PYTHONPATH"] = str(self.before)
         if (other := self.python_apart(contender)) is not None:
-            python = os.path.abspath(str(other))  # not resolved, because links would lead out of the environment
+            python = os.path.abspath(str(other))  # links are not resolved, because they lead out of the environment
             environ.pop("PYTHONPATH", None)  # the path may lead to this project's torchdata
-        elif "PYTHONPATH" in environ:  # absolute, because the children run in another folder
+        elif "PYTHONPATH" in environ:  # made absolute, because the children run in another folder
             places = environ["PYTHONPATH"].split(os.pathsep)
             environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(place) for place in places if place)
         if self.jpegs is not None:
@@ -101,7 +101,8 @@ class Harness:
             child.communicate()
 
     def python_apart(self, contender: Contender) -> Path | None:
-        """Returns None for contenders that use this project's environment."""
+        """Returns the interpreter of a separate environment; None for contenders that use this project's
+        environment."""
         if contender.program == "upstream-stateful":
             return self.stateful_python
         return self.upstream_python if contender.program in APART else None
@@ -128,7 +129,8 @@ class Harness:
         return not reads or self.jpegs is not None
 
     def run(self, workload: Workload, contender: Contender) -> dict[str, float] | None:
-        """If the child fails, prints the reason and returns None."""
+        """Runs a contender in a child process, and returns its results. If the child fails, prints the reason and
+        returns None."""
         with self.start(workload, contender, self.seconds) as child:
             alarm = time.monotonic() + ALARM_S
             line = read_line(child, alarm)
@@ -148,7 +150,7 @@ class Harness:
             return figures
 
     def compare(self, workload: Workload, repetitions: int) -> Runs:
-        """A contender that failed is not run again."""
+        """Runs the contenders in turn, and returns their results. A contender that fails once is not run again."""
         runs: Runs = {contender.name: [] for contender in workload.contenders}
         playing = [one for one in workload.contenders if self.can_run(workload, one)]
         for _ in range(repetitions):
@@ -172,7 +174,7 @@ class Harness:
 
 
 def read_line(child: Any, alarm: float) -> str:
-    """Returns an empty text if the child exits without output, or if the time is over."""
+    """Returns the child's next line; an empty text if the child exits without output, or the time is over."""
     import selectors
 
     with selectors.DefaultSelector() as selector:
@@ -202,7 +204,7 @@ def arguments() -> argparse.Namespace:
 
 
 def installed(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path | None:
-    """If the environment cannot be created, prints the reason and returns None."""
+    """Creates the environment and returns its interpreter. If this fails, prints the reason and returns None."""
     try:
         return environment.upstream_python(home, packages, wheels)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -240,7 +242,7 @@ def main() -> None:
         seconds = 8.0 if asked.quick else 40.0
         report.memory(harness.watch_memory(seconds), seconds)
     report.summary()
-    if harness.ours_failed:  # a missed goal is only a result, whereas a loader that fails or hangs is an error
+    if harness.ours_failed:  # a missed goal is not an error, but a loader that fails or hangs is
         sys.exit("torchdata-rs failed in this comparison: see the lines that begin with !")
 
 

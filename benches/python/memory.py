@@ -2,9 +2,9 @@
 
 Each measurement runs in its own process. The process creates a dataset and a loader, reads one epoch, and adds up the
 PSS (which counts each shared page once) of all its processes while the workers are running. The measurement is repeated
-with an empty dataset, so that the cost of the data is shown separately. Another process samples the peak every 50 ms.
-Rows 5 and 6 are compared with torchdata 0.9 instead. The last column is the verdict: whether a target is met.
-Run: `python benches/python/memory.py [--only ROW] [--size 0.5] [--workers 2] [--upstream-python PYTHON]`.
+with an empty dataset, to show the cost of the data separately. Another process samples the peak every 50 ms. Rows 5 and
+6 are compared with torchdata 0.9 instead. The last column is the verdict: whether a target is met. Run: `python
+benches/python/memory.py [--only ROW] [--size 0.5] [--workers 2] [--upstream-python PYTHON]`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from comparison import memory
 HERE = Path(__file__).resolve().parent
 INTERVAL_S = 0.05
 ALARM_S = 180
-#: Seconds after which workers have returned shared memory that is not in use.
+#: After this number of seconds, workers have returned unused shared memory to the system.
 IDLE_S = 6.0
 ITEMS = 100
 MAPPED = "TORCHDATA_BENCH_MAPPED"
@@ -61,7 +61,7 @@ class Rows:
 
 
 class Measured(Rows):
-    """A dataset of numbers, so that no large items are being sent during the measurement."""
+    """A dataset whose items are numbers. During the measurement, no large items are in transit."""
 
     def __getitem__(self, index: int) -> Any:
         item = self.data[index]
@@ -198,14 +198,14 @@ SHARED = ("forkserver", "spawn", "fork")
 #: Row 3 has no target.
 TARGETS = {"1": (1.0, None), "2": (0.8, None), "4 ": (1.05, None), "4b": (1.05, 1.05)}
 TARGET_2_WITH_4 = 0.55
-#: Parts of the names of rows: an empty dataset, and items that are only read in the workers.
+#: Suffixes of the names of rows: for an empty dataset, and for items that the workers only read.
 EMPTY, READ = " empty", " read"
-#: The maximum ratio of the cost of a further worker to its cost over an empty dataset.
+#: The maximum ratio of the memory of an additional worker to that of an additional worker with an empty dataset.
 FURTHER = 1.05
 #: The maximum difference between two equal measurements, in megabytes.
 NOISE = 5
-#: For rows 5 and 6, the maximum ratio to torchdata 0.9 of the workers' data and of the time of an epoch, and the
-#: maximum number of bytes in the main process, and in a state.
+#: For rows 5 and 6: the maximum ratio to torchdata 0.9, for the workers' data and the time of an epoch, and the maximum
+#: number of bytes in the main process and in a state.
 HELD_RATIO, HELD_IN_MAIN = 1.1, 64e6
 METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", *SHARED), "4 memmap": ("", *SHARED)}
 
@@ -260,7 +260,7 @@ class Made:
 
 
 def held_by_pipes(order: Order) -> Any:
-    """The loader has one worker, in which a pipe keeps 400 arrays of 1 MB."""
+    """Returns a loader with one worker, in which a pipe stores 400 arrays of 1 MB."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
 
@@ -285,7 +285,7 @@ def resident() -> dict[str, int]:
 
 
 def measure(order: Order) -> dict[str, float]:
-    """The memory of all processes is measured at the end of the last epoch."""
+    """Measures the memory of all processes at the end of the last epoch."""
     if order.row in HELD:
         loader: Any = held_by_pipes(order)
     else:
@@ -323,8 +323,8 @@ def child(order: Order) -> None:
 
 
 def peak_of(process: subprocess.Popen[str]) -> float:
-    """Samples the PSS of a process and its children until the process exits. Returns the highest level that two samples
-    in a row have reached, because a single sample is too high if the processes map shared pages meanwhile."""
+    """Samples the PSS of a process and its children until the process exits. Returns the highest level that two
+    consecutive samples have reached. A single sample is too high if processes map shared pages while it is taken."""
     peak, last, until = 0, 0, time.monotonic() + ALARM_S
     while process.poll() is None and time.monotonic() < until:
         sample = memory.proportional(memory.family(process.pid))[0]
@@ -334,7 +334,7 @@ def peak_of(process: subprocess.Popen[str]) -> float:
 
 
 def run(order: Order, python: str) -> dict[str, float] | None:
-    """Returns None if the measurement, which runs in its own process, fails."""
+    """Runs a measurement in its own process. Returns None if the measurement fails."""
     environ = dict(os.environ)
     if python != sys.executable:
         environ.pop("PYTHONPATH", None)

@@ -1,9 +1,9 @@
 """Items of many shapes: the rate at which two workers move each kind of item, compared with torch's DataLoader.
 
 For each shape, the two loaders take turns in one process, with new workers each time. The output contains medians and
-the range of ratios, beginning with the lowest ratio. Torch does not collate the items (`collate_fn`), so both loaders
-deliver the same items. The comparison needs torch, and measures more shapes if pandas, Pillow, pyarrow and SciPy are
-installed.
+the range of the ratios, sorted from the lowest ratio. A `collate_fn` makes torch return the items unchanged, so both
+loaders yield the same items. The comparison needs torch, and measures more shapes if pandas, Pillow, pyarrow and SciPy
+are installed.
 
     python benches/python/shapes.py                     all shapes: about ten minutes
     python benches/python/shapes.py --only tensor       those whose name contains the word
@@ -70,7 +70,7 @@ def _same(item: Any, n: int) -> Any:
 
 
 def _copied(item: Any, n: int) -> Any:
-    """Each sample of a dataset is new, so the array or tensor is copied."""
+    """Returns a copy of an array or tensor, because datasets create a new object for each sample."""
     return item.clone() if isinstance(item, torch.Tensor) else item.copy()
 
 

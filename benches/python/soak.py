@@ -26,7 +26,8 @@ from comparison import memory
 STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
 #: The maximum ratio of the memory at the end to the memory after the loaders have settled.
 MOST = 1.02
-#: The number of measurements in a median: two minutes, because the memory depends on which worker was killed last.
+#: The number of measurements in a median. They take two minutes, because the memory depends on which worker was killed
+#: last.
 SAMPLES = 60
 
 
@@ -56,18 +57,19 @@ def loaders() -> list[Any]:
 
 
 class Events:
-    """The run ends at the time `until`."""
+    """The events of a run, which ends at the time `until`."""
 
     def __init__(self, until: float) -> None:
         self.until = until
         self.began = self.stated = self.killed = self.measured = time.monotonic()
         self.dice = random.Random(0)
         self.states = self.kills = 0
-        #: The seconds since the beginning, the bytes of all processes, and the bytes of the main process.
+        #: For each measurement: the seconds since the beginning, the bytes of all processes, and the bytes of the main
+        #: process.
         self.samples: list[tuple[float, int, int]] = []
 
     def happen(self, loader: Any) -> None:
-        """Saves a state, kills a worker or measures the memory, as far as this is due after an item."""
+        """Saves a state, kills a worker or measures the memory if one of these is due. Called after each item."""
         now = time.monotonic()
         if now - self.stated >= STATE_S:
             self.stated, self.states = now, self.states + 1

@@ -1,4 +1,4 @@
-"""The contenders without a loader, which show the speed of the machine when no data is moved."""
+"""The contenders without a loader. They show how fast the machine is if no data is moved between processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decoding(workers: int, seconds: float) -> float:
 
 
 def _seconds_each(work: Any, seconds: float) -> float:
-    """Returns the median, measured in blocks of a hundred calls."""
+    """Returns the median seconds per call, measured in blocks of a hundred calls."""
     blocks: list[float] = []
     n, until = 0, time.perf_counter() + seconds
     while time.perf_counter() < until:
@@ -53,7 +53,7 @@ def _seconds_each(work: Any, seconds: float) -> float:
 
 
 def array_floor(seconds: float) -> dict[str, float]:
-    """The time to copy an array of 150 KiB is measured in cache and out of cache."""
+    """Measures the time to copy an array of 150 KiB, in cache and out of cache."""
     import numpy
 
     made = _seconds_each(items.array, seconds / 3)

@@ -1,8 +1,8 @@
 """One run of one contender: `python -m comparison.child '{"contender": …}'` prints one line of JSON.
 
-Role: the order (a JSON object) contains: contender (ours, upstream, torch, bare, …), kind (of measurement), item (a key
-of `items.MAKERS`), start_method, workers, seconds and options. Spawned worker processes also import this file, so it
-imports only the standard library at module level.
+Role: the JSON object is called the *order*. It contains: contender (ours, upstream, torch, bare, …), kind (of
+measurement), item (a key of `items.MAKERS`), start_method, workers, seconds and options. Spawned worker processes also
+import this file, so it imports only the standard library at module level.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Run:
         self.options: dict[str, Any] = order["options"]
         if "stats" in self.options:
             os.environ["TORCHDATA_STATS"] = self.options["stats"]
-        for name in self.options.get("imports", ()):  # modules that a user's program has already imported
+        for name in self.options.get("imports", ()):  # modules that a user's program would already have imported
             importlib.import_module(name)
         self.make = items.MAKERS.get(order["item"])
         self.is_indexed = order["contender"] in INDEXED
@@ -63,7 +63,7 @@ class Run:
     def _indexed(self) -> Callable[[range], Any]:
         from comparison import indexed
 
-        indexed.loader(self.order, 64)  # imports are not part of any measurement
+        indexed.loader(self.order, 64)  # imports the modules, because no measurement includes imports
         return lambda source: indexed.loader(self.order, len(source))
 
     @property
@@ -77,7 +77,7 @@ class Run:
         return measure.CONSUMERS["lists" if self.options.get("together", 1) > 1 else self.order["item"]]
 
     def _pipes(self) -> Callable[..., Any]:
-        # Imports are not part of any measurement, and a pipe is imported when it is first used.
+        # A pipe is imported when it is first used, but no measurement includes imports.
         from comparison import pipes
         from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: F401
 

@@ -19,8 +19,8 @@ LARGE_JPEGS, TIMES = 8, 4
 
 
 def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path:
-    """If the folder `wheels` has a wheel of torch for this Python, torch is installed from it; otherwise, from the
-    index."""
+    """Creates the environment and returns its interpreter. If the folder `wheels` contains a wheel of torch for this
+    Python, this wheel is installed; otherwise, torch is installed from the index."""
     python, finished = home / "bin" / "python", home / "finished"
     if finished.exists() and finished.read_text() == " ".join(packages):
         return python
@@ -37,7 +37,7 @@ def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) 
 
 
 def jpeg_folder(bench: Path) -> Path | None:
-    """The folder contains the same JPEG files in every run, and a second folder contains larger files. Returns None
+    """Returns a folder with the same JPEG files in every run; another folder contains larger files. Returns None
     without Pillow."""
     from importlib.util import find_spec
 
@@ -50,7 +50,7 @@ def jpeg_folder(bench: Path) -> Path | None:
 
 
 def write_jpegs(folder: Path, count: int, times: int) -> None:
-    """The images have 500 by 375 pixels times `times`."""
+    """Writes JPEG files of 500 by 375 pixels, with both sizes multiplied by `times`."""
     import numpy
     from PIL import Image
 

@@ -1,7 +1,7 @@
-"""Reading in one process: tar archives, TFRecords, cached files and S3 objects, by this project and by others.
+"""Reading in one process: tar archives, TFRecords, cached files and S3 objects, by this project and by other libraries.
 
-Every contender is a child that repeatedly reads one of the files with its content. moto serves the objects from a
-process that exits with the child.
+Every contender is a child process that repeatedly reads one file and its contents. The S3 server is moto, in a process
+that exits with the child.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def write(folder: Path) -> None:
 
 
 def _content(size: int) -> bytes:
-    """The returned bytes compress to half their size, like text."""
+    """Returns bytes that compress to half their size, like text."""
     return random.randbytes(size // 2).hex().encode()
 
 
@@ -149,7 +149,7 @@ def _opened(path: str) -> Iterator[Any]:
 
 @cache
 def _bucket(path: str) -> Any:
-    """Also sets the environment variables for this server."""
+    """Starts a server, sets the environment variables for it, and uploads a file."""
     import boto3
 
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL)
@@ -203,6 +203,6 @@ def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
         if found != count:
             raise RuntimeError(f"{path} has {count} records, but {found} were read")
         done += 1
-        if done == 0:  # the first pass imports modules and warms the page cache
+        if done == 0:  # the first pass, which imports modules and fills the page cache, does not count
             begin = time.perf_counter()
     return {"value": done * count / (time.perf_counter() - begin)}, None

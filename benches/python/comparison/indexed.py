@@ -1,6 +1,6 @@
-"""Torch-style loaders over map-style and stateful datasets: this project's, PyTorch's and upstream 0.11's.
+"""Torch-style loaders of this project, PyTorch and upstream 0.11, over map-style datasets and datasets with a state.
 
-Role: all contenders get the same dataset and arguments. The unit of measurement is a batch of 64 samples.
+Role: all contenders have the same dataset and arguments. The unit of measurement is a batch of 64 samples.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def consume(share: Any) -> None:
 
 
 def loader(order: dict[str, Any], length: int) -> Any:
-    """`length` is the number of samples in an epoch."""
+    """Returns the loader of the contender. `length` is the number of samples in an epoch."""
     cls: Any
     if order["contender"] == "torch-indexed":
         from torch.utils.data import DataLoader as cls

@@ -1,7 +1,7 @@
-"""The items of the workloads, which the workers create with the same functions for every contender, except for crops.
+"""The items of the workloads. Except for crops, the workers of all contenders create an item by the same function.
 
-Role: NumPy and Pillow are imported only for the first item that needs them, so that a worker that sends ints starts
-without these libraries.
+Role: NumPy and Pillow are imported for the first item that needs them. Workers that send ints do not import these
+libraries.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ average out its effect.
 
 @cache
 def _template(size: int) -> Any:
-    """The returned bytes have a random offset in their page (see `_SHIFT`)."""
+    """Returns bytes with a random offset in their page (see `_SHIFT`)."""
     import numpy
 
     offset = _CHANCE.randrange(0, 4096, 16)
@@ -187,7 +187,7 @@ def _small_tensors() -> list[Any]:
 
 
 def small_tensor(n: int) -> Any:
-    """The tensor of 64 bytes is ready-made, because creating a tensor takes longer than moving it."""
+    """Returns an existing tensor of 64 bytes, because creating a tensor takes longer than sending it."""
     return _small_tensors()[n % TENSORS]
 
 
@@ -218,7 +218,8 @@ def _batches() -> list[Any]:
 def batch(n: int) -> Any:
     """Returns one of six batches of 38.5 MB that every worker keeps and uses in turn.
 
-    If each batch were allocated, the kernel's page faults would be measured, which are slower than any transport.
+    If each batch were a new allocation, the benchmark would measure the kernel's page faults, which are slower than any
+    transport.
     """
     batches = _batches()
     held = batches[(n // 2) % len(batches)]
@@ -262,7 +263,7 @@ def _files(n: int, large: bool) -> list[str]:
 
 
 def _box(width: int, height: int) -> tuple[int, int, int, int]:
-    """Returns left, top, width and height by torchvision's rules."""
+    """Returns a random crop by torchvision's rules: left, top, width and height."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1.0)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -314,7 +315,7 @@ def crops_by_spdl(n: int, large: bool = False) -> Any:
 
 
 def tar_path(n: int) -> str:
-    """All workers read this file as their shard, and its pages stay in memory."""
+    """Returns the path of the file that all workers read as their shard. Its pages stay in memory."""
     from comparison import formats
 
     return os.path.join(os.environ[formats.FOLDER], "tar-large")

@@ -1,4 +1,4 @@
-"""The clocks of the children: rates within a time window, the first item, and the change of epochs."""
+"""The measurements in the child processes: the rate within a time window, the first item, and the change of epochs."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ def rate(
 ) -> float:
     """Returns the items per second in a window that begins after the warm-up, when the queues are full.
 
-    The clock is read once per 20 ms of items, so that its cost does not slow down the fast contenders.
+    The clock is read only every 20 ms, because reading it for each item would slow down the fast contenders.
     """
     next(iterator)
     begin, taken, chunk = time.perf_counter(), 0, 1
     while time.perf_counter() - begin < warm_up:
         consume(islice(iterator, chunk))
         taken += chunk
-        # The first estimate includes items that were ready before the clock started, so the size of a chunk at most
-        # doubles.
+        # The first estimate is too high, because it includes items that were ready before. Therefore, a chunk is at
+        # most twice as large as the last chunk.
         chunk = max(1, min(2 * chunk, int(0.02 * taken / (time.perf_counter() - begin))))
     begin, taken = time.perf_counter(), 0
     while True:
@@ -90,7 +90,7 @@ def rate(
         taken += chunk
         if (passed := time.perf_counter() - begin) >= seconds:
             break
-    next(iterator)  # raises an error if the iterator had ended, which would have been counted at full speed
+    next(iterator)  # raises an error if the iterator has ended, because the rate would then be wrong
     return taken / passed
 
 

@@ -1,4 +1,4 @@
-"""Memory of a process and its children from /proc, sampled by the harness while a child runs."""
+"""Reads the memory of a process and its children from /proc, while a child of the harness runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def family(pid: int) -> list[int]:
             try:
                 found.extend(int(child) for child in children.read_text().split())
             except OSError:
-                continue  # the thread or process has just ended
+                continue  # the thread or process has ended meanwhile
     return found
 
 
 def proportional(pids: list[int]) -> tuple[int, int]:
-    """Shared pages are counted once. Returns all memory, and shared memory alone, in bytes."""
+    """Returns the total memory and the shared memory of processes in bytes. Each shared page counts once."""
     total = shared = 0
     for pid in pids:
         try:
@@ -52,7 +52,7 @@ class Course:
 
 def watch(pid: int, seconds: float, running: Callable[[], bool]) -> Course:
     """Samples the memory until the time is over or the process exits. The growth is the difference between the third
-    and the last quarter."""
+    and the last quarter of the time."""
     samples: list[tuple[int, int]] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until and running():

@@ -60,8 +60,8 @@ def loader(order: dict[str, Any]) -> Any:
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Actors send ready-made chunks, which are as large as this project's frames. An item that is larger than a frame
-    forms its own chunk."""
+    """Yields chunks that exist in actors. A chunk is as large as a frame of this project, or as large as one item if
+    the item is larger."""
     import numpy
 
     size = max(CHUNK_BYTES, BYTES[order["item"]])
@@ -128,7 +128,7 @@ def rate(order: dict[str, Any]) -> dict[str, float]:
 
 
 def first_item(order: dict[str, Any]) -> dict[str, float]:
-    """Returns the seconds from the moment at which all workers run until each worker has sent an item."""
+    """Returns the seconds from the time when all workers run until each worker has sent an item."""
     with cluster(), loader(order) as made:
         iterator = iter(made)
         processes = made.reading_service.engine_processes()._processes

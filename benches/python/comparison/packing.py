@@ -1,8 +1,8 @@
 """Packing token sequences into rows in one process: this project, plain Python, and the libraries of Hugging Face.
 
 Role: the sequences' lengths resemble chats and documents: many short sequences, and a few very long ones. transformers'
-collator joins the sequences of a row and marks where each sequence begins, but the caller (here: plain Python) selects
-the sequences. TRL's packer packs a whole Arrow dataset before the first row is read, and reports the lengths of the
+collator joins the sequences of a row and marks where each sequence begins. It does not select the sequences, so plain
+Python does this. TRL's packer packs a whole Arrow dataset before the first row is read. It returns the lengths of the
 sequences in a row, but no position IDs.
 """
 
@@ -100,7 +100,7 @@ def _trl(source: list[Any], options: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _data_set(source: list[Any]) -> Any:
-    """The Arrow dataset is created only once, because users of the packer already have such a dataset."""
+    """Returns an Arrow dataset, which is created only once, because users of the packer already have such a dataset."""
     import datasets
 
     if id(source) not in _data_sets:
@@ -132,6 +132,6 @@ def measured(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
         for _ in packer(source, options):
             pass
         done += 1
-        if done == 0:  # the first pass imports modules
+        if done == 0:  # the first pass, which imports modules, does not count
             begin = time.perf_counter()
     return {"value": done * COUNT / (time.perf_counter() - begin)}, None

@@ -18,7 +18,7 @@ def dispatched(source: range, make: Any) -> Any:
 
     try:
         from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
-    except ModuleNotFoundError:  # upstream imports the pipe from torch
+    except ModuleNotFoundError:  # upstream's pipe is in torch
         from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
     made = IterableWrapper(source, deepcopy=False).map(make)
     return made.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(items.same)
@@ -39,5 +39,5 @@ def loader(pipe: Any, start_method: str, workers: int | str, splits: int | None 
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
     service = MultiProcessingReadingService(workers, start_method)
-    # Earlier versions of this project have no `splits` argument.
+    # Earlier versions of this project do not have the argument `splits`.
     return DataLoader2(pipe, reading_service=service, **({} if splits is None else {"splits": splits}))

@@ -14,7 +14,8 @@ PLAIN = "plain generators"
 
 
 def ratio_of(mine: list[float], theirs: list[float]) -> float:
-    """Only runs that directly followed each other are compared, so that machine drift cancels out."""
+    """Returns the median ratio of runs that directly followed each other, so that slow changes of the machine's speed
+    cancel out."""
     return statistics.median(a / b for a, b in zip(mine, theirs, strict=False))
 
 
@@ -72,8 +73,8 @@ class Report:
         self._judge(workload.title, goal.text, _number(ratio), goal.met(ratio))
 
     def _memcpys(self, workload: Workload, mine: list[float], floors: list[dict[str, float]]) -> None:
-        """The time to create an item is subtracted, divided by the number of workers, because all workers create items
-        at the same time."""
+        """Prints the transport time as a multiple of a memory copy. The time to create an item, divided by the number
+        of workers, is subtracted, because all workers create items at the same time."""
         for key, where in (("memcpy_s", "in cache"), ("far_memcpy_s", "out of cache")):
             goal = f"beyond producing it at most 1.5 memcpys ({where})"
             if not mine or not floors:

@@ -1,7 +1,7 @@
 """The gap that a killed worker causes in a loader with `on_worker_exit="restart"`.
 
-Role: the gap ends with the first item of the replacement process. It is compared with the start of a whole loader by
-the same method, which is the minimum time that a program without restarts loses.
+Role: the gap ends with the first item of the replacement process. It is compared with the time to start a whole loader,
+which a program without restarts loses at least.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ BEFORE = 200
 
 
 def gap(iterator: Any, pid: int, workers: int) -> float:
-    """Returns the seconds from the exit of a worker to the end of the longest wait for a later item.
+    """Returns the seconds from the exit of a worker to the end of the longest wait for an item after the exit.
 
-    Items that the worker had sent are delivered first, so the function reads all items that may have been in transit.
+    The loader first yields items that the worker had sent, so the function reads all items that may have been in
+    transit.
     """
     os.kill(pid, signal.SIGKILL)
     longest = 0.0

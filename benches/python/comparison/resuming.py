@@ -1,4 +1,5 @@
-"""The time from a state to the next item must not grow with the position, if the source restores its position.
+"""Measures the time from loading a state to the next item. This time must not grow with the position if the source
+restores its position.
 
 Role: a source is a stream with a state, an indexable dataset of numbers, the lines of a file, or the rows of an Arrow
 table in a Parquet file. The loader is one of the three classes, with or without workers.
@@ -15,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-#: The number of items in an epoch, and the number of lines and rows in a file.
+#: The number of items in an epoch, and the number of lines or rows in a file.
 MANY, WRITTEN = 10_000_000, 1_100_000
-#: The number of times that a state is loaded; only the shortest time counts.
+#: How many times a state is loaded. Only the shortest time counts.
 TIMES = 5
 
 

@@ -1,4 +1,5 @@
-"""The contender spdl: a pipeline of threads in one process, which creates each item with the same function."""
+"""The contender spdl: a pipeline of threads in one process. It creates items by the same functions as all other
+contenders."""
 
 from __future__ import annotations
 

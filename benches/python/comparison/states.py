@@ -1,9 +1,9 @@
 """Measures the cost of states: the slowdown of the running job, the time to save a state, its size, and the time to
 resume.
 
-Role: a case is a pipeline for two workers: plain items, a shuffle buffer of 18 MB, or dispatched items. Torch-style
-loaders (upstream 0.11 in a separate environment) read numbers by index, or a dataset whose iterators have a state of 18
-MB.
+Role: a case is a pipeline with two workers: plain items, a shuffle buffer of 18 MB, or dispatched items. Torch-style
+loaders (of this project, and of upstream 0.11 in a separate environment) read numbers by index, or a dataset whose
+iterators have a state of 18 MB.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-#: The size of an item of the large buffer in bytes, and the capacity of the buffer.
+#: The size of an item in the shuffle buffer in bytes, and the number of items in the buffer.
 SIZE, HELD = 18_000, 1_000
 #: The number of items in an epoch; each run reads only some of them.
 MANY = 10_000_000
@@ -27,7 +27,7 @@ def text(number: int) -> bytes:
 
 
 def same(item: Any) -> Any:
-    """Stands for a user's function."""
+    """Takes the place of a user's function."""
     return item
 
 
@@ -44,7 +44,7 @@ def pipe_of(case: str) -> Any:
 
 
 def _loader(order: dict[str, Any]) -> Any:
-    """The options contain the factor by which the loader takes more snapshots."""
+    """Returns the loader. The options say how many times more snapshots than usual it takes."""
     from torchdata._engine import snapshots
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
@@ -114,7 +114,7 @@ def state_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def state_size(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """The size is measured after snapshots have arrived."""
+    """Returns the size of a state, after snapshots of the workers have arrived."""
     loader = _built(order)
     iterator = iter(loader)
     until = time.perf_counter() + order["seconds"]

@@ -17,7 +17,8 @@ start."""
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender of `child` with its options. `kind` and `item` are only given if they differ from the workload's.
+    """A contender of `child` with its options. `kind` and `item` are set only if they differ from those of the
+    workload.
 
     The option `main` names the module that is run instead of `child`.
     """
@@ -43,7 +44,8 @@ class Goal:
 
 @dataclass(frozen=True)
 class Workload:
-    """`scale` converts items/s or seconds to the unit: items per second, ms or ns."""
+    """One measurement with its contenders and goals. `scale` converts items per second or seconds to the unit of the
+    output."""
 
     name: str
     title: str
@@ -87,7 +89,7 @@ def starting(start_method: str, most: float, goal: str) -> Workload:
 
 
 def starting_with_torch(start_method: str, late: bool = False) -> Workload:
-    """The main module imports torch at its top, or later if `late` is true."""
+    """Measures how fast a loader starts if the main module imports torch at its top, or later if `late` is True."""
     with_torch = {"imports": ["torch"]} if late else {"main": "child_with_torch"}
     return Workload(
         f"start-{start_method}-torch" + "-late" * late,
@@ -128,7 +130,7 @@ def laid_out(item: str, title: str) -> Workload:
 
 
 def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
-    """Many small tensors are compared with arrays. Most of the time is needed to create and describe the tensors."""
+    """Compares many small tensors with arrays. Most of the time is needed to create and describe the tensors."""
     rival = Contender("arrays, moved by us", "ours", item=arrays)
     goals = (
         Goal("at least 5 times torch", torch.name, at_least=5),
@@ -149,7 +151,8 @@ def of_objects(item: str, title: str) -> Workload:
 
 
 def crowd(workers: int) -> Workload:
-    """With more workers than cores, the workers only send items, and the last worker starts seconds later."""
+    """Measures more workers than cores. They only send items, and the last worker starts some seconds after the
+    first."""
     options = {"workers": workers, "warm_up": SETTLING_S}
     both = (Contender(OURS, "ours", options), Contender(TWO, "ours"))
     goals = (Goal("at least half the rate of 2 workers", TWO, at_least=0.5),)
@@ -164,7 +167,7 @@ def in_splits(name: str, title: str, item: str, graph: str, most: float) -> Work
 
 
 def chain(name: str, title: str, case: str) -> Workload:
-    """The child process also runs the plain generators of a case of `inprocess`."""
+    """Compares the pipes and the plain generators of a case of `inprocess`. One child process runs both."""
     options = {"case": case}
     return Workload(
         name,
@@ -179,13 +182,13 @@ def chain(name: str, title: str, case: str) -> Workload:
 
 
 def training(name: str, title: str, crops: str, least: float, fast: bool = False) -> Workload:
-    """For batches of random JPEG crops, each contender uses the decoder that suits it best."""
+    """Measures batches of random JPEG crops. Each contender uses the decoder that suits it best."""
     with_torch = {"imports": ["torch"]}
     mine = f"{crops} by us"
     all_of_them = (
         Contender(OURS, "ours", with_torch, item=mine),
         Contender("torch, Pillow", "torch", item=crops),
-        Contender("spdl, its own decoder", "spdl", item=f"{crops} by spdl"),  # if FFmpeg is installed
+        Contender("spdl, its own decoder", "spdl", item=f"{crops} by spdl"),  # runs only if FFmpeg is installed
         Contender("spdl's threads, Pillow", "spdl", item=crops),
     )
     more = (Contender('scale="fast"', "ours", with_torch, item=f"{mine}, fast"),) if fast else ()
@@ -233,7 +236,7 @@ upstream_stateful = Contender("upstream 0.11.0", "upstream-stateful")
 def batches(
     item: str, title: str, goal: str, at_least: float | None = None, kind: str = "rate", **options: Any
 ) -> Workload:
-    """The goals for batches of 64 in torch-style loaders are relative to torch."""
+    """Measures batches of 64 in torch-style loaders. The goals are relative to torch."""
     three = tuple(Contender(one.name, one.program, options) for one in (stateful, torch_indexed, upstream_stateful))
     name = f"loader-{item}" + ("" if kind == "rate" else f"-{kind.replace('_', '-')}") + "-persistent" * bool(options)
     if kind != "rate":
@@ -277,8 +280,8 @@ _CASES = {"plain": "a small pipeline", "large buffer": "a shuffle buffer of 18 M
 
 
 def _keeping(case: str) -> Workload:
-    """The job takes ten times the usual number of snapshots, because the cost of the usual number is smaller than the
-    differences between runs."""
+    """Measures a job that takes ten times the usual number of snapshots. The cost of the usual number would be smaller
+    than the differences between runs."""
     dense, off = Contender(OURS, "ours", {"snapshots": 10}), Contender("no snapshots", "ours", {"snapshots": 0})
     goal = Goal("ten times as many snapshots cost at most 10 %, so they cost 1 %", off.name, at_least=1 / 1.1)
     title = f"states: {_CASES[case]} runs, ten times as many snapshots"
@@ -286,7 +289,7 @@ def _keeping(case: str) -> Workload:
 
 
 def _taking(case: str, kind: str, unit: str, scale: float, what: str) -> Workload:
-    """Torch-style loaders are compared to a pipeline. The data has the same size in batches of 16."""
+    """Compares torch-style loaders with a pipeline. In batches of 16 items, the data has the same size."""
     three = (ours, Contender("our StatefulDataLoader", "stateful"), upstream_stateful)
     name = f"{kind.replace('_', '-')}-{case.split()[0]}"
     return Workload(name, f"states: {what}, {_CASES[case]}", case, three, (), kind, unit, scale)

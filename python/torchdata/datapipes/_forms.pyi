@@ -558,7 +558,7 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Groups items with consecutive indices: batch `i` contains the items from `i * batch_size` on."""
 
     def concat(self, *datapipes: MapDataPipe[Any]) -> MapDataPipe[Any]:
-        """Joins pipes: after the items of the first pipe, the indices continue with the items of the next
+        """Joins pipes: the indices first refer to the items of the first pipe, then to those of the next
         pipe, and so on.
         """
 
@@ -587,12 +587,12 @@ class MapForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def zip(self) -> MapDataPipe[tuple[T_co]]:
-        """The item at an index is the tuple of the items that several pipes have at this index."""
+        """Combines pipes: the item at an index is a tuple of the items that the pipes have at this index."""
 
     @overload
     def zip(self, other: MapDataPipe[R], /) -> MapDataPipe[tuple[T_co, R]]:
-        """The item at an index is the tuple of the items that several pipes have at this index."""
+        """Combines pipes: the item at an index is a tuple of the items that the pipes have at this index."""
 
     @overload
     def zip(self, *datapipes: Any) -> MapDataPipe[tuple[Any, ...]]:
-        """The item at an index is the tuple of the items that several pipes have at this index."""
+        """Combines pipes: the item at an index is a tuple of the items that the pipes have at this index."""

@@ -1,7 +1,7 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
-Role: implements what all pipes share: registration of functional forms, pickling hooks, a single valid iterator per
-pipe, `reset()` at the start of an iteration, and resuming from a loaded state.
+Role: registers functional forms, implements the pickling hooks, and ensures that each pipe has only one valid iterator,
+is reset at the start of an iteration, and resumes from a loaded state.
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def share_token(datapipe: Any, token: IterationToken) -> None:
-    """Gives a pipe an existing token, so that the owner of the token can invalidate the pipe's iterators."""
+    """Makes a pipe use an existing token, so that the owner of the token can invalidate the pipe's iterators."""
     datapipe.__dict__["_iteration_token"] = token
 
 
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-    """Begins an iteration of `datapipe` by its original `__iter__` (`function`), and guards the iterator.
+    """Begins an iteration of `datapipe` by `function`, which is its original `__iter__`, and guards the iterator.
 
     The iteration resumes from a loaded state, if there is one; otherwise, `reset` is called first.
     """
     forwarded: Iterator[Any] | None = datapipe.__dict__.pop("_fast_forward_iterator", None)
     marked = datapipe.__dict__.pop("_snapshot_state", None)
-    if forwarded is not None:  # torch's helper for snapshots has read the first items
+    if forwarded is not None:  # torch's function that restores snapshots has read the first items
         return forwarded
     running = taken_again(datapipe)
     if running is not None:
         return running
     number, resumed, dropped, to_the_end = start_pass(datapipe)
     if getattr(marked, "name", "") == "Restored" and not type(datapipe)._not_copied:
-        resumed = True  # as in torch, the snapshot state "Restored" makes a pipe continue with its pickled state
+        resumed = True  # as in torch, a pipe in the snapshot state "Restored" continues from its pickled state
     started = number, resumed, dropped, to_the_end
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # During the replay of a graph, the random generators have the states of the original iteration.
+    # During the replay, the random generators have the states that they had in the original iteration.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -107,7 +107,7 @@ def _begun(
     keep_for_reader(datapipe, guard)
     if dropped:
         next(islice(guard, dropped - 1, dropped), None)
-    if to_the_end:  # code after the last item may also draw numbers
+    if to_the_end:  # code that runs after the last item may also draw numbers
         next(guard, None)
     if dropped or to_the_end:
         give_later_seeds(datapipe)
@@ -130,7 +130,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
 
 
 def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wraps the `set_seed` of a user-defined pipe class to record the seed, which a replay sets again."""
+    """Wraps the `set_seed` of a user-defined pipe class to record the seed, because a replay must set the same seed."""
 
     @functools.wraps(set_seed)
     def noted(self: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
@@ -141,16 +141,16 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """The number of items that the pipe's iteration has yielded. PyTorch may set this number."""
+    """The number of items that the pipe's running iteration has yielded. PyTorch may also set this number."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
 
 
 class _PicklingHooks:
-    """Hooks by which graph tools inspect pipes during pickling, with the same names as in torch.
+    """Hooks by which graph tools inspect pipes during pickling. They have the same names as in torch.
 
-    If a graph tool sets the hooks of torch's classes, they also apply to the pipes of this package.
+    Hooks that a graph tool sets on torch's classes also apply to the pipes of this package.
     """
 
     counterpart: ClassVar[Counterpart]
@@ -162,8 +162,8 @@ class _PicklingHooks:
         state = self._attributes_to_copy()
         return hook(state) if hook is not None else state
 
-    #: The names of the attributes that the class declares by `state`. If this attribute exists, the iteration state of
-    #: the pipe consists of all its declared attributes (for `()`, of no attributes).
+    #: The names of the attributes that the class declares by `state`. If `iteration_state` exists, the pipe's iteration
+    #: state consists of all declared attributes; `()` means that there are none.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
@@ -171,8 +171,8 @@ class _PicklingHooks:
     _not_copied: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain items. Pipes in these attributes do not count as sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes with data of the user. A loader's copy of the pipe refers to this data. Containers in other
-    #: attributes are copied, but not the members of the containers.
+    #: Names of attributes with the user's data. A loader's copy of the pipe refers to the same data. Containers in all
+    #: other attributes are copied, but not their members.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether `state_dict` and `load_state_dict` are the methods in `DERIVED`.
     _derives_state: ClassVar[bool] = False
@@ -248,7 +248,7 @@ class _PicklingHooks:
         return chain(self)
 
     def __repr__(self) -> str:
-        # Error messages contain the `repr` of a pipe, so it is short; `str` describes the whole pipeline.
+        # The `repr` is short, because error messages contain it. `str` describes the whole pipeline.
         return type(self).__qualname__
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -261,7 +261,7 @@ class _PicklingHooks:
 
 
 class _PipeMeta(ABCMeta):
-    """The metaclass of pipes. A public method that a user adds to a base class is also added to torch's pipes."""
+    """The metaclass of pipes. If a user adds a public method to a base class, it is also added to torch's pipes."""
 
     counterpart: Counterpart
 
@@ -301,7 +301,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
 
-    #: Torch's function that restores a pipe from a snapshot reads and sets these attributes.
+    #: Attributes that torch's function that restores snapshots reads and sets.
     _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
     _snapshot_state: Any = None
 
@@ -396,7 +396,8 @@ meet_torch(IterDataPipe, MapDataPipe)
 
 
 class DataChunk(list[T]):
-    """A batch: a subclass of list, so that `unbatch` and `collate` can distinguish batches from items.
+    """A batch. It is a subclass of list, so that `unbatch` and `collate` can distinguish batches from items that are
+    lists.
 
     Args:
         items: the members of the batch.

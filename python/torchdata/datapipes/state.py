@@ -1,14 +1,14 @@
-"""Saves the position of every pipe of a graph as the state of the graph, and moves a new graph to a saved position.
+"""Saves the positions of all pipes of a graph as the state of the graph, and restores them in a new graph.
 
 A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
 pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
-readers. The key `checksums` contains checksums of the values of `graph` and `pipes`. In a pipe's own state, values that
-require pickle are stored as bytes under `"__pickled__"`, and nested containers under `"__nested__"`.
+readers. The key `checksums` contains checksums of the values of `graph` and `pipes`. In the state of a pipe, values
+that require pickle are stored as bytes under `"__pickled__"`, and nested containers under `"__nested__"`.
 
-A pipe without a declared state is *replayed*: it starts from the beginning and drops the items that it had yielded. Its
-sources begin with the states that they had at the beginning of the iteration. The whole graph is replayed if user
-functions have drawn from the global random generators, or if a pipe that is not replayed reads a source of a replayed
-pipe.
+A pipe without a declared state is *replayed*: a resumed run starts it from the beginning and drops the items that it
+    had yielded. Its sources begin with the states that they had at the beginning of the iteration. The whole graph is
+    replayed if user functions have drawn from the global random generators, or if a replayed pipe and another pipe read
+    the same source.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ __all__ = [
 
 @contextmanager
 def standing_still(pipes: list[Any]) -> Iterator[None]:
-    """Context in which the read-ahead threads of the given pipes are paused.
+    """Within this context, the read-ahead threads of the given pipes are paused.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -89,7 +89,7 @@ def standing_still(pipes: list[Any]) -> Iterator[None]:
         (0, [1, 2])
     """
     with ExitStack() as stack:
-        # A pipe is paused before its sources, because its thread cannot pause while it waits for a source.
+        # Each pipe is paused before its sources, because its thread cannot pause while it waits for a paused source.
         for pipe in reversed(pipes):
             hooks = hooks_of(pipe)
             if type(hooks).standing_still is not PipeHooks.standing_still:
@@ -100,15 +100,15 @@ def standing_still(pipes: list[Any]) -> Iterator[None]:
 def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     """Returns the state of the graph that ends in `datapipe`, after the last item that it yielded.
 
-    A pipe that is read several times in one epoch (`cycle`) has a new seed each time. In loaders, and in a graph that
-    `set_graph_random_seed` has seeded, each seed is derived from the previous seed. In a graph without such a seed,
-    they are drawn from the global random generators, so also save the result of `save_generators()`.
+    A random pipe that is read several times in one epoch (`cycle`) has a new seed each time. In loaders, and in a graph
+    that `set_graph_random_seed` has seeded, each seed is derived from the seed before it. In any other graph, the seeds
+    are drawn from the global random generators, so also save the result of `save_generators()`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        described: whether the state contains a description of the pipes, so that `load_state` detects another pipeline,
-            and checksums, so that it detects damage; True by default. With `described=False`, saving is faster, which
-            helps if you save states every second.
+        described: whether the state contains a description of the pipes, by which `load_state` detects another
+            pipeline, and checksums, by which it detects damage; True by default. Saving is faster with
+            `described=False`, which helps if you save states every second.
 
     Returns:
         A dict of plain data.
@@ -146,8 +146,8 @@ def save_entries(datapipe: Any) -> list[PipeEntry]:
 def fingerprint(datapipe: Any) -> Fingerprint:
     """Describes the class, sources and arguments of each pipe of a graph, sources first.
 
-    `save_state` stores this fingerprint in the state under `"graph"`. `load_state` raises an error for another
-    fingerprint.
+    `save_state` stores this fingerprint in the state under `"graph"`. `load_state` raises an error if the fingerprint
+    of its graph differs.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -170,11 +170,11 @@ class _Saving:
     # -- which passes belong together ----------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Returns the ids of the pipes whose running iterations a resumed run continues.
+        """Returns the ids of the pipes whose running iterations a resumed run must continue.
 
         Args:
-            alone: whether to include a pipe that is needed although no pipe that reads it has begun, such as the main
-                pipe of a `fork` with a child that may begin later.
+            alone: whether to include pipes that no pipe reads yet, but that may still be read, such as the main pipe of
+                a `fork` with a child that has not begun.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources
@@ -217,7 +217,8 @@ class _Saving:
     # -- what must be replayed -----------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
-        """Pipes that are direct or indirect sources of another pipe to replay are left out."""
+        """Returns the pipes to replay. A direct or indirect source of such a pipe is left out, because it is replayed
+        together with this pipe."""
         replayed = [
             pipe
             for pipe in self.pipes
@@ -234,9 +235,9 @@ class _Saving:
         return [pipe for pipe in replayed if id(pipe) not in below]
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
-        """The last pipe of the graph must be replayed if a replayed pipe and another pipe read one source (as children
-        of a `fork` do), or if user functions have drawn random numbers, because it is unknown which pipes called these
-        functions."""
+        """Returns whether the last pipe of the graph must be replayed. This is so if a replayed pipe and another pipe
+        read the same source (as with children of a `fork`), or if user functions have drawn random numbers, because it
+        is unknown which pipes called these functions."""
         if is_torchs(self.end):
             return False
         beginning = record_of(self.end).beginning
@@ -273,14 +274,15 @@ class _Saving:
         return [found.get(id(pipe)) or self._entry(pipe, id(pipe) in below) for pipe in self.pipes]
 
     def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, PipeEntry]:
-        """Returns the entries of a replayed pipe and of all its direct and indirect sources, by id of the pipe."""
+        """Returns the entries of a replayed pipe and of all its direct and indirect sources, by the ids of the
+        pipes."""
         self._check_grown(pipe, beginning)
         entries: dict[int, PipeEntry] = {}
         began = record_of(pipe).stamp
         may_be_left = id(pipe) not in self._find_in_use(alone=False)
         for each, entry, raw in beginning.parts:
             if isinstance(each, IterDataPipe) and not is_torchs(each) and record_of(each).stamp < began:
-                entry, raw = entry_at_beginning(each)  # the source has not begun in the current iteration
+                entry, raw = entry_at_beginning(each)  # `pipe` has not begun this source yet
             if raw is not None:
                 entry = entry._replace(state=to_plain(raw, name_of(each)))
             later = None if is_torchs(each) or record_of(each).stamp < began else pending_seed(each)
@@ -323,8 +325,7 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=self._state_of(pipe)), record)
-        # The attributes of a user-defined pipe without a `reset` may still contain the position of its previous
-        # iteration.
+        # The attributes of a user-defined pipe without `reset` may still contain the position in an earlier iteration.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
             entry = _entry_anew(pipe)
@@ -332,7 +333,7 @@ class _Saving:
                 entry = entry._replace(restores=True, yielded=token_of(pipe).yielded, finished=True)
             if replayed or not record.skipped:
                 return entry
-            return entry._replace(skipped=record.skipped)  # also if the reader has read the whole iteration
+            return entry._replace(skipped=record.skipped)  # even if the iteration has been read to its end
         finished, state = self._has_finished(pipe), self._state_of(pipe)
         seeds = record.seed, record.seeded or None
         return PipeEntry(name_of(pipe), True, token_of(pipe).yielded, finished, state, *seeds, record.skipped or None)
@@ -349,7 +350,7 @@ class _Saving:
 
 
 def _entry_anew(pipe: Any) -> PipeEntry:
-    """Returns an entry for a next iteration from the beginning, with the pipe's seed for this iteration."""
+    """Returns an entry for an iteration that starts from the beginning, with the pipe's next seed."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
@@ -360,7 +361,7 @@ def beginning_entries(graph: Graph) -> list[PipeEntry]:
 
 
 def is_one_to_one(datapipe: Any) -> bool:
-    """Returns whether a pipe's class declares by `one_to_one` that each item is computed from one source item.
+    """Returns whether a pipe's class declares by `one_to_one` that each item depends only on one item of the source.
 
     A subclass that overrides `__iter__` must declare `one_to_one` again.
 
@@ -383,8 +384,8 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     Args:
         datapipe: the last pipe of the graph, or the graph.
         state: a result of `save_state`.
-        strict: whether to raise an error if an argument of a pipe differs from the saved graph, or if a source that is
-            reread to resume yields other items than before; True by default.
+        strict: whether to raise an error if an argument of a pipe differs from the saved graph, or if a source that a
+            resumed run rereads yields other items than before; True by default.
         allow_pickle: whether values that require pickle are unpickled; True by default. If `allow_pickle` is False, a
             state that contains pickled values raises an error.
 
@@ -429,7 +430,7 @@ def _require_same_pipes(graph: Graph, entries: Sequence[PipeEntry]) -> None:
 
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
-    """Sets whether items that sources of the graph reread in order to resume are compared with the originals.
+    """Sets whether sources of the graph that reread items in order to resume compare them with the original items.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -26,7 +26,7 @@ _PIPES = late_names(
         "wrapping": "IterToMapConverter SequenceWrapper",
     }
 )
-#: Pickles refer to these private names.
+#: Private names, to which pickles refer.
 _HELD = late_names(
     {
         "torchdata.datapipes._pipe.arrow_sources": "ArrowChunks ArrowFragments IcebergFiles",

@@ -1,7 +1,7 @@
 """The map pipe over the parts of a table: ArrowParts.
 
-Role: the items of `ArrowParts` are the numbers of a table's parts. Later pipes shuffle and shard these numbers before
-the table is read.
+Role: the items of `ArrowParts` are the numbers of a table's parts. Other pipes shuffle and shard these numbers before
+`ArrowReader` reads the table.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ class ArrowParts(MapDataPipe[int]):
         self.source: ArrowSource = arrow_source(source, filter, format, part_rows)
 
     def name(self, index: int) -> str:
-        """Returns the name of a part for messages: its file and, if the part is a row group, the number of the row
-        group."""
+        """Returns the name of a part for messages: its file, and for a row group also the row group's number."""
         return self.source.names[index]
 
     def __getitem__(self, index: int) -> int:

@@ -1,4 +1,4 @@
-"""Pipes that read a map-style pipe in another order, but are themselves read by iterating: Shuffler, IndexSampler."""
+"""Iterable-style pipes that read a map-style pipe in another order: Shuffler, IndexSampler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
 
     Args:
         datapipe: the map pipe to read.
-        indices: the indices to read; None (the default) for 0 to the pipe's length.
+        indices: the indices to read; None (the default) for all indices from 0 to the pipe's length.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -65,7 +65,7 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
         return self
 
     def reset(self) -> None:
-        """Takes the seed from `set_seed`, or a new seed, for the next order."""
+        """Sets the seed of the iteration's order: the seed from `set_seed`, or a new seed."""
         super().reset()
         self._shuffling = self._enabled
         if self._shuffling:
@@ -80,12 +80,13 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
         return len(self.indices)
 
 
-#: The shuffled orders that are in use, by seed and length, so that several shards in one process share one array.
+#: The shuffled orders in use, by seed and length. Several shards in one process share one array.
 _orders: weakref.WeakValueDictionary[tuple[int, int], array[int]] = weakref.WeakValueDictionary()
 
 
 def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
-    """Returns `random.Random(seed).sample(indices, len(indices))` in reverse, because PyTorch reads from the end."""
+    """Returns `random.Random(seed).sample(indices, len(indices))` in reverse order, because PyTorch reads the sample
+    from its end."""
     rng = random.Random(seed)
     if len(indices) >= 1 << 32:
         order = rng.sample(indices, len(indices))
@@ -108,7 +109,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     Functional form of MapDataPipe: `sample_by`.
 
     If a sampler draws numbers from the global generators of Python, NumPy or torch, these numbers depend only on the
-    pipe's seed, so that all workers and ranks read one order before a `sharding_filter`. The states of the global
+    pipe's seed, so that all workers and ranks read the same order before a `sharding_filter`. The states of the global
     generators do not change. A sampler may also have its own random generator. A sampler with `set_epoch`, such as
     torch's `DistributedSampler`, receives the number of each epoch, beginning with its attribute `epoch`.
 
@@ -131,7 +132,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     _order: Any = state(items=True)
     _epoch: int = state(0, lasts=True, copied=True)
     _stream: SampledStream | None = state(None, saved=False)
-    #: Whether indices that are reread after a resume are compared with the original indices.
+    #: Whether a resumed iteration compares the indices that it rereads with the original indices.
     _is_strict = True
 
     def __init__(self, datapipe: MapDataPipe[T_co], sampler: Iterable[Any]) -> None:
@@ -148,7 +149,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         self._first_epoch = getattr(sampler, "epoch", 0)
 
     def reset(self) -> None:
-        """Takes the seed from `set_seed`, or a new seed, for the random numbers that the sampler draws."""
+        """Sets the seed of the random numbers that the sampler draws: the seed from `set_seed`, or a new seed."""
         super().reset()
         self._take_seed()
         self._epoch += 1
@@ -168,8 +169,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return f"the sampler {type(self.sampler).__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the epoch and the order of the sampler. If the sampler has no length, a digest of samples replaces
-        the order."""
+        """Returns the epoch and the order of the sampler. If the sampler has no length, a checksum of some indices
+        replaces the order."""
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -187,7 +188,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         self._is_strict = is_strict
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
-        """While the sampler runs, the global generators produce a private sequence of numbers."""
+        """Yields the sampler's indices. While the sampler runs, the global generators produce a private sequence of
+        numbers."""
         with randomness:
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):

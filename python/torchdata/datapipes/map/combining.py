@@ -19,10 +19,10 @@ R = TypeVar("R")
 
 @functional_datapipe("concat")
 class Concater(MapDataPipe[T_co]):
-    """Joins pipes: after the items of the first pipe, the indices continue with the items of the next pipe, and so on.
+    """Joins pipes: the indices first refer to the items of the first pipe, then to those of the next pipe, and so on.
 
     Args:
-        *datapipes: pipes or datasets with a length and the indices 0, 1, …
+        *datapipes: the pipes or datasets, each with a length and the indices 0, 1, …
 
     Raises:
         ValueError: no pipe is given.
@@ -53,7 +53,7 @@ class Concater(MapDataPipe[T_co]):
 
 @functional_datapipe("zip")
 class Zipper(MapDataPipe[T_co]):
-    """The item at an index is the tuple of the items that several pipes have at this index.
+    """Combines pipes: the item at an index is a tuple of the items that the pipes have at this index.
 
     Args:
         *datapipes: the pipes or datasets. The shortest pipe determines the length.
@@ -102,7 +102,7 @@ class UnZipper(MapDataPipe[Any]):
     Args:
         source_datapipe: the pipe of sequences.
         sequence_length: the number of members of each sequence.
-        columns_to_skip: numbers of columns without a pipe; None (the default) for none.
+        columns_to_skip: the numbers of columns to leave out; None (the default) for none.
 
     Raises:
         ValueError: `sequence_length` is not positive, or a column is out of range.

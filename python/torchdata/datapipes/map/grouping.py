@@ -26,7 +26,7 @@ class Batcher(MapDataPipe[DataChunk[T]]):
     Args:
         datapipe: a pipe with the indices 0, 1, …
         batch_size: the number of items per batch.
-        drop_last: whether a last batch with fewer items is left out; False by default.
+        drop_last: whether an incomplete last batch is left out; False by default.
         wrapper_class: a function from a list of items to the batch; `DataChunk`, a list, by default.
 
     Raises:
@@ -61,7 +61,7 @@ class Batcher(MapDataPipe[DataChunk[T]]):
                 batch.append(self.datapipe[place])
         except IndexError:
             if len(batch) < self._items_from(index * self.batch_size):
-                raise  # the error comes from inside the pipe, so the item exists
+                raise  # code inside the pipe raised the error, so the item exists
         if not batch or (self.drop_last and len(batch) < self.batch_size):
             raise IndexError(f"Index {index} is out of bound.")
         return self.wrapper_class(batch)

@@ -62,8 +62,8 @@ class SequenceWrapper(MapDataPipe[T_co]):
 class IterToMapConverter(MapDataPipe[Any]):
     """Reads an iterable pipe into a dict when the first item is requested, and provides its items by their keys.
 
-    Functional form of IterDataPipe: `to_map_datapipe`. If several items have one key, the last item is used, and a
-    warning names the key. The dict is part of the pipe's state.
+    Functional form of IterDataPipe: `to_map_datapipe`. If several items have the same key, the last item replaces the
+        others, and a warning names the key. The dict is part of the pipe's state.
 
     Args:
         datapipe: the iterable pipe to read.
@@ -93,8 +93,8 @@ class IterToMapConverter(MapDataPipe[Any]):
         self.key_value_fn = key_value_fn
 
     def _load_map(self) -> None:
-        """This method keeps its name, because old code overrides or calls it."""
-        # The dict is assigned to the attribute only when it is complete, because reading may raise an error.
+        """Reads the items into the dict. The method must keep its name, because old code overrides or calls it."""
+        # The attribute is set only when the dict is complete, because reading may raise an error.
         loaded: dict[Any, Any] = {}
         for item in self.datapipe:
             key, value = self._pair(item)

@@ -30,10 +30,10 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
     """Draws the graph of pipes that ends in `dp`: an arrow leads from each pipe to its readers.
 
     For a loader or its statistics, the drawing shows the pipes of each process, with the number of items per second at
-    the arrows. If the loader has `stats="full"`, pipes that take more of the time of their process have a hotter color.
-    The method `picture()` of loaders and statistics draws this graph without the program `dot`.
+    the arrows. If the loader has `stats="full"`, a hotter color means that a pipe takes more of the time of its
+    process. The method `picture()` of loaders and statistics draws this graph without the program `dot`.
 
-    Pipes without sources are blue, and the last pipe is green. A `fork`, `demux` or similar pipe is one node, with
+    Pipes without sources are blue, and the last pipe is green. A pipe such as `fork` or `demux` is one node, with
     arrows to the pipes that read its children.
 
     Args:
@@ -84,12 +84,12 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
 
 
 def _is_hidden(pipe: Any) -> bool:
-    """A drawing shows the main pipe instead of the children of a split."""
+    """Returns whether the pipe is a child of a split. A drawing shows the main pipe instead of its children."""
     return bool(getattr(type(pipe), "_is_child_datapipe", False))
 
 
 def _drawn_sources(pipe: Any, debug: bool) -> list[Any]:
-    """If `debug` is False, a child of a split is replaced by the main pipe."""
+    """Returns the sources to draw. If `debug` is False, the main pipe of a split replaces its children."""
     found: dict[int, Any] = {}
     for source in sources_of(pipe):
         drawn = sources_of(source) if _is_hidden(source) and not debug else [source]

@@ -1,7 +1,7 @@
 """The streams that pipes yield: `StreamWrapper`, a file object that closes itself and can be reopened.
 
-Role: a wrapper has a *recipe* to reopen its stream, such as a path, or an archive and a position in it. A pickled or
-deep-copied wrapper consists of the recipe and the current offset, and opens its file on first use.
+Role: a wrapper has a *recipe* to reopen its stream, such as a path, or an archive and a position in it. If a wrapper is
+pickled or deep-copied, the result contains the recipe and the current offset, and opens its file on first use.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class FileRecipe:
 
 
 def recipe_of(file_obj: Any) -> Recipe | None:
-    """A binary file that was opened by path has a recipe if the path still leads to this file. A text file has no
-    recipe, because its newline translation cannot be determined."""
+    """Returns the recipe of a binary file that was opened by its path, if the path still leads to this file. A text
+    file has no recipe, because its newline translation is unknown."""
     raw = file_obj.raw if type(file_obj) is io.BufferedReader else file_obj
     if type(raw) is io.FileIO:
         if raw.closed or not isinstance(raw.name, str) or raw.mode != "rb":
@@ -71,18 +71,19 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """An empty base class, because Python can change a class's bases only if the class has a base besides `object`."""
+    """An empty base class. Python can change a class's bases only if the class has another base than `object`."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when the last reference to it is dropped.
 
-    Other attributes and methods are those of the wrapped file object. A wrapper is closed by `close()`, at the end of a
-    `with` block, by garbage collection, or, after `autoclose()`, together with the last of its child streams.
+    All other attributes and methods are those of the wrapped file object. A wrapper is closed by `close()`, at the end
+    of a `with` block, and by garbage collection. After `autoclose()`, it is also closed together with the last of its
+    child streams.
 
     Args:
-        file_obj: the file object, which the wrapper owns from now on.
-        parent_stream: the `StreamWrapper` that the file object reads from (the archive of a member).
+        file_obj: the file object, which the wrapper closes.
+        parent_stream: the `StreamWrapper` from which the file object reads, such as the archive of a member.
         name: the name of the stream in `repr` and in messages.
         recipe: the recipe to reopen the stream. Without a recipe, only in-memory files and binary files that were
             opened by path can be pickled.
@@ -98,11 +99,12 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         b'abc'
     """
 
-    #: All wrappers that were created and not closed, if `debug_unclosed_streams` is True.
+    #: If `debug_unclosed_streams` is True, all wrappers that were created and not closed.
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # Class attributes with the usual values save memory and time, because an archive creates a wrapper for each member.
+    # The usual values are class attributes, to save memory and time, because an archive creates a wrapper for each
+    # member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -142,7 +144,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     @classmethod
     def reopening(cls, recipe: Recipe, offset: int | None = None, name: str | None = None) -> StreamWrapper:
-        """The wrapper opens its file on first use, at `offset` (None for the initial position)."""
+        """Returns a wrapper that opens its file on first use, at `offset`; None means the initial position of the
+        stream."""
         stream = cls.__new__(cls)
         stream._recipe, stream._reopen_at, stream.name = recipe, offset, name
         return stream
@@ -158,8 +161,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         elif isinstance(v, StreamWrapper):
             v.close()
 
-    # The following methods are defined here, because a method of the wrapper, unlike a method of the file object that
-    # `__getattr__` returns, keeps the wrapper and its file alive during a call such as `next(items)[1].read()`.
+    # A bound method of the wrapper keeps the wrapper and its file alive during a call such as `next(items)[1].read()`.
+    # A method of the file object, which `__getattr__` returns, does not. Therefore, these methods are defined here.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         return self.file_obj.read(*args, **kwargs)
@@ -173,7 +176,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     def __getattr__(self, name: str) -> Any:
         if name == "file_obj":
             return self._open_now()
-        if name.startswith("__"):  # copy and pickle look up such names, and must not open the file
+        if name.startswith("__"):  # copy and pickle read such attributes, which must not open the file
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.file_obj, name)
 
@@ -191,7 +194,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object, and a parent stream that waits for its last child. Further calls do nothing."""
+        """Closes the file object. If the parent stream waits for this last child, also closes the parent. Further calls
+        do nothing."""
         if self.closed:
             return
         self.closed = True
@@ -211,7 +215,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
             self.close()
 
     def detach_from_parent(self, file_obj: Any) -> None:
-        """Replaces the file object by one with the contents of the stream, so that the parent is not needed."""
+        """Replaces the file object by `file_obj`, which contains the data of the stream. The stream then no longer
+        needs its parent."""
         self.file_obj, self._recipe = file_obj, None
         self._leave_parent()
 
@@ -236,7 +241,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return sorted({*object.__dir__(self), *dir(self.file_obj)})
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator rather than iter(self.file_obj), because its frame keeps the wrapper and therefore the file alive.
+        # The frame of this generator keeps the wrapper and its file alive, whereas `iter(self.file_obj)` would not.
         yield from self.file_obj
 
     def __next__(self) -> Any:
@@ -251,7 +256,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In-memory files are pickled by value.
+        """Pickles the recipe and the offset, or the contents of an in-memory file.
 
         Raises:
             TypeError: the stream cannot be reopened, or its position is unknown.
@@ -285,7 +290,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
 
 def _move(file_obj: Any, offset: int) -> None:
-    """If the stream cannot seek, bytes are read and dropped."""
+    """Moves a stream to an offset. If the stream cannot seek, reads and drops bytes."""
     try:
         file_obj.seek(offset)
     # UnsupportedOperation is a ValueError; some file objects of fsspec raise AttributeError or ValueError itself.
@@ -333,7 +338,7 @@ def detached(stream: Any, offset: int | None = None) -> Any:
 
 
 def copied(stream: StreamWrapper) -> Any:
-    """torch's `StreamWrapper` cannot be copied."""
+    """Returns a copy of a stream; for torch's `StreamWrapper`, which cannot be copied, the stream itself."""
     return copy.deepcopy(stream) if StreamWrapper in type(stream).__mro__ else stream
 
 
@@ -390,8 +395,8 @@ pair_streams_with_torch(StreamWrapper)
 
 
 def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """Returns a function and its arguments, plain data, that create an equal stream; None for an open stream that is
-    neither a file with a path nor in memory."""
+    """Returns a function and plain arguments that create an equal stream; None for an open stream that is neither a
+    file with a path nor in memory."""
     if stream.closed:
         return _closed_stream, (stream.name,)
     file = stream.__dict__.get("file_obj")
@@ -409,8 +414,8 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Raises ValueError for other files and modes than reading a regular file, because the arguments may come from a
-    manipulated state."""
+    """Opens a file. The arguments may come from a manipulated state, so only reading a regular file is permitted;
+    otherwise, raises ValueError."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

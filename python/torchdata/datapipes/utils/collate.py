@@ -1,6 +1,6 @@
 """Converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
-Role: stacked arrays are allocated by `torchdata.empty`, so that a worker can send them without a copy.
+Role: stacked arrays are allocated by `torchdata.empty`, in memory that a worker can send without a copy.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
 
 
 def note_remedy(error: Exception, batch: Any) -> None:
-    """Adds a remedy to the error if items of the batch have different keys or contain None."""
+    """Adds a note with a remedy to the error if items of the batch have different keys or contain None."""
     remedy = _remedy(batch)
     if remedy is not None:
         add_note(error, remedy)
@@ -151,7 +151,7 @@ def _numbers(torch: Any, batch: Any, first: Any) -> Any:
     numbers = np.array(batch)
     if numbers.ndim == 1 and numbers.dtype.kind in "bif":
         return numbers
-    # With this dtype, NumPy raises a clear error for a number that is too large, or a value that is not a number.
+    # With this dtype, NumPy raises an error for too large numbers and for values that are not numbers.
     return np.array(batch, dtype=np.int64)
 
 
@@ -189,8 +189,8 @@ def _stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def is_stackable(torch: Any, batch: Any) -> bool:
-    """The result may also be True for tensors that `torch.stack` refuses, for example because their shapes differ or a
-    gradient is required."""
+    """Returns whether a batch consists of tensors of one kind. `torch.stack` may still refuse them, for example because
+    their shapes differ."""
     first = batch[0]
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:
         return False
@@ -198,17 +198,17 @@ def is_stackable(torch: Any, batch: Any) -> bool:
 
 
 def stacked_tensors(torch: Any, batch: Any) -> Any:
-    """A worker can send the memory of the stacked tensors without a copy."""
+    """Stacks tensors in memory that a worker can send without a copy."""
     from torchdata import empty
 
     return torch.stack(tuple(batch), out=empty((len(batch), *batch[0].shape), batch[0].dtype))
 
 
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
-    """A worker can send the memory of the stacked tensor without a copy.
+    """Stacks arrays to a tensor in memory that a worker can send without a copy.
 
     Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. The
-    caller then converts each member, which raises a clear error.
+    caller then converts each member, which raises the error.
     """
     import numpy as np
 
@@ -247,7 +247,7 @@ def rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
     if type(first) is dict:
         return collated
     try:
-        if isinstance(first, MutableMapping):  # a copy keeps the mapping's other data, for example a default factory
+        if isinstance(first, MutableMapping):  # a copy also has the mapping's other data, for example a default factory
             clone = copy.copy(first)
             clone.update(collated)
             return clone

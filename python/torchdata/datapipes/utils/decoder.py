@@ -45,7 +45,7 @@ def extension_extract_fn(pathname: str) -> str:
     return os.path.splitext(pathname)[1][1:]
 
 
-#: Errors that libraries raise for malicious contents, although their documentation does not name these errors.
+#: Undocumented errors that libraries raise for malicious contents.
 _LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError, SyntaxError, TypeError)
 
 
@@ -60,7 +60,7 @@ def _decoding(extension: str) -> Iterator[None]:
 
 
 def _pickles_are_allowed(allow_pickle: bool | None) -> bool:
-    """Both the argument and the environment may forbid pickles."""
+    """Returns whether pickles are allowed. Both the argument and the environment may forbid them."""
     environment = os.environ.get("TORCHDATA_ALLOW_PICKLE", "1") != "0" and os.environ.get("WDS_SECURE", "0") in (
         "",
         "0",
@@ -94,7 +94,7 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
 
     Raises:
         ModuleNotFoundError: the file is a `pt` file, and torch is not installed.
-        ValueError: the contents cannot be decoded, or are a pickle and pickles are refused.
+        ValueError: the contents cannot be decoded, or are a pickle although pickles are not allowed.
         pickle.UnpicklingError: a pickle or a `pt` file is damaged, or a `pt` file contains other objects than tensors.
 
     Example:
@@ -130,7 +130,7 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     return pickle.loads(data)
 
 
-#: For each `imagespec`: the library of the result, whether its numbers are floats from 0 to 1, and Pillow's mode.
+#: For each `imagespec`: the library of the result, whether the pixels are floats from 0 to 1, and Pillow's mode.
 _SPECIFICATIONS: dict[str, tuple[str, bool, str]] = {
     "l8": ("numpy", False, "L"),
     "rgb8": ("numpy", False, "RGB"),
@@ -156,8 +156,8 @@ class ImageHandler:
     """Decodes images (`jpg`, `jpeg`, `png`, `ppm`, `pgm`, `pbm`, `pnm`) with Pillow.
 
     Args:
-        imagespec: the form of the result. The name consists of a prefix, the channels, and a suffix. The prefix is
-            `torch` for a tensor with the dimensions channels, height and width (if PyTorch is not imported, an array
+        imagespec: the form of the result, as a name that consists of a prefix, the channels, and a suffix. The prefix
+            is `torch` for a tensor with the dimensions channels, height and width (if PyTorch is not imported, an array
             with these dimensions), `pil` for a Pillow image, or empty for a NumPy array with the dimensions height,
             width and channels. The channels are `l`, `rgb` or `rgba`; `torch` and `pil` alone mean `rgb`. The suffix,
             for arrays and tensors, is `8` for integers from 0 to 255, or empty for 32-bit floats from 0 to 1.
@@ -228,8 +228,8 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
     """Returns a handler that decodes files with some extensions by a function.
 
     Args:
-        extensions: the extensions, separated by spaces. An extension may contain dots (`"seg.png"`), if the key
-            contains the whole extension of the file. Case is ignored.
+        extensions: the extensions, separated by spaces. An extension may contain dots (`"seg.png"`) if the key contains
+            the whole extension of the file. Case is ignored.
         f: a function of the contents of the file.
 
     Example:
@@ -276,8 +276,8 @@ class Decoder:
         self.handlers = [*self._told(handler), *self.handlers]
 
     def decode1(self, key: str, data: Any) -> Any:
-        """Decodes the contents of one file, given as bytes or as a stream, which is read and closed. If no handler
-        supports the key, returns the contents.
+        """Decodes the contents of one file: bytes, or a stream, which is read and closed. If no handler supports the
+        key, returns the contents.
         """
         if data is None or (hasattr(data, "__len__") and len(data) == 0):
             return data

@@ -1,6 +1,6 @@
-"""Converts foreign names to safe file paths: `file_name`, `path_inside`, `check_target`.
+"""Converts names from servers and archives to safe file paths: `file_name`, `path_inside`, `check_target`.
 
-Code that uses such a name as a file name, or joins it to a folder, should use the functions of this module.
+Code that uses such a name as a file name, or joins it to a folder, should call these functions.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def path_inside(name: str) -> str:
 
 
 def check_target(pipe: object, path: str) -> None:
-    """Refuses a URL that is passed as a local path with a part `..`, such as `s3://bucket/../../x`.
+    """Raises an error if a URL with a part `..`, such as `s3://bucket/../../x`, is passed as a local path.
 
     Raises:
         ValueError: the path is a URL with a part `..`.

@@ -15,12 +15,12 @@ def pin_memory_fn(data: Any, device: Any = None) -> Any:
     """Copies the tensors in `data`, which may be in mappings, sequences and named tuples, to pinned (page-locked)
     memory.
 
-    If an object has a method `pin_memory`, its result replaces the object. All further objects, such as numbers and
-    strings, are returned unchanged.
+    If any other object has a method `pin_memory`, the result of this method replaces the object. Objects without this
+    method, such as numbers and strings, are returned unchanged.
 
     Args:
         data: the item to pin. Containers are rebuilt, with their own types where possible.
-        device: the CUDA device to pin memory for; None (the default) for the current device.
+        device: the CUDA device for which memory is pinned; None (the default) for the current device.
 
     Raises:
         RuntimeError: `data` contains a tensor, but CUDA is not available.

@@ -223,7 +223,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data.join(self.patience)
 
     def _stop_reading(self) -> None:
-        """Closes the queue, and waits until the thread no longer reads the source."""
+        """Closes the queue, and waits until the thread no longer reads the source. Raises TimeoutError after `patience`
+        seconds."""
         data = self._data
         if data is None or data.is_inherited:
             return
