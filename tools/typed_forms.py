@@ -147,7 +147,7 @@ class Form:
                 parameters.append("/")
         head, listed, returned = f"    def {name}(", ", ".join(parameters), f") -> {self._returned()}:"
         if len(head + listed + returned) > 120:
-            whole = " ".join(f"{text},".replace(" ", "\0") for text in parameters)  # lines break only between parameters
+            whole = " ".join(f"{text},".replace(" ", "\0") for text in parameters)  # lines break between parameters
             lines = textwrap.wrap(whole, 120, initial_indent=" " * 8, subsequent_indent=" " * 8)
             listed = "\n".join(["", *lines, "    "]).replace("\0", " ")
         summary = inspect.cleandoc(self.maker.__doc__ or "").partition("\n\n")[0]
