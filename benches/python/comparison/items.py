@@ -290,7 +290,7 @@ def crops_by_pillow(n: int, large: bool = False) -> Any:
 
 
 def crops_by_us(n: int, large: bool = False, scale: Any = "exact") -> Any:
-    """`torchdata.images` decodes the crops directly into one block."""
+    """Returns a batch of crops, which `torchdata.images` decodes directly into one block."""
     import torch
 
     from torchdata.images import decode_batch, random_resized_crop

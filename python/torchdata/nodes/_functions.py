@@ -22,7 +22,7 @@ def not_the_end(what: str, cause: BaseException) -> RuntimeError:
 
 
 class Failure:
-    """In a list of results, stands in for the result of a call that raised an error.
+    """The entry in a list of results for a call that raised an error.
 
     Args:
         error: the error; for an error in another process, its description.

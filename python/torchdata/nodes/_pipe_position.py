@@ -19,7 +19,8 @@ __all__ = ["PipePosition"]
 
 
 class PipePosition(PipePasses):
-    """If `seed` is None, the random pipes of the graph get a new seed for each epoch."""
+    """A pipe with the seeds of its epochs. If `seed` is None, each epoch draws new seeds for the random pipes of the
+    graph."""
 
     EPOCH_KEY, PIPE_KEY = "epoch", "pipe"
 
@@ -40,11 +41,11 @@ class PipePosition(PipePasses):
         self._epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The returned state does not change when the iteration continues."""
+        """Returns a state that does not change when the iteration continues."""
         return {self.EPOCH_KEY: self._epoch, self.PIPE_KEY: save_state(self.pipe)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A state can be loaded several times."""
+        """Restores a position. A state can be loaded several times."""
         fields = StateFields("from_pipe", state_dict, begins=False)
         epoch = fields.integer(self.EPOCH_KEY, least=0)
         load_state(self.pipe, fields[self.PIPE_KEY])

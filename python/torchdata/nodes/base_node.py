@@ -97,7 +97,7 @@ class BaseNode(Iterator[T]):
         return self.next()
 
     def __bool__(self) -> bool:
-        """A node is true even if its length is 0."""
+        """Returns True, even if the length of the node is 0."""
         return True
 
     def next(self) -> T:

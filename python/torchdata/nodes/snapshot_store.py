@@ -22,7 +22,7 @@ class MonotonicIndex:
     """Counts upward: 0, 1, 2 and so on.
 
     Args:
-        initial: the first number.
+        initial: the number to start from.
     """
 
     initial: int = 0

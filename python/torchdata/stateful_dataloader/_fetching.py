@@ -39,7 +39,7 @@ ENDS = (
 
 
 class _Fetcher(_BaseDatasetFetcher):
-    """`how` contains the dataset and the other positional arguments of PyTorch's fetcher."""
+    """Reads batches. `how` contains the dataset and the other positional arguments of PyTorch's fetcher."""
 
     times = False
     read_at = num_read = 0
@@ -105,7 +105,7 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
         return data
 
     def _read_each(self, indices: Any, error: Exception) -> list[Any]:
-        """Called after `__getitems__` has raised an exception for the whole batch."""
+        """Reads the samples one by one. Called after `__getitems__` has raised an exception for the whole batch."""
         data: list[Any] = []
         for index in indices:
             try:

@@ -6,7 +6,7 @@ state, and `decoded` validates the plain values and converts them back.
 The default generators of torch, NumPy and Python are Mersenne Twisters. Each stores 624 words of 32 bits and the index
 of the next word. The three libraries derive the first words from a seed in different ways. If the seed is known, a
 saved state contains the seed and the number of words drawn since seeding, instead of 2.5 KB. A torch generator that is
-set to the words of any of these generators produces the same further words.
+set to the words of one of these generators produces the same words as that generator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ Moment = dict[Any, Any]
 
 
 def read(which: Any) -> Any:
-    """`which` is the name of a global generator, or a generator object of torch, Python or NumPy."""
+    """Returns the state of a generator. `which` is the name of a global generator, or a generator of torch, Python or
+    NumPy."""
     which = _OBJECTS[which] if isinstance(which, str) else which
     if isinstance(which, torch.Generator):
         return which.get_state().numpy().tobytes()  # pickles faster than the tensor
@@ -117,7 +118,7 @@ def comparable(state: Any) -> Any:
 
 
 def words_of(state: Any) -> Words | None:
-    """Returns None if the generator is not a Mersenne Twister."""
+    """Returns the words of a state; None if the generator is not a Mersenne Twister."""
     if isinstance(state, bytes):
         return torch_parts(state)[1]
     if isinstance(state, tuple):
@@ -390,7 +391,7 @@ _known = functools.lru_cache(maxsize=64)(_Known)
 
 
 def count_from(origin: int | tuple[bytes, int], target: Words) -> int | None:
-    """Returns None if `target` is not among the first `LIMIT` words after `origin`."""
+    """Returns the number of words from `origin` to `target`; None if there are more than `LIMIT`."""
     known = _known(origin)
     if known.target is not None and known.target[1] == target[1] and known.target[0] == target[0].tobytes():
         return known.count

@@ -187,7 +187,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         skipped.tell(found)
 
     def next(self) -> Any:
-        """Only one thread at a time may call this method."""
+        """Returns the next batch. Only one thread at a time may call this method."""
         if (successor := self._taken_over()) is not None:
             return next(successor)
         if self._batch is _NONE:

@@ -70,8 +70,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
-        #: The number of workers that `get_worker_info` shows to the dataset. In a resumed epoch, this is the saved
-        #: number of workers, even if the loader has another number.
+        #: The number of workers that `get_worker_info` returns to the dataset. In a resumed epoch, this is the number
+        #: in the saved run, even if the loader has more or fewer workers.
         self._num_shards: int = shards_of(state, loader)
         if state is not None and state.is_over:
             self._order.follow(state.order, state.unstarted)
@@ -96,7 +96,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         return self._process != os.getpid()
 
     def state_was_loaded(self, loader: Any) -> None:
-        """If this iterator has returned no batch, it resumes from the loaded state."""
+        """Makes this iterator resume from the loaded state if it has returned no batch."""
         self._loading = loader
 
     def _taken_over(self) -> Iterator[Any] | None:
@@ -178,7 +178,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         next_worker: int = 0,
         skipped: Counts | None = None,
     ) -> dict[str, Any]:
-        """`waiting` contains the drawn indices whose batches the user has not received, in the order of drawing."""
+        """Returns a state. `waiting` contains the drawn indices whose batches the user has not received, in the order
+        of drawing."""
         reading = self._reading
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)
         iterable = batches if reading.is_iterable else None

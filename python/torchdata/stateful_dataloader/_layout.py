@@ -167,7 +167,7 @@ def _mark(*states: Any) -> int:
 
 
 def parse(state: Any) -> EpochState:
-    """The result has a position for each worker.
+    """Converts a saved state to an `EpochState`, which has a position for each worker.
 
     Raises:
         ValueError: the state is damaged, or does not belong to a `StatefulDataLoader`.
@@ -323,7 +323,8 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """If a value is missing under its key of torchdata 0.11, it is taken from the data under `OURS`."""
+    """Converts a saved position. A value that is missing under its key of torchdata 0.11 is taken from the data under
+    `OURS`."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None
@@ -341,7 +342,7 @@ def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
-    """Returns the value of a key of torchdata 0.11, with missing members taken from the data under `OURS`."""
+    """Returns the value of a key of torchdata 0.11. Members that it lacks are taken from the data under `OURS`."""
     if not fills:
         return theirs[key]
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):

@@ -76,7 +76,7 @@ def generators_drawn_by(index_sampler: Any) -> tuple[str, ...]:
 
 
 class IndexOrder:
-    """Up to `ahead` indices may be drawn before the user receives the first batch."""
+    """Draws indices. Up to `ahead` indices may be drawn before the user receives the first batch."""
 
     def __init__(self, loader: Any, drawing: Drawing, ahead: int) -> None:
         self._sampler = loader._index_sampler
@@ -106,7 +106,7 @@ class IndexOrder:
         self._at_first = None
 
     def begin(self, iterator: Iterator[Any]) -> None:
-        """`note_random` must be called before the iterator is created."""
+        """Begins an epoch. `note_random` must be called before the sampler's iterator is created."""
         self._iterator: Iterator[Any] = iterator
         #: Indices that were drawn from the sampler in advance, and that `draw` returns first.
         self._owed: deque[Any] = deque()
@@ -377,7 +377,7 @@ class IndexOrder:
             batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, old: int | None) -> None:
-        """`old` is the batch size at the time of saving."""
+        """Skips `count` batches. `old` is the batch size when the state was saved."""
         if count == 0:
             return
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:

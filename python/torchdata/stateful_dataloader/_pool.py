@@ -50,15 +50,15 @@ class _Restarts(Restarts):
 
 
 class WorkerPool(Group):
-    """If there are more shards than workers, the workers exit after one epoch. `owner` is a weak reference to the
-    iterator, which sends outstanding orders again if a worker is replaced."""
+    """The workers of an iterator. If there are more shards than workers, the workers exit after one epoch. `owner` is a
+    weak reference to the iterator, which resends outstanding orders if a worker is replaced."""
 
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
         #: Whether workers read only batches that the main process has ordered. Otherwise, workers read ahead as far as
-        #: the main process allows. Persistent workers get orders even for an iterable dataset, because a worker must
-        #: complete its outstanding orders if the program abandons an epoch.
+        #: the main process allows. Persistent workers receive orders even for an iterable dataset, because they must
+        #: complete outstanding orders if the program abandons an epoch.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
@@ -150,7 +150,7 @@ class WorkerPool(Group):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
     def order(self, worker: int, number: int, index: Any) -> None:
-        """`number` is the number of the order, which the worker returns with the batch."""
+        """Orders a batch. The worker returns `number`, the number of the order, with the batch."""
         with self.members.sending:  # another thread may replace the worker
             self.orders[worker].append((number, index))
             self._send_orders(worker)

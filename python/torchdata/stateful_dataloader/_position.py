@@ -97,7 +97,7 @@ class ReadingPosition(NamedTuple):
         return ReadingPosition(own, None, self.collate, unbegun=True)
 
     def copied(self) -> ReadingPosition:
-        """The states are copied, because the user may modify the originals."""
+        """Returns a position with copied states, because the user may modify the originals."""
         if not self.has_state and self.base is None:
             return self
         dataset, iterator, collate = copied(self.dataset), copied(self.iterator), copied(self.collate)
@@ -105,7 +105,7 @@ class ReadingPosition(NamedTuple):
         return self._replace(dataset=dataset, iterator=iterator, collate=collate, base=base)
 
     def frozen(self) -> bytes:
-        """The program cannot modify pickled states, and the main process need not unpickle them."""
+        """Returns the pickled position, which the program cannot modify, and the main process need not unpickle."""
         return freeze(tuple(self))
 
     @classmethod

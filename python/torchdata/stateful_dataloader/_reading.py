@@ -71,8 +71,8 @@ class ReadingSettings:
 
 
 class EpochReader:
-    """`generators` is a function that returns the generator states for a snapshot; None if the caller saves these
-    states."""
+    """Reads the batches of an epoch. `generators` returns the generator states for a snapshot; None if the caller saves
+    them."""
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
         self.use(reading)
@@ -85,7 +85,7 @@ class EpochReader:
         #: batch, because the program may not have received it. `_is_cut_off`: whether the reading of a batch was
         #: interrupted, for example by Ctrl-C.
         self._is_over = self._is_uncounted = self._is_cut_off = False
-        #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
+        #: The snapshot from which this epoch has resumed; None if the epoch started from its beginning.
         self._came_from: ReadingPosition | None = None
         #: The position to which the reader must return after an interruption.
         self._back: ReadingPosition | None = None

@@ -138,7 +138,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._order.begin(self._sampler_iter)
 
     def _positions_for_workers(self, state: EpochState) -> list[ReadingPosition | None]:
-        """If the state has fewer positions than this loader has workers, several workers get the same position."""
+        """Returns a position for each worker. If the state has fewer positions than this loader has workers, several
+        workers start from the same position."""
         positions = state.positions
         if not state.is_over and not self._num_shards:
             return [self._position_of_program(positions[0], state)]
@@ -315,7 +316,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Before saving, waits for each worker that has not sent a message in this epoch."""
+        """Returns the state, after each worker has sent a message in this epoch."""
         self._hear_all()
         seed = int(self._base_seed)
         positions: Sequence[ReadingPosition | None]
@@ -351,7 +352,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             self._skipped.end()
 
     def shutdown(self) -> None:
-        """A state can still be saved after the shutdown."""
+        """Stops the workers. A state can still be saved after the shutdown."""
         self._units.shutdown()
 
     def _shutdown_workers(self) -> None:

@@ -51,7 +51,7 @@ class EpochStart:
     """The position at which a shard begins an epoch, or continues the epoch of a failed worker.
 
     Args:
-        position: the snapshot to resume from; None starts from the beginning.
+        position: the snapshot from which to resume; None starts from the beginning.
         account: the number and the checksum of the messages that the main process has received from a failed worker.
         again: the indices to reread after the snapshot was loaded.
     """
@@ -144,7 +144,7 @@ class ShardReader:
 
         Args:
             iterates: whether the shard reads an iterable dataset without orders.
-            fresh: whether the snapshot was taken between two epochs, so that a new epoch begins after it was loaded.
+            fresh: whether the snapshot was taken between two epochs. If so, a new epoch begins after it is loaded.
         """
         position, again = start.position, start.again
         batches = Batches(self, iterates)
@@ -311,7 +311,7 @@ class Job(Program):
     def exit_error(
         cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
     ) -> WorkerExitedError:
-        """The message contains PyTorch's wording, because programs match it."""
+        """Returns the error for an exited worker. Its message contains PyTorch's wording, because programs match it."""
         error = super().exit_error(process, worker, text, item)
         text = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}"
         if process.exitcode is not None and process.exitcode < 0:

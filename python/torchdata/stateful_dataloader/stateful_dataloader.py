@@ -267,7 +267,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         return dump(unstarted(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy (by `copy` or pickle) is an independent loader that has not begun."""
+        """Returns the attributes without the iterator. A copy (by `copy` or pickle) is an independent loader that has not begun."""
         return {**self.__dict__, "_iterator": None, "_recorder": self._recorder.copied()}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:

@@ -33,8 +33,8 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
 
 class PrivateRandomness:
-    """Context manager in which the global random generators of Python, NumPy and torch produce a private sequence of
-    numbers.
+    """A context manager. Within it, the global random generators of Python, NumPy and torch produce a private sequence
+    of numbers.
 
     The first `with` block starts the sequence from the seed, and each later block continues it. After a block, the
     generators have the states that they had before. Generators of libraries that are not imported are not affected.

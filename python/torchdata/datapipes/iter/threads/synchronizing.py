@@ -170,7 +170,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """As long as the pipe or the iteration's reader refers to this object, the iteration continues."""
+    """An object that keeps an iteration running as long as the pipe or the iteration's reader refers to it."""
 
     __slots__ = ("_data",)
 
