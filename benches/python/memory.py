@@ -192,10 +192,10 @@ DATASETS: dict[str, Callable[[float], Any]] = {
     "4b slices": slices,
     "4b windows": windows,
 }
-#: For each row, the start methods; "" means that the loader has no workers.
+#: For each row of the output, the start methods; "" means that the loader has no workers.
 SHARED = ("forkserver", "spawn", "fork")
-#: For each row, the maximum ratio of the loader's memory to the memory of torch's loader: in total, and at the peak.
-#: Row 3 has no target.
+#: For each row of the output, the maximum ratio of the loader's memory to that of torch's loader: in total, and at the
+#: peak. Row 3 has no target.
 TARGETS = {"1": (1.0, None), "2": (0.8, None), "4 ": (1.05, None), "4b": (1.05, 1.05)}
 TARGET_2_WITH_4 = 0.55
 #: Suffixes of the names of rows: for an empty dataset, and for items that the workers only read.

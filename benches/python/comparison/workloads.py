@@ -316,7 +316,8 @@ _RESUMED = {
 
 
 def _resuming_late(item: str, loader: str, workers: int) -> Workload:
-    """Compares the time from loading a state to the next item near the beginning of the epoch and far from it."""
+    """Compares the time from loading a state to the next item, at positions near the beginning of the epoch and far
+    from it."""
     options = {"loader": loader, "workers": workers}
     near = Contender("at item 100", "ours", {**options, "items": 100})
     return Workload(

@@ -322,7 +322,7 @@ class ThreadedNode(PassingNode[T]):
         raise NotImplementedError(f"{type(self).__name__} must define _begin")
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`. The threads of the last run end, and new threads read ahead from the new position.
+        """See `BaseNode.reset`. Threads from before the reset end, and new threads read ahead from the new position.
 
         If the last epoch is not over, the source is first read up to the maximum read-ahead. As a result, the state of
         the source (for example, the number of epochs in a sampler) does not depend on how far the threads had read.

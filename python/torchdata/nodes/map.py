@@ -271,7 +271,7 @@ class ParallelMapper(PassingNode[T]):
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`. The threads of the last run end after their current calls.
+        """See `BaseNode.reset`. Threads from before the reset end after their current calls.
 
         Raises:
             TimeoutError: the source took more than a minute for one item.

@@ -86,13 +86,13 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _told(one: Any) -> Any:
-    """Returns None for an object without a state, and `UNKNOWN` for an object that has a state only while it is
+    """Returns the state of an object; None if it has no state, and `UNKNOWN` if it has a state only while it is
     iterated."""
     if not is_stateful(one):
         return None
     try:
         state = copied(state_of(one))
-    except AttributeError:  # an object that is its own iterator has no state before it iterates
+    except AttributeError:  # an object that is its own iterator may have no state before it iterates
         return UNKNOWN
     return UNKNOWN if state is None else state
 

@@ -84,7 +84,7 @@ class IndexOrder:
         self._every = max(1, loader.snapshot_every_n_steps or 1)
         innermost = innermost_of(self._sampler)
         self._is_known = _is_known(self._sampler)
-        #: None if the sampler does not form batches, or its batch size is unknown.
+        #: The sampler's batch size; None if the sampler does not form batches, or the batch size is unknown.
         self._size: int | None = getattr(self._sampler, "batch_size", None)
         #: Whether the sampler is known to draw no random numbers.
         self._is_plain = self._is_known and isinstance(

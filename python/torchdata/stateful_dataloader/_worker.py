@@ -375,7 +375,7 @@ class Batches(Iterator[Unit]):
             if isinstance(error, StopIteration) and self._shard.job.reading.is_iterable:
                 return self._end(news)
             if self._shard.worker is None and not isinstance(error, Exception):
-                raise  # Ctrl-C
+                raise  # for example, Ctrl-C in the main process
             news = self._with_skipped(news, reader, index)._replace(failure=self._shard.described(error))
             return self._unit(None, news)
         if self._shard.job.reading.skips:

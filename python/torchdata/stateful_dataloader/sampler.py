@@ -75,7 +75,7 @@ class RandomIndices(Iterator[int]):
         return indices[0]
 
     def take(self, count: int) -> list[int]:
-        """Returns fewer than `count` indices at the end of the epoch."""
+        """Returns the next `count` indices, or fewer at the end of the epoch."""
         if self._origin is None:
             self._draw(None)
         elif self._is_broken:

@@ -42,7 +42,7 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
     """
 
     data_attributes = frozenset({"indices"})
-    #: The attribute that the setting `enable` of the adapter `Shuffle` changes.
+    #: The setting `enable` of the adapter `Shuffle` changes the attribute `_enabled`.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
 
     _shuffling: bool = state(True)

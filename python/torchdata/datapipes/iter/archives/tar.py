@@ -479,8 +479,8 @@ class TarArchiveLoader(ArchiveLoader):
     Streams that cannot seek are read only forward. In such a stream and in a compressed archive, a member that was not
     read before the next member is requested is copied to memory (up to 64 MiB).
 
-    A saved state resumes at the next member. If the archive is not compressed, and is a file, an object in a store or a
-    URL of a server that supports ranges, the bytes of earlier members are not read again.
+    A resumed run continues with the next member. It does not reread earlier members if the archive is not compressed,
+    and is a file, an object in a store, or a URL of a server that supports ranges.
 
     Args:
         datapipe: yields pairs of path and binary stream.

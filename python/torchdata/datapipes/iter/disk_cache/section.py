@@ -60,7 +60,7 @@ class Section:
         self.source: Iterator[Any] = iter(())
         self._reading = threading.Lock()  # held by the thread that reads the source
         self._queue: deque[Record] = deque()  # items whose paths were not all yielded, in the source's order
-        self._created_elsewhere: set[Record] = set()  # records of files that another lock holder creates
+        self._created_elsewhere: set[Record] = set()  # records whose files another process or thread creates
         self._missing: deque[Record] = deque()  # missing items that the section's pipes have not requested yet
         self._in_pipes: list[Record] = []  # items that the section's pipes have requested and not finished
         self._one_to_one = self._one_to_many = False

@@ -177,8 +177,8 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         fn: a function from an item (or its columns) to an iterable. If `fn` is None (the default), the members of the
-            items, or of their columns `input_col`, are yielded. If the function returns a generator, resuming calls the
-            function again for this item.
+            items, or of their columns `input_col`, are yielded. If the function returns a generator, a resumed run
+            calls the function again for the current item.
         input_col: the parts of an item that `fn` receives, as for `map`.
 
     Raises:

@@ -92,7 +92,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     _behind: int = state(0)
     _generators: Any = state()
 
-    #: The iterator to read if a common part serves several shards. The loader sets this attribute in each epoch.
+    #: The iterator to read if one common part serves several shards (see `common_parts`). The loader sets this
+    #: attribute in each epoch.
     _share: Any = state(items=True, lasts=True, saved=False)
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:

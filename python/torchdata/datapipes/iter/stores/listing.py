@@ -51,7 +51,8 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # Calling `iter` of the source here makes a state from before the first item belong to the new epoch.
+        # `iter` of the source must be called here. Otherwise, a state from before the first item would belong to the
+        # last epoch.
         return self._names_of_all(iter(self._source()))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -99,7 +99,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # Calling `iter` of the source here makes a state from before the first item belong to the new epoch.
+        # `iter` of the source must be called here. Otherwise, a state from before the first item would belong to the
+        # last epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -47,7 +47,8 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # Calling `iter` of the source here makes a state from before the first item belong to the new epoch.
+        # `iter` of the source must be called here. Otherwise, a state from before the first item would belong to the
+        # last epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
