@@ -270,7 +270,7 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # No variable refers to the result, because the sender would then copy its memory.
+                # If a variable referred to the result, the sender would copy its memory.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:  # raised by the function, or by pickling its result
                 spent = monotonic() - begun

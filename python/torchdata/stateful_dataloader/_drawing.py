@@ -284,7 +284,7 @@ class Draws:
 
     @property
     def digest(self) -> SampleDigest | None:
-        """Returns None if a replay cannot repeat all indices."""
+        """The checksum of the indices; None if a replay cannot repeat all indices."""
         return self._digest if len(self.noted) < _MOST else None
 
 

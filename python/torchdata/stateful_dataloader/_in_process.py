@@ -263,8 +263,8 @@ class LocalPool:
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Within this context, the global generators and the worker info are those of `shard`; of a new shard if it is
-        None."""
+        """Within this context, the global generators and the worker info are those of `shard`, or of a new shard if
+        `shard` is None."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():

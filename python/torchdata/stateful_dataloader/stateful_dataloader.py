@@ -216,7 +216,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     # -- iterating -----------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        """Returns an iterator over an epoch, or over the remaining epoch of the loaded state."""
+        """Returns an iterator over an epoch, or over the rest of the loaded state's epoch."""
         if self._loaded is not None:
             state = fitted(parse(self._loaded), self, self._is_strict)
             self._reader = self._reader and self._reader.anew()
@@ -267,7 +267,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         return dump(unstarted(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the attributes without the iterator. A copy (by `copy` or pickle) is an independent loader that has not begun."""
+        """Returns the attributes without the iterator. A copy (by `copy` or pickle) is an independent loader that has
+        not begun yet."""
         return {**self.__dict__, "_iterator": None, "_recorder": self._recorder.copied()}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:

@@ -1,7 +1,8 @@
 """Tracks which members of a function's result have not been yielded, so that a state can contain them.
 
-Role: if the result is in memory, a state contains it, because a second call may return other members, for example if
-the function draws random numbers. If the result is a generator, a resumed run calls the function again.
+Role: if the result is in memory, a state contains its remaining members, because a second call may return other
+members, for example if the function draws random numbers. If the result is a generator, a resumed run calls the
+function again.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return self.flip > 0 or self.crop == "random" or callable(self.crop)
 
     def reset(self) -> None:
-        """Takes a seed for the iteration if the crop or the flip is random."""
+        """Sets the seed of the iteration if the crop or the flip is random."""
         super().reset()
         if self._is_random():
             self._take_seed()
