@@ -5,10 +5,10 @@ an index (an *order*), stop. For an iterable dataset, the main process may send 
 number of batches that the worker reads ahead.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If the loaded
-    state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
+state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
 Each message to the main process is called a *unit*: a tuple of shard, number of the order, batch, and news. The news is
-    None in most units; otherwise, it is a tuple of the fields of `News`.
+None in most units; otherwise, it is a tuple of the fields of `News`.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         """Makes the next iterations yield share `instance_id` of `num_of_instances`.
 
         Calls with different groups divide the items at several levels: among ranks (DISTRIBUTED) first, then among
-            workers (MULTIPROCESSING). Another integer is a level of your own.
+        workers (MULTIPROCESSING). Another integer is a level of your own.
 
         Raises:
             TypeError: the group is not an integer.

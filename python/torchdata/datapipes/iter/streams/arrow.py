@@ -210,8 +210,7 @@ class LanceReader(ArrowReader):
     """Reads rows of a Lance dataset by their indices: yields rows, or frames of the rows of one request.
 
     If the order of the rows is arbitrary, reading ranges of rows is faster: `ArrowParts("….lance",
-        format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is current when the pipe
-        is
+    format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is current when the pipe is
     built. Loading a state that was saved with another version raises an error.
 
     Args:

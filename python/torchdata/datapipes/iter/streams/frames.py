@@ -31,7 +31,7 @@ class DataFrameMaker(IterDataPipe[Any]):
 
     Rows are tuples or lists with one value per column, mappings from column to value, or single values, which make
     frames of one column. The column names are taken from the first of these that has names: `columns`, the dtype, the
-        rows (mappings and named tuples). Without column names, the library numbers the columns: 0, 1, … in pandas, and
+    rows (mappings and named tuples). Without column names, the library numbers the columns: 0, 1, … in pandas, and
     column_0, column_1, … in polars and pyarrow.
 
     Args:
