@@ -301,7 +301,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
 
-    #: Attributes that torch's function that restores snapshots reads and sets.
+    #: Torch's function that restores a pipe from a snapshot reads and sets these attributes.
     _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
     _snapshot_state: Any = None
 

@@ -236,8 +236,8 @@ class _Saving:
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Returns whether the last pipe of the graph must be replayed. This is so if a replayed pipe and another pipe
-        read the same source (as with children of a `fork`), or if user functions have drawn random numbers, because it
-        is unknown which pipes called these functions."""
+        read the same source (as with children of a `fork`). It is also so if user functions have drawn random numbers,
+        because it is unknown which pipes called these functions."""
         if is_torchs(self.end):
             return False
         beginning = record_of(self.end).beginning

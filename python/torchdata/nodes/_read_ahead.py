@@ -345,7 +345,7 @@ class ThreadedNode(PassingNode[T]):
         return len(self.source)
 
     def shutdown(self) -> None:
-        """Ends the threads. Waits a few seconds for user functions that are running in them."""
+        """Ends the threads. Waits a few seconds for user functions that are still running."""
         run = self._close_run()
         super().shutdown()
         if run is not None:

@@ -1,7 +1,7 @@
 """The iterators of a loader without workers, which read in the main process.
 
 Role: `ShardsInProcessIterator` finishes an epoch that workers began, by reading the shards of these workers in turn. As
-in a worker process, each shard has a copy of the dataset, and its own random generators and worker info; between two
+in a worker process, each shard has a copy of the dataset, and its own random generators and worker info. Between two
 batches, the program's generators and worker info are restored.
 """
 

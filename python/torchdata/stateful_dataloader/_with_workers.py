@@ -5,8 +5,8 @@ workers may prefetch, and then one index whenever a batch is returned.
 
 `RestartingIterator` replaces workers that exit, or that hang and are killed. A replacement process loads the worker's
 last snapshot, then reads and drops the batches that the main process has received since, and finally receives the
-outstanding orders. A worker that exits before its first batch of an epoch has sent no snapshot of this epoch, so its
-replacement first repeats the previous epoch, and then begins the new epoch.
+outstanding orders. A worker that exits before its first batch of an epoch has sent no snapshot of this epoch.
+Therefore, its replacement first repeats the epoch before, and then begins this epoch.
 """
 
 from __future__ import annotations

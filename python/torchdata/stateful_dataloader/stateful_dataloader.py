@@ -280,9 +280,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         resumes from the state if it has returned no batch. If an existing iterator has returned a batch, its next batch
         raises `RuntimeError`.
 
-        If a state was saved within an epoch, the next loop raises `ValueError` if the class of the sampler, the length
-        of a map-style dataset or the number of ranks differs from the state. If the state was saved before the first
-        batch of the epoch, the epoch starts over instead. The loop warns if the state belongs to another rank.
+        If a state was saved within an epoch, the sampler's class, the length of a map-style dataset and the number of
+        ranks must be the same as in the saved run. Otherwise, the next loop raises `ValueError`. If the state was saved
+        before the first batch of the epoch, the epoch starts over instead. The loop warns if the state belongs to
+        another rank.
 
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.

@@ -53,7 +53,7 @@ class PipeEntry(NamedTuple):
         later: the seed for the iteration after the replay. It is set when the replay is complete.
         drop: the number of items to drop at the beginning of the iteration, if the pipe is *replayed* because it has no
             declared state. In a replay, the pipe and its sources begin with the states that they had at the beginning
-            of the saved iteration, and drop items up to the saved position, or to the end if `finished` is True.
+            of the saved iteration. The pipe drops items up to the saved position, or all items if `finished` is True.
         seconds: the seconds from the beginning of the saved iteration until the state was saved.
         generators: the states that the global random generators receive for the replay. After the replay, the
             generators are set back to the states that they had before.

@@ -87,8 +87,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
-    #: If one process reads the source (the *common part*) for several shards: the number of items that the common part
-    #: must recompute to reach this filter's position, and its random generators (see `common_parts`).
+    #: If one process reads the source (the *common part*, see `common_parts`) for several shards: the number of items
+    #: that the common part must recompute to reach this filter's position. `_generators`: its random generators.
     _behind: int = state(0)
     _generators: Any = state()
 

@@ -26,8 +26,8 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
     Streams are read completely and closed. Content that no handler can decode stays bytes.
 
     **The default handlers unpickle `.pyd` and `.pickle` files, which runs code that the file contains.** For untrusted
-    files, pass `allow_pickle=False`, or set `TORCHDATA_ALLOW_PICKLE=0` in the environment, which has priority over all
-    arguments.
+    files, pass `allow_pickle=False`, or set `TORCHDATA_ALLOW_PICKLE=0` in the environment. The variable has priority
+    over all arguments.
 
     Args:
         datapipe: yields pairs of path and binary stream, or bytes.

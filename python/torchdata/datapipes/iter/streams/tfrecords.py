@@ -43,8 +43,9 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     """Reads TFRecord files of `tf.train.Example` and `tf.train.SequenceExample`: yields a dict per record.
 
     A feature of floats becomes an array of float32, a feature of integers an array of int64, and a feature of bytes a
-    list of bytes; if PyTorch is imported, arrays are tensors. A feature list of a SequenceExample becomes a list with
-    one array or list of bytes per step. The pipe works without TensorFlow and protobuf.
+    list of bytes. If PyTorch is imported, the result contains tensors instead of arrays. A feature list of a
+    SequenceExample becomes a list with one array or list of bytes per step. The pipe works without TensorFlow and
+    protobuf.
 
     Args:
         datapipe: yields pairs of path and binary stream. Each stream is closed after it was read. Compressed streams
