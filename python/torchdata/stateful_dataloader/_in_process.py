@@ -93,8 +93,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         """Sets the program's global generators to their saved states if they were used while the epoch was read,
         because the dataset and the program share these generators.
 
-        If the state was saved between two epochs, generators that the program or another loader has set since are left
-        unchanged.
+        If the state was saved between two epochs, generators that the program or another loader has set since then are
+        left unchanged.
         """
         position = state.positions[0]
         if state.workers or position is None:

@@ -103,7 +103,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         """Returns the iterator that must be read instead of this iterator after a state was loaded.
 
         Raises:
-            RuntimeError: a state was loaded after this iterator had returned a batch, and no new loop has begun since.
+            RuntimeError: a state was loaded after this iterator had returned a batch, and no new loop has begun since
+                then.
         """
         loader = self._loading
         if loader is not None and loader._loaded is not None:  # no loop has begun since the state was loaded

@@ -39,8 +39,8 @@ class Division:
 
         Args:
             taken: the number of items of the sequence that precede the iterator's next item.
-            watch: samples items of the source; None disables sampling.
-            has_ended: returns whether the source is exhausted; used only with `watch`.
+            watch: the object that samples items of the source; None disables sampling.
+            has_ended: a function that returns whether the source is exhausted; used only with `watch`.
         """
         if self.is_whole and watch is None:
             return source

@@ -33,14 +33,15 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
         key_fn: a function from an item of `source_datapipe` to its (hashable) key.
         ref_key_fn: a function from an item of `ref_datapipe` to its key; `key_fn` by default.
         keep_key: whether to yield `(key, result)` instead of the result; False by default.
-        buffer_size: maximum number of buffered reference items, 10,000 by default. If the buffer is full, its oldest
-            item is dropped, with a warning. None for no limit.
+        buffer_size: maximum number of buffered items of `ref_datapipe`, 10,000 by default. If the buffer is full, its
+            oldest item is dropped, with a warning. None for no limit.
         merge_fn: a function from the two joined items to the result; by default, the result is a tuple of both items.
 
     Raises:
         TypeError: `ref_datapipe` is not an IterDataPipe, a function cannot be called, or `buffer_size` is not an
             integer.
-        ValueError: `buffer_size` is not positive; or, while iterating, two buffered reference items have the same key.
+        ValueError: `buffer_size` is not positive; or, while iterating, two buffered items of `ref_datapipe` have the
+            same key.
         BufferError: while iterating, `ref_datapipe` has no item with the key, or this item was dropped from the full
             buffer.
 

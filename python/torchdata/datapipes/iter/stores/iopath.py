@@ -76,8 +76,8 @@ class IoPathFileLister(_HasPathManager, ListsFolders):
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: local paths or URLs.
         masks: a shell pattern (`*.jpg`) or a list of patterns for the names; empty (the default) for all.
-        pathmgr: an `iopath.PathManager`; None (the default) for a new one for local paths, HTTP, OneDrive and, if boto3
-            is installed, S3.
+        pathmgr: an `iopath.PathManager`; None (the default) creates a path manager for local paths, HTTP, OneDrive
+            and, if boto3 is installed, S3.
         handler: an additional path handler.
 
     Raises:
@@ -128,8 +128,8 @@ class IoPathFileOpener(_HasPathManager, OpensFiles):
     Args:
         source_datapipe: yields local paths or URLs.
         mode: the mode of `open`, "r" by default.
-        pathmgr: an `iopath.PathManager`; None (the default) for a new one for local paths, HTTP, OneDrive and, if boto3
-            is installed, S3.
+        pathmgr: an `iopath.PathManager`; None (the default) creates a path manager for local paths, HTTP, OneDrive
+            and, if boto3 is installed, S3.
         handler: an additional path handler.
 
     Raises:
@@ -164,8 +164,8 @@ class IoPathSaver(_HasPathManager, SavesItems):
         source_datapipe: yields pairs of metadata and data, which is bytes for a binary mode, and a str for a text mode.
         mode: the mode of `open`, "w" by default.
         filepath_fn: a function from the metadata to the path; if None (the default), the metadata is the path.
-        pathmgr: an `iopath.PathManager`; None (the default) for a new one for local paths, HTTP, OneDrive and, if boto3
-            is installed, S3.
+        pathmgr: an `iopath.PathManager`; None (the default) creates a path manager for local paths, HTTP, OneDrive
+            and, if boto3 is installed, S3.
         handler: an additional path handler.
 
     Raises:

@@ -38,8 +38,8 @@ class ArrowReader(IterDataPipe[Any]):
     Args:
         source_datapipe: yields part numbers, or lists of part numbers (for example after `batch`), which are read
             together as one part. The source is usually `ArrowParts(table)`, followed by `to_iter_datapipe` or
-            `shuffle`, and then by pipes such as `sharding_filter`. Instead of a pipe, a table that `ArrowParts` accepts
-            may be given, which is read in order.
+            `shuffle`, and then by pipes such as `sharding_filter`. The source may also be a table that `ArrowParts`
+            accepts, instead of a pipe. Such a table is read in order.
         columns: the columns to read, in this order; None (the default) for all.
         parts: the `ArrowParts` whose part numbers the source yields; by default, the only `ArrowParts` in the source.
         rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
