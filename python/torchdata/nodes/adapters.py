@@ -114,8 +114,8 @@ class IteratingNode(BaseNode[T]):
             self.next()
 
     def _new_digest(self) -> SampleDigest | None:
-        """Returns None if the iterable has a state, because only an iterable without a state may yield other items when
-        it is reread."""
+        """Returns a new checksum; None if the iterable has a state. Only an iterable without a state may yield other
+        items when it is reread."""
         iterable = getattr(self, self.ITERABLE)
         is_sampled = self._stateful is None and is_stream(iterable) and type(iterable) is not SequentialSampler
         return SampleDigest() if is_sampled else None

@@ -297,8 +297,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # A resumed sampler repeats the draws that it made after the kept state, so the generators of these draws must
-        # also be saved as of the kept state.
+        # A resumed sampler starts from the kept state and repeats its draws after that state. Therefore, the generators
+        # of these draws must be saved with their states from the same time.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 

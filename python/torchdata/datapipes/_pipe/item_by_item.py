@@ -15,8 +15,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SameLength:
-    """Defines the length as that of the source. This class must precede IterDataPipe or MapDataPipe in the list of base
-    classes."""
+    """Defines `len` as the length of the source. This class must precede IterDataPipe or MapDataPipe in the list of
+    base classes."""
 
     def __len__(self) -> int:
         return length_of(self, sources_of(self)[0])

@@ -201,7 +201,8 @@ class OpenTar(tarfile.TarFile):
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
-        """Counts a global header. Global headers apply to all members after them, so the whole archive has a limit."""
+        """Counts a global header. The limit is for the whole archive, because a global header applies to all members
+        after it."""
         self._global_records += records
         self._global_bytes += size
         if self._global_records > MOST_GLOBAL_RECORDS or self._global_bytes > LARGEST_HEADERS:
