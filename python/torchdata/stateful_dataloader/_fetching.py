@@ -29,7 +29,7 @@ __all__ = ["ENDS", "NOTHING", "Indexed", "IterableFetcher"]
 
 NOTHING = object()
 _NAMED = 8
-#: After this many consecutive exceptions, the iterator makes no progress, so the next exception is raised.
+#: An iterator that raises this many consecutive exceptions makes no progress, so the last exception is raised.
 _MOST_IN_A_ROW = 10_000
 ENDS = (
     "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "

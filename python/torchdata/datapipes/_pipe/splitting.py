@@ -44,8 +44,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
     """Makes pipes yield all their items in the next iteration, instead of splitting them among workers.
 
     Returns:
-        Whether some of the pipes belong to PyTorch. If so, the reader of `datapipes` must begin their iterations by
-            `begin_whole`.
+        Whether some of the pipes belong to PyTorch. If so, their reader must begin their iterations by `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:

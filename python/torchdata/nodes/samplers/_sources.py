@@ -56,7 +56,7 @@ class MultiNode(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         states: Mapping[str, Any] = {}
-        #: The names of sources that have ended without yielding an item in their current epoch.
+        #: The names of sources that started over, but ended without yielding an item.
         self._barren: set[str] = set()
         self._datasets_exhausted = dict.fromkeys(self.dataset_names, False)
         if initial_state is not None:
