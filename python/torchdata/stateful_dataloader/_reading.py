@@ -436,26 +436,25 @@ class EpochReader:
             return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
-            # The checksum includes the last batch, so it is removed if the program has not received this batch.
-            return state if is_given or not self._is_uncounted else state._replace(digest=None)
-        if self._back is not None:
-            return True
+            # The checksum and the end of the dataset may include a batch that the program has not received.
+            is_exact = not self._is_cut_off and (is_given or not self._is_uncounted)
+            return state if is_exact else state._replace(digest=None, ended=False)
         return self._position_at_the_beginning()
 
     def _position_at_the_beginning(self) -> ReadingPosition:
         if self._came_from is not None:
             return self._came_from
         if not self.restores_position:
-            return self._state()
+            return self._state()._replace(digest=None)
         # The position also contains the dataset's current states. User code may inspect these states; no reader loads
         # them.
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:
         """Records a snapshot. `position` must contain copied states, or be pickled."""
-        if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
-        if self._back is not None:
-            return True
+        if self._back is not None or self._is_cut_off:
+            return
+        if self.reading.is_iterable and (self.count or self.has_ended):
             self._count_last()
             self._trails.note(position, is_end=self.has_ended)
 
