@@ -142,8 +142,8 @@ class Children(Group):
         if restarts is not None:  # replacements receive these commands from `EpochRestarts`
             restarts.begin_run(RestartableEpoch(self._epoch, commands, resume, before))
             self._check_alive()
-        # The dispatching process comes first, because the workers wait for it.
-        for index in reversed(range(len(processes))):
+        # The workers wait for the dispatching process, and the main process waits for the first worker.
+        for index in (*range(self.num_workers, len(processes)), *range(self.num_workers)):
             command = (
                 self._epoch,
                 *self._members.seeds_of(index, commands),
