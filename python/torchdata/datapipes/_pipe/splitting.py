@@ -7,6 +7,7 @@ requests an item from its sources, `get_worker_info()` reports a single worker t
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -114,8 +115,11 @@ class _Untold(Iterator[Any]):
 def watched_info(module: Any, **truth: Any) -> Any:
     """Returns a worker info that reports a single worker to pipes that a `sharding_filter` reads, and the true values
     to all other code."""
-    base: Any = module.WorkerInfo
+    return _watched(module.WorkerInfo)(**truth)
 
+
+@functools.cache  # a worker creates its info in every epoch, and creating a class takes several microseconds
+def _watched(base: Any) -> Any:
     class WorkerInfo(base):  # type: ignore[misc]
         _truth = True
 
@@ -127,4 +131,4 @@ def watched_info(module: Any, **truth: Any) -> Any:
                     return 1
             return super().__getattribute__(name)
 
-    return WorkerInfo(**truth)
+    return WorkerInfo
