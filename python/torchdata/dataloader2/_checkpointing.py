@@ -47,6 +47,8 @@ class StateKeeper:
         self._pipeline, self._seeds, self._run = run.pipeline, run.seeds, run
         self.loaded: LoaderState | None = None
         self.left: Whereabouts | str | None = None
+        #: While an epoch begins, the position and seeds from before, or the reason why the loader had no state then.
+        self._before_epoch: Whereabouts | str | None = None
         self._warned = False
 
     def take(self, items_ago: int, with_pipe: bool | None, *, has_begun: bool) -> dict[str, Any]:
@@ -94,19 +96,37 @@ class StateKeeper:
         Args:
             looks: whether to save the current state of the main process's pipes. Saving it may wait for threads.
         """
-        if self.left is not None:
-            if isinstance(self.left, str):
-                raise RuntimeError(self.left)
-            if items_ago:
-                raise ValueError(f"no item of an epoch was given {items_ago} items ago: the loader was shut down")
-            return self.left
-        run, position = self._run, None
-        if run.resume_at is not None and not run.is_iterating and not items_ago:
-            self._require_one_rank()  # an attempt to resume the epoch has failed or was interrupted
-            position = run.resume_at[0]
-        else:
-            position = run.position.take(items_ago, looks=looks)
-        return position, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
+        run = self._run
+        with run.held:
+            known = self._before_epoch if self.left is None else self.left
+            if isinstance(known, str):
+                raise RuntimeError(known)
+            if known is not None:
+                if items_ago:
+                    why = "an epoch is beginning" if self.left is None else "the loader was shut down"
+                    raise ValueError(f"no item of an epoch was given {items_ago} items ago: {why}")
+                return known
+            if run.resume_at is not None and not run.is_iterating and not items_ago:
+                self._require_one_rank()  # an attempt to resume the epoch has failed or was interrupted
+                position: Position | None = run.resume_at[0]
+            else:
+                position = run.position.take(items_ago, looks=looks)
+            return position, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
+
+    def begin(self) -> None:
+        """Begins an epoch. States that are requested meanwhile, in a signal handler or another thread, are from before
+        the epoch."""
+        run = self._run
+        run.leave()
+        with run.held:
+            try:
+                self._before_epoch = self._whereabouts(0)
+            except Exception as error:
+                self._before_epoch = str(error)
+        try:
+            run.begin()
+        finally:
+            self._before_epoch = None
 
     def _require_one_rank(self) -> None:
         """Raises RuntimeError if the states of several ranks were loaded, and no epoch has resumed from them."""
@@ -144,7 +164,7 @@ class StateKeeper:
         else:
             pipeline.take(snapshot, is_adapted=True)
         if begun:
-            run.begin()
+            self.begin()
 
     def read_again(self) -> None:
         """Resumes the running epoch after the computation of an item was interrupted, for example by Ctrl-C.
@@ -167,7 +187,7 @@ class StateKeeper:
         try:
             self.load(self.take(0, False, has_begun=True), strict=True, allow_pickle=True)
             if delivery.source is None:  # an earlier attempt was interrupted
-                self._run.begin()
+                self.begin()
         except BaseException:
             delivery.cut = True  # the next call of `next` repeats the attempt
             raise

@@ -158,12 +158,15 @@ class EpochRun:
 
     # -- beginning ---------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Begins an epoch, or resumes the epoch of a loaded state."""
+    def leave(self) -> None:
+        """Ends the running epoch, if any, so that another epoch can begin."""
         if self.is_paused:
             self.resume()
         self.close()
         self.delivery.turn.await_left(self.patience)  # a thread that has read the end may be closing the epoch
+
+    def begin(self) -> None:
+        """Begins an epoch, or resumes the epoch of a loaded state."""
         with self._unless_begun():
             (position, strict), self.resume_at = self.resume_at or (None, True), None
             if position is not None and position.ended:

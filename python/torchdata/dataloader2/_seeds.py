@@ -64,7 +64,7 @@ class Seeds:
         self.is_due, self.is_restored, self.generator, self.initial = moment
 
     def randomness(self) -> Randomness:
-        return Randomness(self.seed, self.is_due, self.generator, self.initial)
+        return Randomness(self.seed, self.is_due, copy.copy(self.generator), self.initial)
 
     def take(self, randomness: Randomness | None) -> None:
         self.is_since_load = False

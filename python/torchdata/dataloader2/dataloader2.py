@@ -318,7 +318,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 if before is not None:
                     self.valid_iterator_id = number  # iterators of other threads then read no items of the new epoch
                 try:
-                    run.begin()
+                    self._keeper.begin()
                 except BaseException as error:
                     self.valid_iterator_id = before
                     if isinstance(error, Exception):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from resuming import begun, resumed, stopped
+from resuming import begun, resumed, saved, stopped
 from torchdata.dataloader2 import (
     CheckpointableReadingServiceInterface,
     DataLoader2,
@@ -251,3 +251,51 @@ def test_a_thread_ends_before_another_state_is_loaded(service: Any) -> None:
     for event in (Held.entered, Held.go_on, Held.has_left):
         event.clear()
     assert resumed(loader(), state) == [[(i, i) for i in range(7, 40)]]
+
+
+class SavingAtCall:
+    """A profiler that saves a state of a loader at the call with this number, like a signal handler at this moment."""
+
+    def __init__(self, loader: Any, number: int) -> None:
+        self.loader, self.left, self.state = loader, number, None
+
+    def __call__(self, _frame: Any, event: str, _argument: Any) -> None:
+        if event in ("call", "c_return"):
+            self.left -= 1
+            if self.left == 0:
+                sys.setprofile(None)
+                self.state = saved(self.loader)
+
+
+@pytest.mark.parametrize("before", ["nothing", "an epoch", "a loaded state"])
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [({}, 41), ({"splits": 3}, 401), ({"num_workers": 2}, 151), ({"num_workers": 2, "splits": 3}, 151)],
+)
+def test_a_state_saved_while_an_epoch_begins_is_the_one_from_before(
+    options: dict[str, int], step: int, before: str
+) -> None:
+    def made() -> DataLoader2[Any]:
+        return begun(DataLoader2(numbers(9).shuffle().sharding_filter(), **options))
+
+    with made() as loader:
+        epochs = [list(loader) for _ in range(4)]
+    _, inside = stopped(made(), 4)
+    expected = {"nothing": epochs, "an epoch": epochs[1:], "a loaded state": [epochs[0][4:], *epochs[1:]]}[before]
+    number, states = 0, 0
+    while True:
+        number += step
+        with made() as loader:
+            if before == "an epoch":
+                list(loader)
+            elif before == "a loaded state":
+                loader.load_state_dict(inside)
+            saving = SavingAtCall(loader, number)
+            sys.setprofile(saving)
+            iter(loader)
+            sys.setprofile(None)
+        if saving.state is None:
+            break
+        states += 1
+        assert resumed(made(), saving.state, 2) == expected[:2], f"at call {number}"
+    assert states >= 2
