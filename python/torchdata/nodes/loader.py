@@ -150,6 +150,12 @@ class Loader(ObservedLoader, Generic[T]):
         while True:  # repeats if another thread begins the next epoch meanwhile
             iterator = self._it
             assert iterator is not None
+            if iterator.turn.is_mine:
+                raise RuntimeError(
+                    "Loader: state_dict() was called while this thread computes an item, in a signal handler or in a "
+                    "function of a node, so the nodes are between two positions: let the handler set a flag, and call "
+                    "state_dict() when the item has arrived"
+                )
             state = iterator.turn.call(partial(self._state_of, iterator))  # waits while another thread reads an item
             if state is not None:
                 return state

@@ -192,6 +192,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             return next(successor)
         if self._batch is _NONE:
             self._index, self._before = _NONE, self._num_yielded
+            self._reader.count_last()
         try:
             batch = StatefulIterator.__next__(self)
             # No function is called from here on, so Ctrl-C cannot interrupt the delivery.
@@ -213,7 +214,12 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     @property
     def _is_under_way(self) -> bool:
         """Whether a batch is being read. True if a signal handler requests the state in the middle of a batch."""
-        return self._index is not _NONE and self._num_yielded == self._before
+        return self._index is not _NONE and self._num_received == self._before
+
+    @property
+    def _num_received(self) -> int:
+        # PyTorch's `__next__` counts a batch before it returns the batch.
+        return self._num_yielded if self._batch is _NONE else self._before
 
     def state_dict(self) -> dict[str, Any]:
         is_under_way = self._is_under_way

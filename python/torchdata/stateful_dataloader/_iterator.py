@@ -123,9 +123,14 @@ class StatefulIterator(_BaseDataLoaderIter):
         """Stops the readers of this iterator."""
 
     @property
+    def _num_received(self) -> int:
+        """The number of batches that the program has received."""
+        return self._num_yielded
+
+    @property
     def _num_given(self) -> int:
         """Returns the number of returned batches, including batches in which all samples were skipped."""
-        return self._num_yielded + self._num_empty
+        return self._num_received + self._num_empty
 
     @property
     def _has_read(self) -> bool:
@@ -189,7 +194,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             positions,
             self._num_shards,
             self._facts,
-            given=self._num_yielded,
+            given=self._num_received,
             finished=self.is_finished,
             skipped=None if self._skipped is None else skipped or self._skipped.counts,
             length_called=self._IterableDataset_len_called,

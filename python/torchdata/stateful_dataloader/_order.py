@@ -223,12 +223,11 @@ class IndexOrder:
             batches: for an iterable dataset, the number of returned batches and the number of samples per batch.
             in_order: whether the user receives the batches in the order in which their indices were drawn.
         """
-        if self._read is not _NONE:
-            self._next()  # Ctrl-C has interrupted the counting of this index
-        if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
+        read = [] if self._read is _NONE else [self._read]  # `draw` has not counted this index yet
+        if self.drawn == 0 and not read and not self._ended and not self._never_ends and self._keeps_user_s:
             self._draw_ahead()
-        waiting = [*waiting, *(() if self._counted is _NONE else (self._counted,)), *self._owed]
-        given = self.drawn - len(waiting)
+        waiting = [*waiting, *(() if self._counted is _NONE else (self._counted,)), *read, *self._owed]
+        given = self.drawn + len(read) - len(waiting)
         indices: list[Any] = []
         if waiting and (self._has_holes or not in_order):  # the sampler's state already includes the waiting indices
             indices, waiting = waiting, []

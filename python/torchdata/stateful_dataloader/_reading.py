@@ -171,7 +171,7 @@ class EpochReader:
                 self.took(self._state().copied())
         if self._trails.is_unknown and self.reading.is_iterable:
             self._trails = Trails(self._states_now())
-        self._count_last()
+        self.count_last()
         self._trails.begin()
         self._fetch_anew()
         self.count, self._is_over, self._came_from, self._back = 0, False, None, None
@@ -344,7 +344,7 @@ class EpochReader:
 
     def read(self, index: Any) -> Any:
         """Returns the batch of an index, or an iterable dataset's next batch; `NOTHING` if all samples were skipped."""
-        self._count_last()
+        self.count_last()
         self._is_cut_off = True
         try:
             batch = self._fetch(index) if self._held is _NONE else self._held
@@ -358,7 +358,7 @@ class EpochReader:
         self._is_uncounted, self._is_cut_off, self._held = True, False, _NONE
         return batch
 
-    def _count_last(self) -> None:
+    def count_last(self) -> None:
         """Makes `_trails` count the last batch, because the program has received it."""
         if self._is_uncounted:
             self._trails.count()
@@ -455,7 +455,7 @@ class EpochReader:
         if self._back is not None or self._is_cut_off:
             return
         if self.reading.is_iterable and (self.count or self.has_ended):
-            self._count_last()
+            self.count_last()
             self._trails.note(position, is_end=self.has_ended)
 
     def keep_position(self) -> None:

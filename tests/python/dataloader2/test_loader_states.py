@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from resuming import begun, resumed, saved, stopped
+from pressing import SavingAtCall
+from resuming import begun, resumed, stopped
 from torchdata.dataloader2 import (
     CheckpointableReadingServiceInterface,
     DataLoader2,
@@ -251,20 +252,6 @@ def test_a_thread_ends_before_another_state_is_loaded(service: Any) -> None:
     for event in (Held.entered, Held.go_on, Held.has_left):
         event.clear()
     assert resumed(loader(), state) == [[(i, i) for i in range(7, 40)]]
-
-
-class SavingAtCall:
-    """A profiler that saves a state of a loader at the call with this number, like a signal handler at this moment."""
-
-    def __init__(self, loader: Any, number: int) -> None:
-        self.loader, self.left, self.state = loader, number, None
-
-    def __call__(self, _frame: Any, event: str, _argument: Any) -> None:
-        if event in ("call", "c_return"):
-            self.left -= 1
-            if self.left == 0:
-                sys.setprofile(None)
-                self.state = saved(self.loader)
 
 
 @pytest.mark.parametrize("before", ["nothing", "an epoch", "a loaded state"])

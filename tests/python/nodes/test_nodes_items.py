@@ -17,6 +17,7 @@ from torchdata.nodes import (
     Filter,
     Header,
     IterableWrapper,
+    Loader,
     Mapper,
     ParallelMapper,
     SamplerWrapper,
@@ -210,6 +211,17 @@ def test_a_source_interrupted_by_ctrl_c_is_read_again_and_loses_no_item(kind: st
             other.reset(state)
             assert got + list(other) == expected
         assert got + list(node) == expected
+
+
+def test_a_state_requested_within_an_item_is_refused_because_it_would_lack_items() -> None:
+    def look(number: int) -> int:
+        if number == 2:
+            with pytest.raises(RuntimeError, match="while this thread computes an item, in a signal handler"):
+                loader.state_dict()
+        return number
+
+    loader = Loader(Batcher(Mapper(numbers(4), look), 4))
+    assert list(loader) == [[0, 1, 2, 3]]
 
 
 def test_a_one_shot_iterator_that_ctrl_c_interrupted_raises_an_error_instead_of_ending() -> None:

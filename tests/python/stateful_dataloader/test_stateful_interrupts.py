@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from going_on import loaded
-from pressing import check_each_call, interrupts_raise, pressed  # noqa: F401 - a fixture
+from pressing import check_each_call, check_states_at_each_call, interrupts_raise, pressed  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from random_stateful.datasets import EpochAtEnd, Indexed
 from random_stateful.orders import PythonShuffled
@@ -86,6 +86,11 @@ class Yielding(torch.utils.data.IterableDataset[int]):
 @pytest.mark.parametrize("kind", SMALL)
 def test_without_workers_ctrl_c_at_each_call_neither_loses_nor_repeats_a_batch(kind: str) -> None:
     assert check_each_call(SMALL[kind], 7) > 20
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_without_workers_a_state_saved_at_each_call_is_exact(kind: str) -> None:
+    assert check_states_at_each_call(SMALL[kind], 7) > 5
 
 
 @pytest.mark.parametrize("kind", loaders())

@@ -135,6 +135,47 @@ def check_each_call(build: Callable[[], Any], step: int = 1) -> int:
                 assert [*map(repr, other)] == rest, f"the state after an interruption at call {number}"
 
 
+class SavingAtCall:
+    """A profiler that saves a state of a loader at the call with this number, like a signal handler at this moment."""
+
+    def __init__(self, loader: Any, number: int) -> None:
+        self.loader, self.left, self.state = loader, number, None
+
+    def __call__(self, _frame: Any, event: str, _argument: Any) -> None:
+        if event in ("call", "c_return"):
+            self.left -= 1
+            if self.left == 0:
+                sys.setprofile(None)
+                self.state = pickle.loads(pickle.dumps(self.loader.state_dict()))
+
+
+def check_states_at_each_call(build: Callable[[], Any], step: int) -> int:
+    """Saves a state at each `step`-th call in an epoch, and checks the items that follow. Returns the number of
+    states."""
+    with build() as made:
+        epochs = [[*map(repr, made)] for _ in range(2)]
+    number = 0
+    while True:
+        number += step
+        got: list[Any] = []
+        with build() as made:
+            iterator = iter(made)
+            saving = SavingAtCall(made, number)
+            sys.setprofile(saving)
+            for item in iterator:
+                if saving.state is not None:
+                    break
+                got.append(item)
+            sys.setprofile(None)
+        if saving.state is None:
+            return number // step - 1
+        place = len(got)
+        if place < len(epochs[0]):
+            with build() as other:
+                other.load_state_dict(saving.state)
+                assert [*map(repr, other)] == epochs[0][place:], f"at call {number}"
+
+
 @contextlib.contextmanager
 def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
     before = [(number, signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGINT)]

@@ -161,6 +161,12 @@ impl Turn {
 
 #[pymethods]
 impl Turn {
+    /// Whether the calling thread has the turn, so that it is reading an item.
+    #[getter]
+    fn is_mine(&self) -> bool {
+        self.reader.load() == this_thread()
+    }
+
     /// Calls a function while no other thread reads.
     fn call<'py>(&self, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = function.py();
