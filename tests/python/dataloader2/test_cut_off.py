@@ -232,6 +232,13 @@ def test_ctrl_c_at_each_call_neither_loses_nor_repeats_an_item(kind: str) -> Non
     assert check_each_call(lambda: loader(kind, "in process"), 17) > 8
 
 
+def test_ctrl_c_loses_no_item_that_a_thread_has_read_ahead() -> None:
+    def made() -> DataLoader2[Any]:
+        return begun(DataLoader2(IterableWrapper(range(20)).shuffle().prefetch(3)))
+
+    assert check_each_call(made) > 0  # the main thread calls no Python code for an item
+
+
 class Cutting:
     def __len__(self) -> int:
         return 40
