@@ -24,9 +24,12 @@ from torchdata.dataloader2 import (
     SequentialReadingService,
 )
 from torchdata.dataloader2.adapter import ShardingPolicy
+from torchdata.dataloader2.services.program import GraphProgram
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.worker_positions import lasts
+from torchdata.datapipes._pipe import exchanging
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Multiplexer, Zipper
+from torchdata.datapipes.iter.threads.prefetching import pipes_with_threads
 from torchdata.datapipes.map import SequenceWrapper
 
 pytestmark = pytest.mark.alone
@@ -457,3 +460,56 @@ def test_threads_that_read_shards_in_one_process_leave_none_of_a_shard_s_globals
         thread.join()
     assert sorted(seen) == [("first", 3), ("second", 4)]
     assert torch.utils.data.get_worker_info() is None
+
+
+def until(is_over: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_over() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def reading_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
+    """Returns a function that returns the running iterations of the `prefetch` pipes of this process's shards."""
+    programs: list[GraphProgram] = []
+    prepare = GraphProgram.prepare
+
+    def prepared(program: GraphProgram, child: Any) -> None:
+        programs.append(program)
+        prepare(program, child)
+
+    monkeypatch.setattr(GraphProgram, "prepare", prepared)
+    return lambda: [
+        pipe._data for each in programs for pipe in pipes_with_threads(each.datapipe) if pipe._data is not None
+    ]
+
+
+def test_threads_draw_no_numbers_while_the_state_of_another_shard_is_saved(
+    often: None, reading_ahead: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, is_saving = exchanging.save_generators, threading.Event()
+
+    def draw(item: int) -> tuple[int, float]:
+        """Draws a number once the main thread waits for this thread, or saves random generators."""
+        queues = [data.queue for data in reading_ahead() if threading.current_thread() in data.threads]
+        until(lambda: is_saving.is_set() or any(queue.held or queue.is_awaited for queue in queues))
+        return item, random.random()
+
+    def save_when_drawn() -> Any:
+        free = [data.queue for data in reading_ahead() if not data.queue.held]
+        lengths = [len(queue.slots()) for queue in free]
+        is_saving.set()
+        for queue, length in zip(free, lengths, strict=True):
+            until(lambda queue=queue, length=length: queue.finished or len(queue.slots()) > length)
+        is_saving.clear()
+        return save()
+
+    def items(workers: int) -> list[Any]:
+        pipe = IterableWrapper(range(ITEMS)).sharding_filter().map(draw).prefetch(ITEMS)
+        service = MultiProcessingReadingService(workers, "fork")
+        with DataLoader2(pipe, reading_service=service, splits=2) as loader:
+            loader.seed(3)
+            return list(loader)
+
+    monkeypatch.setattr(exchanging, "save_generators", save_when_drawn)
+    assert items(1) == items(2)

@@ -80,6 +80,7 @@ class EpochRunner:
     def _snapshot(self, shard: int) -> tuple[int, tuple[int, int], bytes] | None:
         setup, stats = self.setup, self.setup.stats.shared
         any_size, largest = self._announces or stats.wants_large_snapshots(), setup.largest_snapshot
+        self.turns.enter(shard)  # stops the threads of other shards, which would use the generators of this shard
         try:
             found = self.programs[shard].snapshot(None if any_size else largest, begins=self._announces)
         except TooLargeError as error:

@@ -33,7 +33,7 @@ from torchdata.dataloader2.state.position import Content, Filled, Shard
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping as skipping_items
 from torchdata.datapipes._pipe import witnessing
-from torchdata.datapipes._pipe.exchanging import LOCKS, ShardGlobals
+from torchdata.datapipes._pipe.exchanging import LOCKS, ShardGlobals, current_generators
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes._pipe.state.generators import seed_when_imported
@@ -394,7 +394,7 @@ class GraphProgram(EpochProgram):
             graph = Graph(self.datapipe)
             # Threads must stop during the snapshot, because they also draw random numbers.
             with standing_still(graph.pipes), caches.left_out(), bounded(most):
-                entries, generators = save_entries(graph), self.globals.generators()
+                entries, generators = save_entries(graph), current_generators()
             share = self._share_in(graph, entries)
             if share is None:
                 return None

@@ -30,7 +30,7 @@ from torchdata.datapipes._pipe import skipping, splitting, witnessing
 from torchdata.datapipes._pipe.state import generators
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 
-__all__ = ["LOCKS", "ShardGlobals", "one_at_a_time"]
+__all__ = ["LOCKS", "ShardGlobals", "current_generators", "one_at_a_time"]
 
 #: The module of the cache's locks. A shard must release its locks before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
@@ -114,18 +114,6 @@ class ShardGlobals(SavedGlobals):
             load(saved)
         return module is not None and module._worker_info is not None
 
-    def generators(self) -> dict[str, Any]:
-        if not self.is_away:
-            return _generators()
-        others = ShardGlobals()
-        others.leave()
-        self.enter()
-        try:
-            return _generators()
-        finally:
-            self.leave()  # `enter` may have seeded a library that another shard has imported
-            others.enter()
-
 
 _Others = Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]
 
@@ -134,7 +122,7 @@ _parts: Sequence[memoryview] = ()
 _saved: tuple[list[Any], dict[str, Any]] | None = None
 
 
-def _generators() -> dict[str, Any]:
+def current_generators() -> dict[str, Any]:
     """Returns the states of the global generators. If the generators are unchanged, returns the last result, because
     comparing their memory is faster than saving their states."""
     global _saved
