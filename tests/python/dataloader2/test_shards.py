@@ -513,3 +513,34 @@ def test_threads_draw_no_numbers_while_the_state_of_another_shard_is_saved(
 
     monkeypatch.setattr(exchanging, "save_generators", save_when_drawn)
     assert items(1) == items(2)
+
+
+def test_after_an_exception_threads_do_not_draw_from_the_generator_of_the_program(
+    reading_ahead: Callable[[], list[Any]],
+) -> None:
+    fails, reads, is_raised, has_drawn = (threading.Event() for _ in range(4))
+
+    def draw(item: int) -> int:
+        [queue] = (data.queue for data in reading_ahead() if threading.current_thread() in data.threads)
+        if fails.is_set():
+            reads.set()
+            until(lambda: queue.held or is_raised.is_set())
+        random.random()
+        if is_raised.is_set():
+            has_drawn.set()
+        return item
+
+    def fail(_item: int) -> None:
+        fails.set()
+        reads.wait(60)
+        raise ValueError("the first item")
+
+    pipe = IterableWrapper(range(10**6)).sharding_filter().map(draw).prefetch(10**6).map(fail)
+    with DataLoader2(pipe, splits=2) as loader:
+        reading = iter(loader)
+        before = random.getstate()
+        with pytest.raises(ValueError, match="the first item"):
+            next(reading)
+        is_raised.set()
+        until(lambda: has_drawn.is_set() or all(data.queue.held for data in reading_ahead()))
+        assert random.getstate() == before

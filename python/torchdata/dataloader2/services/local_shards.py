@@ -75,8 +75,10 @@ class LocalShards:
                 own_random.is_replica = True
                 if enters:
                     program.enter()
-                yield
-                program.leave()
+                try:
+                    yield
+                finally:
+                    program.leave()  # also after an exception, because threads would use the process's own generators
             finally:
                 own_random.is_replica = replica
                 outside.enter()
