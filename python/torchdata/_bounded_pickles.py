@@ -7,8 +7,7 @@ that its own thread writes.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
 from contextvars import ContextVar
 from typing import Any
 
@@ -38,22 +37,25 @@ class LimitedFile:
 
 
 class _Bound:
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: float) -> None:
         self.most, self.written = most, 0
 
 
 _bound: ContextVar[_Bound | None] = ContextVar("_bound", default=None)
 
 
-class _BoundedFile(io.BytesIO):
+class _PickleFile(io.BytesIO):
     def __init__(self, bound: _Bound) -> None:
         super().__init__()
-        self._bound = bound
-        self.written = 0
+        self._bound, self._written = bound, 0
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._bound.written -= self._written
 
     def write(self, data: Any, /) -> int:
         size = memoryview(data).nbytes
-        self.written += size
+        self._written += size
         self._bound.written += size
         if self._bound.written <= self._bound.most:
             return super().write(data)
@@ -62,35 +64,25 @@ class _BoundedFile(io.BytesIO):
         return size
 
 
-@contextmanager
-def bounded(most: int | None) -> Iterator[None]:
+class bounded:
     """Stores pickles as long as their total size is at most `most` bytes. With `most=None`, there is no limit.
 
     Beyond this size, pickles are incomplete, and the end of the context raises TooLargeError.
     """
-    if most is None:
-        yield
-        return
-    bound = _Bound(most)
-    token = _bound.set(bound)
-    try:
-        yield
-    finally:
-        _bound.reset(token)
-    if bound.written > most:
-        raise TooLargeError(bound.written)
+
+    def __init__(self, most: int | None) -> None:
+        self._own = None if most is None else _Bound(most)
+
+    def __enter__(self) -> None:
+        self._token = None if self._own is None else _bound.set(self._own)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._own is not None and self._token is not None:
+            _bound.reset(self._token)
+            if kind is None and self._own.written > self._own.most:
+                raise TooLargeError(self._own.written)
 
 
-@contextmanager
-def pickle_file() -> Iterator[io.BytesIO]:
-    """The file is empty if too many bytes were written."""
-    bound = _bound.get()
-    if bound is None:
-        yield io.BytesIO()
-        return
-    file = _BoundedFile(bound)
-    try:
-        yield file
-    except BaseException:
-        bound.written -= file.written
-        raise
+def pickle_file() -> io.BytesIO:
+    """The context of the file does not close the file. The file is empty if too many bytes were written."""
+    return _PickleFile(_bound.get() or _Bound(math.inf))

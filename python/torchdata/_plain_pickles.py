@@ -120,8 +120,10 @@ def to_plain(state: Any, owner: str) -> dict[str, Any]:
     """The result shares no mutable object with the state. Raises TypeError if the state contains an object that cannot
     be pickled.
     """
-    if type(state) is not dict or not _RESERVED.isdisjoint(state) or not all(type(key) is str for key in state):
+    if type(state) is not dict or not _RESERVED.isdisjoint(state) or not {str}.issuperset(map(type, state)):
         state = {_WHOLE: state}
+    if _ATOMS.issuperset(map(type, state.values())):
+        return dict(state)
     plain, others = {}, {}
     for name, value in state.items():
         copied = _copied(value)

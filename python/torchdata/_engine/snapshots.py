@@ -89,7 +89,7 @@ class Resumption:
 def seal(snapshot: Any) -> bytes:
     """The pickle is written after a gap for its header, because joining two byte strings would copy the state."""
     with pickle_file() as sealed:
-        sealed.write(bytes(_HEADER.size))
+        sealed.seek(_HEADER.size)
         pickle.Pickler(sealed, protocol=5).dump(snapshot)
     with sealed.getbuffer() as written, written[_HEADER.size :] as pickled:
         if written.nbytes:  # nothing is written if the data exceeds the limit of the caller's `bounded` context

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from torchdata._plain_pickles import to_plain
@@ -73,8 +73,7 @@ __all__ = [
 ]
 
 
-@contextmanager
-def standing_still(pipes: list[Any]) -> Iterator[None]:
+def standing_still(pipes: list[Any]) -> AbstractContextManager[object]:
     """Within this context, the read-ahead threads of the given pipes are paused.
 
     Example:
@@ -88,12 +87,16 @@ def standing_still(pipes: list[Any]) -> Iterator[None]:
         >>> first, list(iterator)
         (0, [1, 2])
     """
+    threaded = [pipe for pipe in pipes if type(hooks_of(pipe)).standing_still is not PipeHooks.standing_still]
+    return _all_still(threaded) if threaded else nullcontext()
+
+
+@contextmanager
+def _all_still(pipes: list[Any]) -> Iterator[None]:
     with ExitStack() as stack:
         # Each pipe is paused before its sources, because its thread cannot pause while it waits for a paused source.
         for pipe in reversed(pipes):
-            hooks = hooks_of(pipe)
-            if type(hooks).standing_still is not PipeHooks.standing_still:
-                stack.enter_context(hooks.standing_still())
+            stack.enter_context(pipe.standing_still())
         yield
 
 

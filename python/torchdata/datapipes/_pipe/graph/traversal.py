@@ -35,7 +35,7 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 def know_bases(*bases: type) -> None:
     global _pipes
     _pipes = bases
-    _role.cache_clear()
+    _forget_roles()
 
 
 def know_virtual() -> None:
@@ -71,11 +71,22 @@ def _is_pipe_class(kind: type) -> bool:
     return _has_virtual and issubclass(kind, _pipes)
 
 
+@lru_cache(maxsize=1024)  # snapshots search graphs often, and the attributes of a pipe usually keep their types
+def _places(kinds: tuple[type, ...]) -> list[int]:
+    """Returns the indices of the types whose objects are pipes or containers."""
+    return [place for place, kind in enumerate(kinds) if _role(kind)]
+
+
+def _forget_roles() -> None:
+    _role.cache_clear()
+    _places.cache_clear()
+
+
 def _clear_roles() -> None:
     global _registered
     if _registered != (registered := get_cache_token()):
         _registered = registered
-        _role.cache_clear()
+        _forget_roles()
 
 
 def _role_of(value: Any) -> Role | None:
@@ -93,8 +104,8 @@ def pipes_in(value: Any) -> list[Any]:
     role = _role_of(value)
     if role != "container":
         return [value] if role else []
-    if not len(value):
-        return []
+    if len(value) <= OPENING and not any(map(_role, map(type, _members(value)))):
+        return []  # most containers in attributes contain a few numbers or strings
     roles: dict[type, Role | None] = {type(value): role}  # one lookup per type keeps the search cheap
     opened: dict[int, list[Any]] = {}
     left = LARGEST_STRUCTURE + OPENING
@@ -108,7 +119,7 @@ def pipes_in(value: Any) -> list[Any]:
             if not 0 < len(container) <= left - OPENING or id(container) in opened:
                 continue
             left -= len(container) + OPENING
-            members = [*container.keys(), *container.values()] if isinstance(container, dict) else container
+            members = _members(container)
             kinds = set(map(type, members))
             for kind in kinds - roles.keys():
                 roles[kind] = _role(kind)
@@ -120,6 +131,10 @@ def pipes_in(value: Any) -> list[Any]:
             if inner:
                 heappush(groups, (width + len(inner), next(numbers), inner))
     return _in_order(value, opened) if holds_pipes else []
+
+
+def _members(container: Any) -> Any:
+    return [*container.keys(), *container.values()] if isinstance(container, dict) else container
 
 
 def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
@@ -138,11 +153,10 @@ def sources_of(datapipe: Any) -> list[Any]:
     _clear_roles()
     found: dict[int, Any] = {}
     skipped = getattr(type(datapipe), "item_attributes", ())
-    for name, value in list(vars(datapipe).items()):
-        role = _role_of(value)
-        if role is None or name in skipped:
-            continue
-        for source in (value,) if role == "pipe" else pipes_in(value):
+    attributes = list(vars(datapipe).items())
+    for place in _places(tuple([type(value) for _, value in attributes])):
+        name, value = attributes[place]
+        for source in pipes_in(value) if name not in skipped else ():
             if source is not datapipe:
                 found.setdefault(id(source), source)
     return list(found.values())

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import count, islice
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torchdata._plain_pickles import from_plain, to_plain
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
@@ -22,7 +22,7 @@ from torchdata.datapipes._pipe.graph.torch import note_passes_of_torchs
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.state.halting import Halts
-from torchdata.datapipes._pipe.state.hooks import depth_of, hooks_of
+from torchdata.datapipes._pipe.state.hooks import PipeHooks, depth_of, hooks_of
 from torchdata.datapipes._pipe.state.layout import PipeEntry, explaining_damage
 from torchdata.datapipes._pipe.state.record import NEVER, Beginning, PassRecord, existing_record, record_of, token_of
 
@@ -378,9 +378,6 @@ def _find_replayed(graph: Graph) -> None:
         record_of(graph.end).watches = any(is_iter_pipe(pipe) and not is_restorable(pipe) for pipe in graph)
 
 
-_restorable: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
-
-
 def is_restorable(datapipe: Any) -> bool:
     """Returns whether a pipe can restore its position. This is so if its class declares a state for its `__iter__`.
 
@@ -393,13 +390,11 @@ def is_restorable(datapipe: Any) -> bool:
         >>> is_restorable(IterableWrapper(range(3)).batch(2))
         True
     """
-    kind = type(datapipe)
-    known = _restorable.get(kind)
-    if known is None:
-        known = _restorable[kind] = _covers(kind)
-    return known
+    kind: Any = type(datapipe)
+    return _covers(kind)
 
 
+@lru_cache(maxsize=1024)
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
@@ -419,7 +414,7 @@ def _covers(kind: type) -> bool:
 
 def is_torchs(datapipe: Any) -> bool:
     """Returns whether a pipe is an iterable-style pipe of PyTorch. Only these pipes lack an `IterationToken`."""
-    return iter_base() not in type(datapipe).__mro__ and is_iter_pipe(datapipe)
+    return not isinstance(datapipe, PipeHooks) and is_iter_pipe(datapipe)
 
 
 def name_of(datapipe: Any) -> str:
