@@ -4,6 +4,7 @@ import io
 import pickle
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -286,6 +287,25 @@ def test_data_in_a_structure_does_not_hide_the_pipes_beside_it() -> None:
     assert sources_of(Holder(named)) == pipes[:3]
     assert sources_of(Holder([(str(n), pipe) for n, pipe in enumerate(pipes[:350])])) == pipes[:350]
     assert sources_of(Holder({"left": pipes[:200], "right": tuple(pipes[200:])})) == pipes
+
+
+def test_a_deque_that_grows_while_its_members_are_examined_is_searched_as_it_was() -> None:
+    class Growing(type):
+        @property
+        def __mro__(cls) -> tuple[type, ...]:
+            held.append("later")
+            return type.mro(cls)
+
+    class Data(metaclass=Growing):
+        pass
+
+    class Holder(IterDataPipe):
+        def __init__(self) -> None:
+            self.held = held
+
+    held: deque[Any] = deque([Data(), "first"])
+    assert sources_of(Holder()) == []
+    assert held[-1] == "later"
 
 
 ITEMS = 2 * CHUNK_SIZE + 5

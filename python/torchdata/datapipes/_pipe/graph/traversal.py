@@ -104,8 +104,8 @@ def pipes_in(value: Any) -> list[Any]:
     role = _role_of(value)
     if role != "container":
         return [value] if role else []
-    if len(value) <= OPENING and not any(map(_role, map(type, _members(value)))):
-        return []  # most containers in attributes contain a few numbers or strings
+    if _is_small_data(value):
+        return []
     roles: dict[type, Role | None] = {type(value): role}  # one lookup per type keeps the search cheap
     opened: dict[int, list[Any]] = {}
     left = LARGEST_STRUCTURE + OPENING
@@ -133,8 +133,18 @@ def pipes_in(value: Any) -> list[Any]:
     return _in_order(value, opened) if holds_pipes else []
 
 
-def _members(container: Any) -> Any:
-    return [*container.keys(), *container.values()] if isinstance(container, dict) else container
+def _is_small_data(container: Any, levels: int = 2) -> bool:
+    """Returns whether a container has few members, all of which are data, or containers of this kind. Most containers
+    in attributes are of this kind, and a complete search takes longer."""
+    if levels == 0 or len(container) > OPENING:
+        return False
+    roles = [(member, role) for member in _members(container) if (role := _role_of(member)) is not None]
+    return all(role == "container" and _is_small_data(member, levels - 1) for member, role in roles)
+
+
+def _members(container: Any) -> list[Any]:
+    """Returns a copy, because another thread may change the container while its members are examined."""
+    return [*container.keys(), *container.values()] if isinstance(container, dict) else [*container]
 
 
 def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
