@@ -412,6 +412,88 @@ REUSING: dict[str, Callable[[], Any]] = {
 }
 
 
+class EpochCounter(IterDataPipe[Any]):
+    """A pipe of the user that counts its iterations, and yields its items in another order in each iteration."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.epoch = source, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        items = [*self.source]
+        random.Random(self.epoch).shuffle(items)
+        for item in items:
+            yield item, self.epoch
+
+
+class Through(IterDataPipe[Any]):
+    """A pipe of the user, so that a filter before it has no common part."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+#: Pipelines with a pipe that counts epochs, in the common part or in the replica of each shard.
+COUNTING: dict[str, Callable[[], Any]] = {
+    "before the filter": lambda: EpochCounter(numbers(24)).sharding_filter().batch(2),
+    "before the filter of each shard": lambda: Through(EpochCounter(numbers(24)).sharding_filter()).batch(2),
+    "after the filter": lambda: EpochCounter(numbers(24).sharding_filter()).batch(2),
+}
+
+
+def counting(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
+    return begun(DataLoader2(COUNTING[form](), num_workers=workers, splits=4), state)
+
+
+@pytest.mark.parametrize("form", COUNTING)
+def test_the_attributes_of_a_users_pipe_stay_between_epochs(form: str) -> None:
+    whole = epochs_of(counting(form, 0), 3)
+    assert [{epoch for batch in items for _, epoch in batch} for items in whole] == [{1}, {2}, {3}]
+    for workers in (1, 2, 3):
+        assert epochs_of(counting(form, workers), 3) == whole
+
+
+@pytest.mark.parametrize("form", COUNTING)
+def test_all_shards_count_the_epochs_after_a_resumed_epoch(form: str) -> None:
+    _, states = with_states(counting(form, 0))
+    with counting(form, 0) as made:
+        list(made)
+        states.append(saved(made))
+    for state in states:
+        resumed = epochs_of(counting(form, 0, state), 3)
+        for items in resumed[1:]:
+            assert sorted(item for batch in items for item, _ in batch) == [*range(24)]
+        for workers in (1, 2):
+            assert epochs_of(counting(form, workers, state), 3) == resumed
+
+
+@pytest.mark.parametrize("form", COUNTING)
+@pytest.mark.parametrize("count", [1, 3, 4, 6])
+def test_no_item_is_lost_after_an_epoch_that_was_left(form: str, count: int) -> None:
+    with counting(form, 0) as made:
+        for _ in range(2):
+            reading = iter(made)
+            for _ in range(count):
+                next(reading)
+            del reading
+        assert sorted(item for batch in made for item, _ in batch) == [*range(24)]
+
+
+@pytest.mark.parametrize("form", COUNTING)
+def test_the_shards_of_a_loaded_state_last_for_one_epoch(form: str) -> None:
+    with begun(DataLoader2(COUNTING[form](), num_workers=1, splits=6)) as made:
+        reading = iter(made)
+        next(reading)
+        state = saved(made)
+    resumed = epochs_of(counting(form, 0, state), 3)
+    assert [{epoch for batch in items for _, epoch in batch} for items in resumed] == [{1}, {1}, {2}]
+    assert sorted(item for batch in resumed[2] for item, _ in batch) == [*range(24)]
+    assert epochs_of(counting(form, 2, state), 3) == resumed
+
+
 def epochs_with(loader: Callable[[], DataLoader2[Any]], is_shared: bool, patch: pytest.MonkeyPatch) -> list[list[Any]]:
     with patch.context() as patched:
         if not is_shared:

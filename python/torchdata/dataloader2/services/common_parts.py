@@ -308,7 +308,11 @@ class CommonPart:
             share.queue = deque()
         for share in joined:
             share.skip_from(self._first)
-        self._run(first, start, watch)
+        # The same replica runs in every epoch, because a user's pipe may count epochs in an attribute.
+        runner = self._shares[0]
+        if start.entries is None and first is not runner:
+            start = start._replace(entries=beginning_entries(Graph(first.source)))
+        self._run(runner, start, watch)
 
     def _run(self, share: Share, start: _Start, watch: Any) -> None:
         """Begins to read the replica of a shard."""

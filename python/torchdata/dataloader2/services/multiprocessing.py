@@ -234,6 +234,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             names_of_lasting(dispatching),
             resumed if self.splits is None else self._shards,
             len(skipping.pipes),
+            list(self._shards) != list(self._own_shards()),
         )
         end: DataPipe = put_in_place(graph, branch.end, output)
         self._end_datapipe = end

@@ -34,6 +34,7 @@ class WorkerOutput(IterDataPipe[Any]):
         lasts_in_workers: the names of these pipes in the workers.
         lasts_dealt: the names of these pipes in the dispatching process.
         shards: the shards of the running epoch, if it began with another number of workers.
+        divides_anew: whether the next epoch has other shards than the running epoch.
     """
 
     #: The positions of the workers are not part of this pipe's own state.
@@ -48,9 +49,10 @@ class WorkerOutput(IterDataPipe[Any]):
         lasts_dealt: Sequence[str] = (),
         shards: Sequence[Shard] | None = None,
         pipes: int = 0,
+        divides_anew: bool = False,
     ) -> None:
         self.pipes_in_workers = pipes
-        self.shards_begun = shards
+        self.shards_begun, self.divides_anew = shards, divides_anew
         self.run = WorkersEpoch(children, iter(()))
         self.lasts = lasts
         self.in_order = in_order
@@ -83,7 +85,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     def adopt(self, children: Children | LocalShards, shards: Sequence[Shard] | None) -> None:
         """The new processes run the given shards from the next epoch on."""
-        self.shards_begun = shards
+        self.shards_begun, self.divides_anew = shards, False
         self.run = WorkersEpoch(children, iter(()))
         children.collector.follow(self._delivery)
 
