@@ -1,5 +1,8 @@
 """With `splits`, the pipes before a `sharding_filter` run once for all shards of a process."""
 
+import array
+import ctypes
+import datetime
 import io
 import os
 import random
@@ -7,8 +10,10 @@ import signal
 import sys
 import tarfile
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -357,6 +362,11 @@ def test_streams_do_not_wait_for_other_shards(workers: int, tmp_path: Path) -> N
         assert list(loader(states[place])) == items[place + 1 :]
 
 
+@dataclass(slots=True)
+class Slotted:
+    array: Any
+
+
 #: How a source yields an array that it overwrites later.
 WRAPPED: dict[str, Callable[[Any], Any]] = {
     "array": lambda array: array,
@@ -365,6 +375,12 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
     "dict": lambda array: {"a": [array[1:]]},
     "memoryview": memoryview,
     "attribute": lambda array: SimpleNamespace(array=array),
+    "slot": Slotted,
+    "deep": lambda array: (1, (2, (3, (4, (5, (6, [array])))))),
+    "after 100 members": lambda array: (*range(100), *map(str, range(100)), array),
+    "ctypes": lambda array: (ctypes.c_double * 3).from_buffer(array),
+    "array over ctypes": lambda array: numpy.ctypeslib.as_array((ctypes.c_double * 3).from_buffer(array)),
+    "array of arrays": lambda array: numpy.fromiter([array, None], object),
 }
 
 
@@ -392,12 +408,14 @@ class Blocks:
 
 
 def value(item: Any) -> float:
-    if isinstance(item, tuple):
-        item = item[1]
-    elif isinstance(item, dict):
+    while isinstance(item, (tuple, list)):
+        item = item[-1]
+    if isinstance(item, dict):
         item = item["a"][0]
-    elif isinstance(item, SimpleNamespace):
+    elif isinstance(item, (SimpleNamespace, Slotted)):
         item = item.array
+    elif isinstance(item, numpy.ndarray) and item.dtype == object:
+        item = item[0]
     return float(numpy.asarray(item)[-1])
 
 
@@ -531,6 +549,59 @@ def test_items_with_memory_of_their_own_can_wait() -> None:
     again = [[1]] * 9000
     assert examined(again, range(8998, 8999))
     assert not examined(again, range(9000, 9001))
+
+
+def reading_rows(folder: Path) -> Any:
+    return numpy.memmap(folder / "rows", dtype="float64", mode="w+", shape=(9, 2))
+
+
+def test_items_of_common_libraries_can_wait(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    polars, torch = pytest.importorskip("polars"), pytest.importorskip("torch")
+    file = io.BytesIO()
+    image.new("RGB", (8, 8)).save(file, "JPEG")
+    frame, rows = pandas.DataFrame({"a": range(9), "b": ["x"] * 9}), reading_rows(tmp_path)
+    kinds: list[Callable[[int], Any]] = [
+        lambda _: image.new("RGB", (2, 2)),
+        lambda _: image.open(io.BytesIO(file.getvalue())),
+        lambda _: image.open(io.BytesIO(file.getvalue())).convert("L"),
+        lambda number: frame[number : number + 1],
+        lambda number: frame.iloc[number],
+        lambda number: arrow.table({"a": [number]}),
+        lambda number: polars.DataFrame({"a": [number]}),
+        lambda _: torch.zeros(3),
+        lambda number: rows[number],
+        lambda number: array.array("i", [number]),
+        lambda _: [*range(5000)],
+        lambda number: [datetime.date(2020, 1, 1 + number)] * 5000,
+        lambda _: [{"box": [1.0, 2.0], "parts": [[3.0]]} for _ in range(200)],
+        lambda number: Slotted(numpy.zeros(number + 1)),
+    ]
+    for number, made in enumerate(kinds):
+        items = [made(each) for each in range(9)]
+        for item in items:
+            getattr(item, "__dict__", None)  # Python makes the dict of some objects when it is requested
+        assert not examined(items, range(9)), number
+        assert examined([items[0], (1, items[0])], range(1)), number
+
+
+def nested(levels: int) -> Any:
+    return [nested(levels - 1)] if levels else []
+
+
+def test_items_that_cannot_be_examined_completely_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not examined([nested(500)], range(1))
+    assert examined([[nested(500) for _ in range(3)]], range(1))
+    assert examined([[[] for _ in range(2000)]], range(1))
+    assert examined([iter(())], range(1))
+    assert examined([ctypes.pointer(ctypes.c_int(1))], range(1))
+    assert examined([(ctypes.c_void_p * 2)()], range(1))
+    assert not examined([((ctypes.c_int * 2) * 3)()], range(1))
+    assert not examined([type("Known", (deque,), {})()], range(1))
+    monkeypatch.setattr(reused_objects, "_KNOWN", frozenset())  # like a library that is written in C
+    assert examined([type("Unknown", (deque,), {})()], range(1))
+    assert not examined([type("Python", (), {})(), Slotted(1)], range(1))
 
 
 def test_a_tensor_over_the_memory_of_a_waiting_item_is_found() -> None:

@@ -1,30 +1,36 @@
 """Finds items that change, or become unusable, when the source reads later items.
 
 Role: some sources reuse one buffer or object for all items, so their items must not wait for other shards (see
-`common_parts`).
+`common_parts`). An item that cannot be examined completely must not wait either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import sys
+from collections.abc import Callable, Sequence
 from functools import cache
-from io import IOBase
-from itertools import islice
-from types import BuiltinFunctionType, FunctionType, ModuleType, NoneType
+from io import BytesIO, IOBase, StringIO
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType, NoneType
 from typing import Any
 
 __all__ = ["ReusedObjects"]
 
-#: Values of these types never change.
-_FIXED = frozenset({NoneType, bool, int, float, complex, str, bytes, range, FunctionType, BuiltinFunctionType})
-#: The maximum number of levels of nested containers, and of members of a container, that are examined.
-_LEVELS, _MEMBERS = 4, 64
+#: Values of these types never change. `_search` adds other types that it has met.
+_fixed: set[Any] = {NoneType, bool, int, float, complex, str, bytes, range, type, FunctionType, BuiltinFunctionType}
+#: The maximum number of objects of an item that are examined, without the values that never change.
+_MOST = 1 << 10
 #: The objects of this many recent items are always remembered.
 _RECENT = 1 << 10
+#: The objects of these libraries have memory of their own, or memory that does not change.
+_LIBRARIES = frozenset({"PIL", "numpy", "pandas", "polars", "pyarrow", "torch", "torchdata"})
+_KNOWN = _LIBRARIES | sys.stdlib_module_names
+#: The flag of classes that are not static in C (`Py_TPFLAGS_HEAPTYPE`).
+_ON_HEAP = 1 << 9
 
-#: Appends the ids of an item's mutable objects to a list, and its memory to a list of (id of the owner, address).
-#: Returns whether the item contains a stream or an iterator.
-_Search = Callable[[Any, int, list[int], list[tuple[int, int]]], bool]
+#: Appends the ids of mutable objects to a list, and memory to a list of (id or address of the owner, address). Returns
+#: the objects that an object refers to; None if the object may use memory that cannot be found.
+_Search = Callable[[Any, list[int], list[tuple[int, int]]], Sequence[Any] | None]
 
 
 class ReusedObjects:
@@ -37,19 +43,18 @@ class ReusedObjects:
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
         self._waits, self._oldest = waits, oldest
-        #: Whether an item contains a stream, or shares memory with an item that `waits`.
+        #: Whether an item contains a stream, shares memory with an item that `waits`, or cannot be examined.
         self.is_found = False
         self._objects: dict[int, int] = {}
         self._views: dict[int, dict[int, int]] = {}
         self._most = 4 * _RECENT
 
     def examine(self, item: Any, position: int) -> Any:
-        kind: Any = type(item)
-        if kind in _FIXED or (search := _search_of(kind)) is None:
+        if type(item) in _fixed:
             return item
         ids: list[int] = []
         views: list[tuple[int, int]] = []
-        if search(item, _LEVELS, ids, views):
+        if not _search(item, ids, views):
             self.is_found = True
         objects = self._objects
         for each in ids:
@@ -79,58 +84,148 @@ class ReusedObjects:
         self._most = 4 * _RECENT + 2 * max(sizes)
 
 
+def _search(item: Any, ids: list[int], views: list[tuple[int, int]]) -> bool:
+    """Returns whether all objects of the item were examined, and none is a stream or an iterator."""
+    found, seen = [item], set[int]()
+    for each in found:
+        kind: Any = type(each)
+        if kind in _fixed or id(each) in seen:
+            continue
+        search = _search_of(kind)
+        if search is _search_nothing:
+            _fixed.add(kind)
+            continue
+        seen.add(id(each))
+        parts = search(each, ids, views)
+        if parts is None or len(seen) > _MOST:
+            return False
+        if not _fixed.issuperset(map(type, parts)):
+            found.extend(parts)
+    return True
+
+
 @cache
-def _search_of(kind: Any) -> _Search | None:
-    """Returns None for types with instances that never change."""
-    if kind in _FIXED or issubclass(kind, (type, ModuleType)):
-        return None
+def _search_of(kind: Any) -> _Search:
+    if issubclass(kind, (type, ModuleType)):
+        return _search_nothing
+    if kind in (BytesIO, StringIO):
+        return _search_object
     if issubclass(kind, IOBase) or hasattr(kind, "__next__") or hasattr(kind, "read"):
-        return lambda *_: True
+        return _refuse
     if issubclass(kind, memoryview):
         return _search_memory
     if hasattr(kind, "untyped_storage"):
         return _search_tensor
-    if hasattr(kind, "__array_interface__"):  # NumPy's scalars never change
-        return _search_array if hasattr(kind, "base") and hasattr(kind, "__setitem__") else None
-    return _search_object
+    if hasattr(kind, "__array_interface__") and hasattr(kind, "base") and hasattr(kind, "__setitem__"):
+        return _search_array
+    if hasattr(kind, "_b_base_"):
+        return _search_ctypes if _is_plain_in_ctypes(kind) else _refuse_hidden
+    is_hidden = any(map(_has_hidden_memory, kind.__mro__))
+    library = kind.__module__.partition(".")[0]
+    is_container = issubclass(kind, (tuple, frozenset)) or hasattr(kind, "__setitem__")
+    if _has_own_hash(kind) and not is_container and (is_hidden or (library in _KNOWN and library != "builtins")):
+        return _search_nothing
+    if library in _LIBRARIES:
+        return _search_frame if hasattr(kind, "iloc") else _search_library
+    return _refuse_hidden if is_hidden else _search_object
 
 
-def _search(item: Any, levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
-    kind: Any = type(item)
-    search = _search_of(kind) if levels else None
-    return search is not None and search(item, levels, ids, views)
+def _is_plain_in_ctypes(kind: Any) -> bool:
+    """Returns whether a type of `ctypes` is a number or an array of numbers, without pointers to other memory."""
+    while hasattr(kind, "_length_"):
+        kind = kind._type_
+    return getattr(kind, "_type_", None) in (*"?bBcdfghHiIlLqQu",)
 
 
-def _search_memory(item: Any, levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
-    return _search(item.obj, levels, ids, views)
+def _has_own_hash(kind: Any) -> bool:
+    return kind.__hash__ is not None and kind.__hash__ is not object.__hash__
 
 
-def _search_array(item: Any, levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
+def _has_hidden_memory(kind: Any) -> bool:
+    """Returns whether an unknown class in C adds data to its instances that are not Python objects."""
+    module = kind.__module__
+    if kind is object or (module == "builtins" and not kind.__flags__ & _ON_HEAP):
+        return False
+    names = [name for name, value in vars(kind).items() if isinstance(value, MemberDescriptorType)]
+    names += {"__dict__", "__weakref__"} & vars(kind).keys()
+    is_python = kind.__basicsize__ <= kind.__base__.__basicsize__ + tuple.__itemsize__ * len(names)
+    return not is_python and (module == "builtins" or module.partition(".")[0] not in _KNOWN)
+
+
+def _parts_of(item: Any) -> Sequence[Any]:
+    """Returns the objects that an object refers to, with the values of its `__dict__` instead of this dict."""
+    parts = gc.get_referents(item)
+    if type(item).__dictoffset__ and any(type(part) is dict for part in parts):
+        attributes = item.__dict__
+        parts = [*(part for part in parts if part is not attributes), *attributes.values()]
+    return parts
+
+
+def _refuse(*_: Any) -> None:
+    """Refuses a stream or an iterator."""
+
+
+def _refuse_hidden(*_: Any) -> None:
+    """Refuses an object that may use memory of the source, unless the object belongs to a known library."""
+
+
+def _search_nothing(*_: Any) -> Sequence[Any]:
+    """The object never changes."""
+    return ()
+
+
+def _search_memory(item: Any, _ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
+    return (item.obj,)
+
+
+def _search_array(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> Sequence[Any]:
     owner = item
     while type(owner) is memoryview or getattr(owner, "base", None) is not None:
         owner = owner.obj if type(owner) is memoryview else owner.base
     if type(owner) is not bytes and item.nbytes:
-        views.append((id(owner), 0 if owner is item else item.__array_interface__["data"][0]))
-    return bool(item.dtype.hasobject) and _search((*islice(item.flat, _MEMBERS),), levels, ids, views)
+        address = 0 if owner is item else item.__array_interface__["data"][0]
+        views.append((id(owner), address))
+        if not hasattr(owner, "base"):  # the memory may have another owner in each item
+            views.append((address, 0))
+    # The attributes of NumPy's own subclasses, such as the file of a memmap, concern only this memory.
+    attributes = () if type(item).__module__.startswith("numpy") else _parts_of(item)
+    return [*attributes, *item.flat] if item.dtype.hasobject else attributes
 
 
-def _search_tensor(item: Any, _levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
+def _search_tensor(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> Sequence[Any] | None:
     try:
         views.append((item.untyped_storage().data_ptr() or id(item), item.data_ptr()))
     except (RuntimeError, NotImplementedError):  # raised, for example, for a sparse tensor
-        ids.append(id(item))
-    return False
+        return None
+    return _parts_of(item)
 
 
-def _search_object(item: Any, levels: int, ids: list[int], views: list[tuple[int, int]]) -> bool:
+def _search_ctypes(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> Sequence[Any]:
+    import ctypes
+
+    views.append((ctypes.addressof(item), 0))
+    return _parts_of(item)
+
+
+def _search_frame(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
+    """The indexes of pandas never change, and several frames may share them."""
+    ids.append(id(item))
+    return [*item._mgr.arrays, item.attrs]
+
+
+def _search_library(item: Any, ids: list[int], views: list[tuple[int, int]]) -> Sequence[Any]:
+    visible = []
+    for part in _search_object(item, ids, views):
+        kind: Any = type(part)
+        if _search_of(kind) is _refuse_hidden:
+            ids.append(id(part))
+        else:
+            visible.append(part)
+    return visible
+
+
+def _search_object(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
     # Objects of types with their own hash do not change, but the members of a tuple may change.
-    own_hash: Any = type(item).__hash__
-    if own_hash is None or own_hash is object.__hash__:
+    if not _has_own_hash(type(item)):
         ids.append(id(item))
-    if isinstance(item, (tuple, list, dict, set, frozenset)):
-        parts = item.values() if isinstance(item, dict) else item
-        for part in parts if len(parts) <= _MEMBERS else islice(parts, _MEMBERS):
-            if type(part) not in _FIXED and _search(part, levels - 1, ids, views):
-                return True
-    attributes: dict[str, Any] = getattr(item, "__dict__", {})
-    return any(_search(part, levels - 1, ids, views) for part in islice(attributes.values(), _MEMBERS))
+    return _parts_of(item)
