@@ -474,6 +474,54 @@ def test_the_attributes_of_a_users_pipe_stay_between_epochs(form: str) -> None:
         assert epochs_of(counting(form, workers), 3) == whole
 
 
+class ReusingCounter(EpochCounter):
+    """Overwrites the array of the previous item."""
+
+    def __iter__(self) -> Iterator[Any]:
+        array = numpy.zeros(1)
+        for (item, _), epoch in super().__iter__():
+            array[:] = item
+            yield array, epoch
+
+
+class PositionCounter(EpochCounter):
+    """Yields the positions of the items, too."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for position, (item, epoch) in enumerate(super().__iter__()):
+            yield item, epoch, position
+
+
+def is_kept_in_second_epoch(item: Any) -> bool:
+    """Rejects many items of one shard, so that the items of the other shards wait."""
+    return item[1] != 2 or item[2] % 4 != 1 or item[2] > 30
+
+
+def as_numbers(item: Any) -> Any:
+    return int(item[0][0]), item[1]
+
+
+#: Pipelines with a pipe that counts epochs, and shards that change to replicas of their own in the middle of an epoch.
+CHANGING: dict[str, Callable[[], Any]] = {
+    "reused": lambda: ReusingCounter(numbers(40).map(drawn)).sharding_filter().map(as_numbers).batch(3),
+    "late": lambda: PositionCounter(numbers(40)).sharding_filter().filter(is_kept_in_second_epoch),
+}
+
+
+def all_sorted(epochs: list[list[Any]]) -> list[list[Any]]:
+    return [sorted(pair for each in items for pair in (each if isinstance(each, list) else [each])) for items in epochs]
+
+
+@pytest.mark.parametrize("form", CHANGING)
+def test_all_replicas_of_the_common_part_count_the_epochs(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common_parts, "MOST_WAITING", 1)
+    whole = all_sorted(epochs_of(begun(DataLoader2(CHANGING[form]())), 3))
+    assert [{pair[1] for pair in items} for items in whole] == [{1}, {2}, {3}]
+    for workers in (0, 1, 3):
+        found = epochs_of(begun(DataLoader2(CHANGING[form](), num_workers=workers, splits=4)), 3)
+        assert all_sorted(found) == whole, workers
+
+
 @pytest.mark.parametrize("form", COUNTING)
 def test_all_shards_count_the_epochs_after_a_resumed_epoch(form: str) -> None:
     _, states = with_states(counting(form, 0))

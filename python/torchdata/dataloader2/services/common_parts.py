@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._native import ShardTurns
-from torchdata.dataloader2.services.common_pipes import filters_with_common_part, may_draw
+from torchdata.dataloader2.services.common_pipes import attributes_of, filters_with_common_part, may_draw
 from torchdata.dataloader2.services.reused_objects import ReusedObjects
 from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.division import Division
@@ -199,6 +199,8 @@ class CommonPart:
         self._dealing = 1, 1
         self._by_number: dict[int, Share] = {}
         self._reused = ReusedObjects(self._waits, self._oldest)
+        #: The attributes of each pipe at the beginning of the epoch; see `attributes_of`.
+        self._attributes: Sequence[dict[str, Any]] | None = None
         self._whose: Share | None = None
         self._seeded: dict[str, Any] = {}
         #: The generators of the shard that requests an item, and the generators of this part.
@@ -236,6 +238,7 @@ class CommonPart:
         """Makes a shard run its own replica when it requests its next item."""
         part = CommonPart(self._seed)
         part._shares.append(share)
+        part._attributes = self._attributes
         share.start, share.queue, share.skips = start, deque(), 0
         share.part = part
         self._shares.remove(share)
@@ -312,6 +315,8 @@ class CommonPart:
         runner = self._shares[0]
         if start.entries is None and first is not runner:
             start = start._replace(entries=beginning_entries(Graph(first.source)))
+        if self._attributes is None:
+            self._attributes = [attributes_of(pipe) for pipe in Graph(runner.source)]
         self._run(runner, start, watch)
 
     def _run(self, share: Share, start: _Start, watch: Any) -> None:
@@ -324,6 +329,10 @@ class CommonPart:
         if start.entries is None:
             start = start._replace(entries=beginning_entries(graph))
         else:
+            assert self._attributes is not None
+            # Other replicas have not counted the earlier epochs, and this replica may have counted the epoch already.
+            for pipe, attributes in zip(graph, self._attributes, strict=True):
+                vars(pipe).update(deepcopy(attributes))
             load_entries(graph, deepcopy(start.entries))
         if not self._snapshots:
             self._snapshots = [start]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from copy import deepcopy
 from itertools import islice
 from types import NoneType
 from typing import Any
@@ -21,7 +22,7 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.state.iteration import is_torchs
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
-__all__ = ["filters_with_common_part", "may_draw"]
+__all__ = ["attributes_of", "filters_with_common_part", "may_draw"]
 
 #: Pipes of this package that must not follow a filter with a common part, because they read their source several times
 #: in a pass, join branches of it, or skip exceptions of earlier pipes.
@@ -32,6 +33,8 @@ _LOCKING = frozenset({"EndOnDiskCacheHolder", "OnDiskCacheHolder"})
 #: Types of attributes that contain no user code, and the names of attributes that this package adds to every pipe.
 _PLAIN = frozenset({NoneType, bool, int, float, str, bytes, range, random.Random, deque})
 _BOOKKEEPING = frozenset({"_iteration_token", "_iteration_record"})
+#: Types of attributes in which pipes of the user count or draw.
+_COUNTERS = frozenset({NoneType, bool, int, float, str, bytes, random.Random})
 
 
 def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
@@ -81,6 +84,13 @@ def may_draw(pipe: Any) -> bool:
     if not type(pipe).__module__.startswith("torchdata."):
         return True
     return not all(_is_plain(value) for name, value in vars(pipe).items() if name not in _BOOKKEEPING)
+
+
+def attributes_of(pipe: Any) -> dict[str, Any]:
+    """Returns copies of the attributes in which a pipe of the user may count its iterations."""
+    if type(pipe).__module__.startswith("torchdata."):
+        return {}
+    return {name: deepcopy(value) for name, value in vars(pipe).items() if type(value) in _COUNTERS}
 
 
 def _is_plain(value: Any) -> bool:
