@@ -22,11 +22,12 @@ from torchdata.datapipes._pipe.ranges import ranges
 from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes._pipe.renewing import keep_for_reader, renewal_of, taken_again
 from torchdata.datapipes._pipe.splitting import begin_whole, is_read_whole
+from torchdata.datapipes._pipe.state.after_end import AfterEnd
 from torchdata.datapipes._pipe.state.declared import DERIVED, DeclaredState, declare
 from torchdata.datapipes._pipe.state.generators import load_generators
 from torchdata.datapipes._pipe.state.halting import Halts
 from torchdata.datapipes._pipe.state.hooks import PipeHooks
-from torchdata.datapipes._pipe.state.iteration import can_reset, give_later_seeds, is_restorable, start_pass
+from torchdata.datapipes._pipe.state.iteration import give_later_seeds, start_pass
 from torchdata.datapipes._pipe.state.record import record_of, token_of
 
 __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share_token", "token_of"]
@@ -95,12 +96,12 @@ def _begun(
         datapipe.reset()
     record = record_of(datapipe)
     renewal = None if record.claim is None else renewal_of(datapipe, function)
-    if record.ended and (can_reset(type(datapipe)) or not is_restorable(datapipe)):
+    if record.ended:
         iterator: Iterator[Any] = iter(())  # an ended iteration reads nothing from its sources
-    elif is_read_whole(datapipe):
-        iterator = begin_whole(lambda: function(datapipe))
+    elif record.follows_end and record.base is not None:
+        iterator = AfterEnd(datapipe, lambda: _original(datapipe, function))
     else:
-        iterator = function(datapipe)
+        iterator = _original(datapipe, function)
     if renewal is not None:
         iterator = renewal.over(iterator)
     guard = guard_iterator(datapipe, iterator, token_of(datapipe), iterator_id, ranges())
@@ -114,7 +115,15 @@ def _begun(
     return guard
 
 
+def _original(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+    return begin_whole(lambda: function(datapipe)) if is_read_whole(datapipe) else function(datapipe)
+
+
 def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    guarded = getattr(function, "_guarded", None)
+    if guarded is not None and guarded is getattr(function, "__wrapped__", None):
+        return function  # cloudpickle assigns the methods of a class that it rebuilds
+
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
@@ -126,6 +135,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
             explain(error, error.__traceback__, self, None)
             raise
 
+    vars(__iter__)["_guarded"] = function
     return __iter__
 
 
@@ -261,7 +271,8 @@ class _PicklingHooks:
 
 
 class _PipeMeta(ABCMeta):
-    """The metaclass of pipes. If a user adds a public method to a base class, it is also added to torch's pipes."""
+    """The metaclass of pipes. If a user adds a public method to a base class, it is also added to torch's pipes. If
+    `__iter__` is assigned to a class, its iterators are guarded."""
 
     counterpart: Counterpart
 
@@ -271,6 +282,8 @@ class _PipeMeta(ABCMeta):
         return super().register(subclass)
 
     def __setattr__(cls, name: str, value: Any) -> None:
+        if name == "__iter__" and IterDataPipe in cls.__mro__:
+            value = _hook_iter(value)
         super().__setattr__(name, value)
         if "counterpart" in vars(cls):
             cls.counterpart.offer(name, value)
@@ -307,9 +320,9 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = cls.__dict__.get("__iter__")
-        if own is not None:
-            cls.__iter__ = _hook_iter(own)  # type: ignore[method-assign]
+        definer = next(kind for kind in cls.__mro__ if "__iter__" in vars(kind))
+        if definer is cls or IterDataPipe not in definer.__mro__:  # a mixin may define `__iter__`
+            cls.__iter__ = vars(definer)["__iter__"]  # type: ignore[method-assign]
         cls._take_declaration()
         if "set_seed" in cls.__dict__ and not any(state.lasts for state in cls._declared):
             cls.set_seed = _noting(cls.__dict__["set_seed"])

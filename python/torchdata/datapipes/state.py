@@ -30,6 +30,7 @@ from torchdata.datapipes._pipe.state.iteration import (
     awaits_iteration,
     beginning_of,
     can_reset,
+    entry_anew,
     entry_at_beginning,
     forget_state,
     is_restorable,
@@ -40,6 +41,7 @@ from torchdata.datapipes._pipe.state.iteration import (
     name_of,
     pending_seed,
     perhaps_over,
+    position_of,
     unnoticed,
     with_pending,
     with_seeds,
@@ -291,7 +293,7 @@ class _Saving:
             later = None if is_torchs(each) or record_of(each).stamp < began else pending_seed(each)
             if later is not None and later != entry.seed:
                 entry = entry._replace(later=later)
-            left = _entry_anew(each) if may_be_left else entry.left
+            left = entry_anew(each) if may_be_left else entry.left
             entries[id(each)] = entry._replace(ahead=None, left=left)
         yielded = yielded_so_far(pipe) or 0 if is_torchs(pipe) else token_of(pipe).yielded
         own = entries[id(pipe)]._replace(drop=yielded - beginning.yielded, seconds=time.monotonic() - beginning.since)
@@ -327,22 +329,19 @@ class _Saving:
         if not isinstance(pipe, IterDataPipe):  # a map-style pipe has no position, but may have a state
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
-            return with_seeds(PipeEntry(name_of(pipe), restores=True, state=self._state_of(pipe)), record)
+            return with_seeds(PipeEntry(name_of(pipe), restores=True, state=position_of(pipe)), record)
         # The attributes of a user-defined pipe without `reset` may still contain the position in an earlier iteration.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
-            entry = _entry_anew(pipe)
+            entry = entry_anew(pipe)
             if not replayed and id(pipe) in self._in_use and self._has_finished(pipe):
                 entry = entry._replace(restores=True, yielded=token_of(pipe).yielded, finished=True)
             if replayed or not record.skipped:
                 return entry
             return entry._replace(skipped=record.skipped)  # even if the iteration has been read to its end
-        finished, state = self._has_finished(pipe), self._state_of(pipe)
+        finished, state = self._has_finished(pipe), position_of(pipe)
         seeds = record.seed, record.seeded or None
         return PipeEntry(name_of(pipe), True, token_of(pipe).yielded, finished, state, *seeds, record.skipped or None)
-
-    def _state_of(self, pipe: Any) -> dict[str, Any]:
-        return to_plain(pipe.state_dict(), name_of(pipe))
 
     def _entry_of_torchs(self, pipe: Any, below: bool) -> PipeEntry:
         loaded = record_of(pipe).loaded
@@ -352,15 +351,9 @@ class _Saving:
         return PipeEntry(name_of(pipe), drop=None if anew else yielded_so_far(pipe))
 
 
-def _entry_anew(pipe: Any) -> PipeEntry:
-    """Returns an entry for an iteration that starts from the beginning, with the pipe's next seed."""
-    entry, lasting = entry_at_beginning(pipe)
-    return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
-
-
 def beginning_entries(graph: Graph) -> list[PipeEntry]:
     """Returns the entries with which the next iterations of all pipes begin, or resume from a loaded state."""
-    return [_entry_anew(pipe) for pipe in graph]
+    return [entry_anew(pipe) for pipe in graph]
 
 
 def is_one_to_one(datapipe: Any) -> bool:

@@ -18,12 +18,16 @@ from torch.utils.data import SequentialSampler
 
 from node_sources import same
 from node_streams import Stateless
+from pipes_of_users import FirstFour
 from restarted import pids_of
 from streams_of_users import (
     STATEFUL,
     BeginsAnew,
     CountsAtOnce,
     CountsEpochs,
+    Draws,
+    GoesOn,
+    LiveState,
     NeedsArguments,
     TakesAgain,
     TakesOnce,
@@ -161,6 +165,69 @@ def test_a_chain_of_loaders_yields_each_item_once(stream: Any, name: str) -> Non
 def test_a_chain_of_loaders_with_workers_yields_each_item_once(stream: Any, name: str) -> None:
     chance = random.Random(f"{stream.__name__} {name}")
     check_chains(lambda: WORKERS[name](stream(SIZE)), [chance.randrange(SIZE + 3), chance.randrange(SIZE)])
+
+
+PIPES: dict[str, Make] = {
+    "alone": of_pipe,
+    "batched": lambda pipe: of_pipe(pipe.batch(4).unbatch()),
+    "shuffled": lambda pipe: of_pipe(pipe.shuffle(buffer_size=4).batch(2)),
+    "prefetched": lambda pipe: of_pipe(pipe.prefetch(3)),
+}
+
+PIPES_IN_WORKERS: dict[str, Make] = {
+    "batched": lambda pipe: of_pipe(pipe.batch(4).unbatch().sharding_filter(), 1),
+    "divided": lambda pipe: of_pipe(pipe.sharding_filter().batch(2).unbatch(), 2),
+    "split": lambda pipe: DataLoader2(pipe.batch(4).unbatch().sharding_filter(), reading_service=service(2), splits=3),
+}
+
+
+class OncePipe(TakesOnce, IterDataPipe[Any]):
+    pass
+
+
+class CountingPipe(CountsEpochs, IterDataPipe[Any]):
+    pass
+
+
+class CountingAtOncePipe(CountsAtOnce, IterDataPipe[Any]):
+    pass
+
+
+class AnewPipe(BeginsAnew, IterDataPipe[Any]):
+    pass
+
+
+class LivePipe(LiveState, IterDataPipe[Any]):
+    pass
+
+
+class DrawingPipe(Draws, IterDataPipe[Any]):
+    pass
+
+
+class GoingOnPipe(GoesOn, IterDataPipe[Any]):
+    pass
+
+
+PIPES_WITH_STATES = [OncePipe, CountingPipe, CountingAtOncePipe, AnewPipe, LivePipe, DrawingPipe, GoingOnPipe]
+
+
+@pytest.mark.parametrize("name", PIPES)
+@pytest.mark.parametrize("pipe", PIPES_WITH_STATES)
+def test_a_chain_of_loaders_resumes_a_users_pipe_without_reset(pipe: Any, name: str) -> None:
+    check_chains(lambda: PIPES[name](pipe(SIZE)), [0], [4], [SIZE, 0], [SIZE + 2, 1], [SIZE + 4, 3])
+
+
+@pytest.mark.parametrize("name", PIPES_IN_WORKERS)
+@pytest.mark.parametrize("pipe", PIPES_WITH_STATES)
+def test_a_chain_of_loaders_with_workers_resumes_a_users_pipe_without_reset(pipe: Any, name: str) -> None:
+    check_chains(lambda: PIPES_IN_WORKERS[name](pipe(SIZE)), [SIZE, 0])
+
+
+def test_sources_of_a_pipe_that_repeats_its_end_begin_as_in_the_saved_run() -> None:
+    check_chains(
+        lambda: of_pipe(FirstFour(IterableWrapper(range(SIZE)).shuffle()).batch(3)), [2], [3], [3, 0], [4], [6, 0]
+    )
 
 
 HEADS: dict[str, Make] = {

@@ -1,20 +1,23 @@
 """Graphs for which saving or loading a state once failed are saved and loaded correctly."""
 
+import inspect
 import io
 import pickle
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+import cloudpickle
 import pytest
 
+from pipes_of_users import FirstFour
 from pipes_table import seed
 from pipes_table.core import Doubling, plus_one
 from random_graphs.check import start
 from random_graphs.users import ByHand, Declared, OneToOne, Unstated, UnstatedRandom, UnstatedTwice, drawn, is_odd
 from resuming import check_graph_resumes, with_state
 from torchdata._plain_pickles import from_plain, to_plain
-from torchdata.datapipes.iter import IterableWrapper, Mapper, SampleMultiplexer
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper, SampleMultiplexer
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import (
     forget_state,
@@ -40,7 +43,42 @@ def seeded_multiplexer(count: int = 4) -> Any:
     return SampleMultiplexer({numbers(count): 1, numbers(count).map(plus_one): 2}, seed=3)
 
 
+class Lines:
+    """Goes back to its first line, and counts an epoch, when an iteration ends."""
+
+    def __init__(self) -> None:
+        self.position = self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 6:
+            self.position += 1
+            yield 100 * self.epoch + self.position
+        self.position, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> Any:
+        return {"position": self.position, "epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.position, self.epoch = state_dict["position"], state_dict["epoch"]
+
+
+class LinesPipe(Lines, IterDataPipe[int]):
+    pass
+
+
+class PipeOfLines(IterDataPipe[int], Lines):
+    __init__ = Lines.__init__  # type: ignore[assignment]
+
+
+PipeOfLines.__iter__ = Lines.__iter__  # type: ignore[assignment,method-assign]
+
+
 GRAPHS: dict[str, Callable[[], Any]] = {
+    "a user's pipe that goes back when it ends": lambda: LinesPipe().batch(4),
+    "the same, with __iter__ assigned to the class": lambda: PipeOfLines().batch(4).unbatch(),
+    "the same, shuffled": lambda: LinesPipe().shuffle(buffer_size=4).batch(4),
+    "a pipe without state that reads it in batches": lambda: Doubling(LinesPipe().batch(4)).map(tuple),
+    "a user's pipe that goes back when it begins": lambda: FirstFour(numbers(9)).batch(3),
     "a random pipe read twice below one without state": lambda: Doubling(numbers(5).shuffle().cycle(2)).map(plus_one),
     "a random pipe that begins in the middle of an epoch": lambda: numbers(2).concat(numbers(4).shuffle()),
     "a zip whose longer input keeps a state": lambda: numbers(2).zip(ByHand(numbers(9))),
@@ -121,6 +159,42 @@ def test_an_ended_pipe_does_not_read_its_source() -> None:
     assert list(other) == []
     assert read == []
     assert list(other) == [0, 1]
+
+
+def test_a_loaded_pipe_that_has_yielded_nothing_is_saved_at_its_loaded_position() -> None:
+    pipe = FirstFour(numbers(9))
+    next(iter(pipe))
+    restored = with_state(FirstFour(numbers(9)), save_state(pipe))
+    iter(restored)
+    assert list(with_state(FirstFour(numbers(9)), save_state(restored))) == [1, 2, 3]
+
+
+def test_an_ended_pipe_keeps_its_epoch_when_its_state_is_forgotten() -> None:
+    pipe = LinesPipe().batch(4)
+    reading = iter(pipe)
+    assert [next(reading), next(reading)] == [[1, 2, 3, 4], [5, 6]]
+    restored = with_state(LinesPipe().batch(4), save_state(pipe))
+    forget_state(restored)
+    assert list(with_state(LinesPipe().batch(4), save_state(restored))) == [[101, 102, 103, 104], [105, 106]]
+    assert list(restored) == [[101, 102, 103, 104], [105, 106]]
+
+
+def test_a_class_that_cloudpickle_rebuilds_is_guarded_once() -> None:
+    copy = pickle.loads(cloudpickle.dumps(guarded_here()))
+    reading = iter(copy)
+    assert next(reading) == 0
+    assert inspect.unwrap(type(copy).__iter__) is type(copy).__iter__.__wrapped__
+    iter(copy)
+    with pytest.raises(RuntimeError, match="invalidated"):
+        next(reading)
+
+
+def guarded_here() -> Any:
+    class Local(IterDataPipe[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(3)
+
+    return Local()
 
 
 def test_a_seed_that_is_set_after_loading_applies_to_the_next_epoch() -> None:

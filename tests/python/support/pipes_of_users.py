@@ -36,6 +36,28 @@ class TupleState(IterDataPipe):
         self.resets = 0
 
 
+class FirstFour(IterDataPipe):
+    """Goes back to its first item when an iteration begins."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.taken = self.start = 0
+
+    def __iter__(self) -> Any:
+        self.taken, self.start = self.start, 0
+        for item in self.source:
+            if self.taken == 4:
+                return
+            self.taken += 1
+            yield item
+
+    def state_dict(self) -> Any:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.start = state_dict["taken"]
+
+
 class Cutting(IterDataPipe):
     """Replaces its own source while it runs, like samplers of graph libraries."""
 

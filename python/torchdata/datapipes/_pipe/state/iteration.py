@@ -30,6 +30,7 @@ __all__ = [
     "awaits_iteration",
     "beginning_of",
     "can_reset",
+    "entry_anew",
     "entry_at_beginning",
     "forget_state",
     "is_restorable",
@@ -38,6 +39,7 @@ __all__ = [
     "load_entry",
     "may_be_over",
     "name_of",
+    "position_of",
     "start_pass",
     "unnoticed",
     "with_seeds",
@@ -83,7 +85,7 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         return entry, lasting or None
     if _keeps_state_between(pipe):
         try:
-            entry = entry._replace(state=to_plain(pipe.state_dict(), kind.__name__))
+            entry = entry._replace(state=position_of(pipe))
         except AttributeError:
             if record is not None and record.stamp:
                 raise
@@ -91,17 +93,50 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
     return entry, None
 
 
+def entry_anew(pipe: Any) -> PipeEntry:
+    """Returns an entry for an iteration that starts from the beginning, with the pipe's next seed."""
+    entry, lasting = entry_at_beginning(pipe)
+    return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
+
+
 def _keeps_state_between(pipe: Any) -> bool:
     """Returns whether a state of a user-defined pipe from between two iterations can be loaded into a copy of the pipe.
 
-    A pipe without `reset` would resume an iteration from such a state instead of starting a new one.
+    A pipe without `reset` would resume an abandoned iteration from such a state instead of starting a new one.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
         return False
     if not hasattr(kind, "reset"):
         return not hasattr(kind, "__iter__")
-    return can_reset(kind)
+    return can_reset(kind) or (resumes_without_reset(pipe) and _follows_end(pipe))
+
+
+def resumes_without_reset(datapipe: Any) -> bool:
+    """Returns whether each iteration of a pipe continues from the pipe's own state, because its class has `state_dict`
+    but no `reset`."""
+    kind = type(datapipe)
+    return is_iter_pipe(datapipe) and not can_reset(kind) and is_restorable(datapipe)
+
+
+def _follows_end(datapipe: Any) -> bool:
+    """Returns whether no item was yielded since an iteration has ended."""
+    token, record = token_of(datapipe), record_of(datapipe)
+    return token.finished or record.ended or (record.follows_end and not token.yielded)
+
+
+def _unread_state(datapipe: Any) -> dict[str, Any] | None:
+    """Returns the loaded state of a pipe without `reset` if the pipe has not yielded an item since."""
+    token, record = token_of(datapipe), record_of(datapipe)
+    if record.base is not None and (record.base[0] != token.yielded or (token.finished and not record.ended)):
+        record.base = None
+    return None if record.base is None else record.base[1]
+
+
+def position_of(datapipe: Any) -> dict[str, Any]:
+    """Returns the state of a user-defined pipe, as plain data."""
+    unread = _unread_state(datapipe)
+    return to_plain(datapipe.state_dict(), name_of(datapipe)) if unread is None else unread
 
 
 def iterate(datapipe: Any) -> Iterator[Any]:
@@ -312,13 +347,18 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     else:
         record.beginning = None
     loaded, record.loaded = record.loaded, None
+    lacks_reset = resumes_without_reset(datapipe)
+    if lacks_reset and loaded is None:
+        unread = _unread_state(datapipe)
+        record.base = None if unread is None else (0, unread)
+        record.follows_end = _follows_end(datapipe)
     number, resumed = token.begin()
     record.stamp = _tick()
     record.goes_on = resumed
     if not resumed:
         record.skipped = {}
-    if resumed and loaded is not None and not can_reset(type(datapipe)) and is_restorable(datapipe):
-        datapipe.load_state_dict(from_plain(loaded.state or {}, name_of(datapipe)))
+    if lacks_reset and resumed and loaded is not None and loaded.state is not None:
+        _take_base(datapipe, token.yielded, loaded.state)
     finished = loaded is not None and bool(loaded.finished)
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
@@ -327,6 +367,18 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
+
+
+def _take_end(datapipe: Any, record: PassRecord, state: dict[str, Any] | None) -> None:
+    """Loads the state that a pipe without `reset` had at the end of an iteration."""
+    record.follows_end = state is not None
+    if state is not None:
+        _take_base(datapipe, 0, state)
+
+
+def _take_base(datapipe: Any, yielded: int, state: dict[str, Any]) -> None:
+    datapipe.load_state_dict(from_plain(state, name_of(datapipe)))
+    record_of(datapipe).base = yielded, state
 
 
 def pending_seed(datapipe: Any) -> Any:
@@ -478,6 +530,9 @@ def _forget(pipe: Any) -> None:
         loaded, state = record.loaded, record.loaded.state
         if loaded.restores and hasattr(type(pipe), "iteration_state"):
             state = to_plain(pipe._lasting_state(), name_of(pipe))
+        elif loaded.restores and resumes_without_reset(pipe):
+            state = state if loaded.finished else None
+            _take_end(pipe, record, state)
         record.loaded = PipeEntry(name_of(pipe), state=state, seed=loaded.seed, follows=loaded.follows)
 
 
@@ -488,6 +543,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     record, token = record_of(pipe), token_of(pipe)
     record.watches, record.fed, record.ended = None, True, False
     record.beginning, record.grown, record.seed, record.later = None, [], None, entry.later
+    record.base, record.follows_end = None, False
     state = None if entry.state is None else from_plain(entry.state, name_of(pipe))
     if entry.restores:
         token.arm(entry.yielded)
@@ -499,6 +555,8 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):
         _take_state(pipe, pipe._load_lasting_state, state or {})
+    elif resumes_without_reset(pipe):
+        _take_end(pipe, record, entry.state)
     elif state is not None:
         pipe.load_state_dict(state)
     if entry.seed is not None:

@@ -65,6 +65,11 @@ class PassRecord:
     loaded: PipeEntry | None = None
     #: Whether the running iteration yields no items, because the loaded state was saved after the last item.
     ended: bool = False
+    #: For a pipe without `reset`: the number of items that it had yielded when a state was loaded, and this state. The
+    #: pipe's own `state_dict` may return an earlier state until the pipe yields an item.
+    base: tuple[int, dict[str, Any]] | None = None
+    #: For a pipe without `reset`: whether the running iteration follows an iteration that has ended.
+    follows_end: bool = False
     #: Whether a state was loaded after the last iteration that started from the beginning.
     fed: bool = False
     seed: Any = None

@@ -1,0 +1,43 @@
+"""Begins the iteration after an iteration whose end was loaded into a pipe without `reset`.
+
+Role: `load_state_dict` restores a position within an iteration, so a pipe whose position is saved at the end of an
+iteration may have to repeat this end before its next iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.state.iteration import entry_anew, load_entry
+from torchdata.datapipes._pipe.state.record import passed
+
+__all__ = ["AfterEnd"]
+
+
+class AfterEnd(Iterator[Any]):
+    """The iterator of such an iteration.
+
+    Some pipes prepare their next iteration when an iteration ends. For all other pipes, the first iterator only repeats
+    the end. Then, the pipe and its sources begin a second time.
+    """
+
+    __slots__ = ("_begin", "_datapipe", "_iterator", "_sources")
+
+    def __init__(self, datapipe: Any, begin: Callable[[], Iterator[Any]]) -> None:
+        self._datapipe = datapipe
+        self._begin: Callable[[], Iterator[Any]] | None = begin
+        self._sources = [(pipe, entry_anew(pipe)) for pipe in Graph(datapipe) if pipe is not datapipe]
+        self._iterator = begin()
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            if self._begin is None or passed(self._datapipe):
+                raise
+        for source, entry in self._sources:
+            load_entry(source, entry)
+        self._iterator, self._begin = self._begin(), None
+        return next(self._iterator)
