@@ -17,10 +17,10 @@ before the sampler's next draw. A checksum of some indices verifies that the ord
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy
 import torch
@@ -46,13 +46,25 @@ from torchdata.stateful_dataloader._generators import (
 )
 from torchdata.stateful_dataloader.sampler import pass_over
 
-__all__ = ["Drawing", "Draws", "Replay"]
+__all__ = ["Drawing", "Draws", "Moments", "Replay"]
 
 #: If a generator is more 32-bit words than this ahead of its last known position, the loader assumes that the program
 #: has set the generator. One random number takes one or more words.
 _FAR = 1 << 28
 #: The limit that replaces `_FAR` between the loading of a state and the beginning of the next epoch.
 _NEAR = 1 << 22
+
+
+class Moments(NamedTuple):
+    """The states of all generators at one time.
+
+    Args:
+        order: the generators from which the loader draws.
+        program: returns the state of a global generator of the program, by its name.
+    """
+
+    order: Moment
+    program: Callable[[str], Any]
 
 
 class Drawing:
@@ -62,6 +74,8 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
+        #: The global generators that change while an epoch begins. Without workers, the dataset may use all of them.
+        self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
         #: For each displaced copy: its state, and the state of the global generator when the copy had this state.
         self._displaced: dict[str, tuple[Any, Any]] = {}
@@ -74,6 +88,22 @@ class Drawing:
             if keys is not None and not keys <= {*self._names}:
                 keys = keys | self._all.keys() - {*self._names}
             return {key: read(one) for key, one in self._all.items() if keys is None or key in keys}
+
+    def moments(self) -> Moments:
+        return Moments(self.now(), read)
+
+    @contextmanager
+    def unchanged_on_error(self) -> Iterator[Moments]:
+        """If an exception leaves this context, all generators return to their states from before the context."""
+        now, displaced = self.now(), self._displaced.copy()
+        program = {name: read(name) for name in self._shared}
+        try:
+            yield Moments(now, program.__getitem__)
+        except BaseException:
+            self._displaced = displaced
+            self.set(now)
+            set_all(program)
+            raise
 
     def marks(self) -> Moment:
         """Returns a value for each generator. The value changes when the generator is used. Call this method within

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchdata._stateful import copied, is_stateful, state_of
-from torchdata.stateful_dataloader._generators import GLOBAL, encoded, read
+from torchdata.stateful_dataloader._drawing import Moments
+from torchdata.stateful_dataloader._generators import GLOBAL, encoded
 from torchdata.stateful_dataloader._pipes import source_of
 from torchdata.stateful_dataloader._position import UNKNOWN, EpochState, LoaderFacts, OrderState, ReadingPosition
 from torchdata.stateful_dataloader.sampler import (
@@ -31,9 +32,12 @@ from torchdata.stateful_dataloader.sampler import (
 )
 
 __all__ = [
-    "facts_of", "fitted", "innermost_of", "iterates_as", "shards_of", "unstarted",
-    "unstarted_sampler",
+    "StateAt", "facts_of", "fitted", "innermost_of", "iterates_as", "shards_of", "unstarted_at", "unstarted_sampler",
 ]  # fmt: skip
+
+
+#: Creates a state from the states of all generators.
+StateAt = Callable[[Moments], EpochState]
 
 
 def innermost_of(index_sampler: Any) -> Any:
@@ -48,22 +52,24 @@ def iterates_as(one: Any, cls: Any) -> bool:
 # -- before the first loop ---------------------------------------------------------------------------------
 
 
-def unstarted(loader: Any) -> EpochState:
+def unstarted_at(loader: Any) -> StateAt:
+    """Returns a function that creates the state of a loader that has not begun. While an epoch begins, the function can
+    still be called."""
     kind, workers = int(loader._dataset_kind), loader.num_workers
     dataset = source_of(loader.dataset) if kind else loader.dataset
     sampler, iterator = unstarted_sampler(loader._index_sampler)
     is_own_iterator = hasattr(dataset, "__next__")
-    generators = loader._drawing.encoded(loader._drawing.now())
-    # Without workers, the dataset may draw random numbers from the program's generators.
-    random = None if workers else {name: encoded(read(name)) for name in GLOBAL}
-    positions = []
-    for _ in range(workers or 1):  # a checkpoint is loaded into these states, so workers must not share one
+
+    def position() -> ReadingPosition:
         told = _told(dataset)
         own, inner = (None, told) if kind and is_own_iterator else (told, None)
-        positions.append(ReadingPosition(own, inner, random=random, later=[] if kind else None))
-    return EpochState(
-        OrderState(sampler=sampler, iterator=iterator, generators=generators),
-        positions,
+        return ReadingPosition(own, inner, later=[] if kind else None)
+
+    here = None if workers else position()  # without workers, the main process reads the dataset
+    encoded_order = loader._drawing.encoded
+    state = EpochState(
+        OrderState(sampler=sampler, iterator=iterator),
+        (),
         workers,
         facts_of(loader),
         unstarted=True,
@@ -71,6 +77,16 @@ def unstarted(loader: Any) -> EpochState:
         kind=kind,
         is_own_iterator=is_own_iterator,
     )
+
+    def at(moments: Moments) -> EpochState:
+        if here is None:  # a checkpoint is loaded into these states, so workers must not share one
+            positions = [position() for _ in range(workers)]
+        else:  # the dataset may draw random numbers from the program's generators
+            positions = [here._replace(random={name: encoded(moments.program(name)) for name in GLOBAL})]
+        order = state.order._replace(generators=encoded_order(moments.order))
+        return state._replace(order=order, positions=positions)
+
+    return at
 
 
 def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:

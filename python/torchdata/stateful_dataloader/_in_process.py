@@ -24,6 +24,7 @@ from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._fetching import NOTHING
+from torchdata.stateful_dataloader._fitting import StateAt
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
     Moment,
@@ -221,7 +222,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         # PyTorch's `__next__` counts a batch before it returns the batch.
         return self._num_yielded if self._batch is _NONE else self._before
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_at(self) -> StateAt:
         is_under_way = self._is_under_way
         position = self._reader.position(is_given=not is_under_way).copied()
         if not is_under_way:
@@ -231,14 +232,18 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         # Before the first batch, it is unknown which generators the samples use.
         marks = self._marks.items()  # the global generators that were used while this epoch was read
         moved = GLOBAL if begins else [name for name, mark in marks if name in self._moved or mark_of(name) != mark]
-        now = {name: encoded(read(name)) for name in moved}
-        then, collate = position.then, self._collate if again else position.collate
-        if again or (begins and self._reading.is_iterable):
-            at_first = {name: encoded(self._then[name]) for name in moved}
-            then = {name: one for name, one in at_first.items() if one != now[name]}
-        position = position._replace(collate=collate, random=now, then=then, now_since=0)
+        first = self._then if again or (begins and self._reading.is_iterable) else None
+        position = position._replace(collate=self._collate if again else position.collate, now_since=0)
+
+        def positions_at(program: Callable[[str], Any]) -> list[ReadingPosition]:
+            now, then = {name: encoded(program(name)) for name in moved}, position.then
+            if first is not None:
+                at_first = {name: encoded(first[name]) for name in moved}
+                then = {name: one for name, one in at_first.items() if one != now[name]}
+            return [position._replace(random=now, then=then)]
+
         waiting = [self._index] if is_under_way else []
-        return self._state(waiting, [position], skipped=self._counts if is_under_way else None)
+        return self._state_at(waiting, positions_at, skipped=self._counts if is_under_way else None)
 
 
 # -- shards ------------------------------------------------------------------------------------------------

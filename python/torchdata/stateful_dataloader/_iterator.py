@@ -10,7 +10,7 @@ import logging
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -19,10 +19,10 @@ from torchdata._native import Turn
 from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._fitting import facts_of, shards_of
+from torchdata.stateful_dataloader._fitting import StateAt, facts_of, shards_of
 from torchdata.stateful_dataloader._layout import dump
 from torchdata.stateful_dataloader._order import IndexOrder
-from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
+from torchdata.stateful_dataloader._position import Counts, EpochState, OrderState, ReadingPosition
 from torchdata.stateful_dataloader._reading import ReadingSettings
 from torchdata.stateful_dataloader._skipping import Skipped
 
@@ -177,21 +177,26 @@ class StatefulIterator(_BaseDataLoaderIter):
                 ) from None
         self._given_before = self._num_given
 
-    def _state(
+    def _state_at(
         self,
         waiting: list[Any],
-        positions: Sequence[ReadingPosition | None],
+        positions_at: Callable[[Callable[[str], Any]], Sequence[ReadingPosition | None]],
         next_worker: int = 0,
         skipped: Counts | None = None,
-    ) -> dict[str, Any]:
-        """Returns a state. `waiting` contains the drawn indices whose batches the user has not received, in the order
-        of drawing."""
+    ) -> StateAt:
+        """See `state_at`.
+
+        Args:
+            waiting: the drawn indices whose batches the user has not received, in the order of drawing.
+            positions_at: creates the positions; its argument returns the state of a global generator.
+        """
         reading = self._reading
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)
         iterable = batches if reading.is_iterable else None
+        order_at = self._order.state_at(waiting, self.is_finished, iterable, self._in_order)
         state = EpochState(
-            self._order.state(waiting, self.is_finished, iterable, self._in_order),
-            positions,
+            OrderState(),
+            (),
             self._num_shards,
             self._facts,
             given=self._num_received,
@@ -204,8 +209,16 @@ class StatefulIterator(_BaseDataLoaderIter):
             kind=int(reading.kind),
             is_own_iterator=hasattr(reading.dataset, "__next__"),
         )
-        return dump(state)
+        return lambda at: state._replace(order=order_at(at.order), positions=positions_at(at.program))
 
     @abstractmethod
+    def state_at(self) -> StateAt:
+        """Returns a function that creates the state of the iterator from the states of all generators.
+
+        The function can still be called after the next epoch has begun, and does not refer to the iterator, so it keeps
+        no workers running.
+        """
+
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the iterator."""
+        self._order.draw_first()
+        return dump(self.state_at()(self._drawing.moments()))

@@ -16,7 +16,7 @@ after the last received batch. The contents of a state depend on the kind of the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import repeat
 from typing import Any
@@ -191,7 +191,7 @@ class IndexOrder:
         if self._never_ends:
             self._iterator, self._is_broken = iter(self._sampler), False
         else:
-            self.restore(self.state([], False, None))
+            self.restore(self.state_at([], False, None)(self._drawing.now()))
 
     def put_back(self, index: Any) -> None:
         self._owed.appendleft(index)
@@ -213,10 +213,13 @@ class IndexOrder:
 
     # -- saving ------------------------------------------------------------------------------------
 
-    def state(
+    def state_at(
         self, waiting: list[Any], finished: bool, batches: tuple[int, int] | None, in_order: bool = True
-    ) -> OrderState:
-        """Returns the state of the order after the batches that the user has received, including the generators.
+    ) -> Callable[[Moment], OrderState]:
+        """Returns a function that creates the state of the order after the batches that the user has received.
+
+        The function's argument is the generators' states. The function can still be called after the next epoch has
+        begun.
 
         Args:
             waiting: the indices of batches that the user has not received, in the order of drawing.
@@ -224,18 +227,17 @@ class IndexOrder:
             in_order: whether the user receives the batches in the order in which their indices were drawn.
         """
         read = [] if self._read is _NONE else [self._read]  # `draw` has not counted this index yet
-        if self.drawn == 0 and not read and not self._ended and not self._never_ends and self._keeps_user_s:
-            self._draw_ahead()
         waiting = [*waiting, *(() if self._counted is _NONE else (self._counted,)), *read, *self._owed]
         given = self.drawn + len(read) - len(waiting)
         indices: list[Any] = []
         if waiting and (self._has_holes or not in_order):  # the sampler's state already includes the waiting indices
             indices, waiting = waiting, []
-        now, iterator, inner = self._drawing.now(), None, innermost_of(self._sampler)
+        encoded, iterator, inner = self._drawing.encoded, None, innermost_of(self._sampler)
         epoch = inner.epoch if isinstance(inner, DistributedSampler) and not finished else None
         if self._keeps_position:
             state, then = self._kept_state(OrderState(given, indices=indices), waiting)
-            return state._replace(batch_size=self._size, epoch=epoch, generators=self._drawing.encoded(now | then))
+            state = state._replace(batch_size=self._size, epoch=epoch)
+            return lambda now: state._replace(generators=encoded(now | then))
         if batches is not None:
             given, iterator = batches[0], endless_state(*batches) if batches[1] else None
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
@@ -244,36 +246,47 @@ class IndexOrder:
         # The state of a `RandomSampler` contains the generator that determines the order, so no other data is needed.
         is_random = type(inner) is RandomSampler and (self._sampler is inner or type(self._sampler) is BatchSampler)
         if self._is_plain or is_random or finished:
-            return state._replace(generators=self._drawing.encoded(now))
-        return self._with_beginning(state, now, waiting)
+            return lambda now: state._replace(generators=encoded(now))
+        return self._with_beginning(state, waiting)
 
     def _size_of(self, indices: list[Any]) -> int:
         """Returns the number of indices; if this package forms the batches, the number of samples in these batches."""
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
-    def _with_beginning(self, state: OrderState, now: Moment, waiting: list[Any]) -> OrderState:
+    def _with_beginning(self, state: OrderState, waiting: list[Any]) -> Callable[[Moment], OrderState]:
         """Adds the data for rereading a sampler from its beginning: the initial states of the generators, the number of
         returned indices, and the recorded draws."""
         has_ended = self._ended or self._is_used_up
         if isinstance(self._iterator, BatchIndices):
             has_ended |= self._iterator.has_ended
-        at_iter = self._drawing.encoded(self._at_iter)
-        at_first = None if self._at_first is None else self._drawing.encoded(self._at_first)
-        at_now, last = self._drawing.encoded(now), at_iter if at_first is None else at_first
-        return state._replace(
+        state = state._replace(
             ahead=self._size_of(waiting) + len(self._early),
             used_up=has_ended,
             draws=list(self._draws.noted),
             digest=None if self._is_known or not self.drawn else self._draws.digest,
-            at_iter=at_iter,
-            at_first=at_first and _changes(at_iter, at_first),
-            generators=_changes(last, at_now),
         )
+        encoded, iter_, first = self._drawing.encoded, self._at_iter, self._at_first
+
+        def at(now: Moment) -> OrderState:
+            at_iter, at_first = encoded(iter_), None if first is None else encoded(first)
+            return state._replace(
+                at_iter=at_iter,
+                at_first=at_first and _changes(at_iter, at_first),
+                generators=_changes(at_iter if at_first is None else at_first, encoded(now)),
+            )
+
+        return at
 
     @property
     def _keeps_user_s(self) -> bool:
         """Returns whether the sampler has a user-defined state, even before its iterator begins."""
         return self._keeps_position or is_stateful(innermost_of(self._sampler))
+
+    def draw_first(self) -> None:
+        """Draws the first index of a user's sampler, because a state that is requested before then contains it."""
+        begins = self.drawn == 0 and self._read is _NONE and not self._ended
+        if begins and not self._never_ends and self._keeps_user_s:
+            self._draw_ahead()
 
     def _draw_ahead(self) -> None:
         with suppress(StopIteration):

@@ -7,6 +7,7 @@ each worker.
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -330,6 +331,11 @@ class Progress:
         """Records the snapshot that the worker loads to resume."""
         if position is not None:
             self.position, self.ended, self.digest = position, position.ended, position.digest
+
+    def copied(self) -> Progress:
+        other = copy.copy(self)
+        other.since = copy.copy(self.since)
+        return other
 
     def count(self, index: Any) -> None:
         if isinstance(self.since, list):

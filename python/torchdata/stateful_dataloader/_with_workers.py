@@ -31,6 +31,7 @@ from torchdata._engine.snapshots import Account
 from torchdata._native import HandingIterator
 from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._copying import Copies
+from torchdata.stateful_dataloader._fitting import StateAt
 from torchdata.stateful_dataloader._generators import GLOBAL, decoded, decoded_of_worker, read
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._pool import PinnedUnits, WorkerPool
@@ -178,6 +179,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if reading.is_iterable or not self._has_begun:
             self._progress = [Progress(0 if reading.is_iterable else []) for _ in positions]
         else:  # if the worker reads nothing in this epoch, its position stays that of the last epoch
+            self._progress = [progress.copied() for progress in self._progress]
             for progress, orders in zip(self._progress, self._pool.orders, strict=True):
                 for _, index in orders:
                     progress.count(index)
@@ -318,14 +320,20 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, after each worker has sent a message in this epoch."""
         self._hear_all()
-        seed = int(self._base_seed)
-        positions: Sequence[ReadingPosition | None]
-        if self._num_shards:
-            positions = [one.saved(self._is_stateful, seed, number) for number, one in enumerate(self._progress)]
-        else:
-            positions = [progress.saved_of_program() for progress in self._progress]
+        return super().state_dict()
+
+    def state_at(self) -> StateAt:
+        seed, is_stateful, all_progress, num_shards = (
+            int(self._base_seed), self._is_stateful, self._progress, self._num_shards
+        )  # fmt: skip
+
+        def positions_at(_: object) -> Sequence[ReadingPosition | None]:
+            if num_shards:
+                return [one.saved(is_stateful, seed, number) for number, one in enumerate(all_progress)]
+            return [progress.saved_of_program() for progress in all_progress]
+
         waiting = sorted(chain.from_iterable(self._pool.orders), key=itemgetter(0))
-        return self._state([index for _, index in waiting], positions, self._next_worker)
+        return self._state_at([index for _, index in waiting], positions_at, self._next_worker)
 
     def _hear_all(self) -> None:
         iterates, orders = self._reading.is_iterable, self._pool.orders

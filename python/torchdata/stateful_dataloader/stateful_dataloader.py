@@ -10,20 +10,21 @@ import copy
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
+from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.datasets import in_fixed_order
-from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._fitting import fitted, innermost_of, shards_of, unstarted
+from torchdata.stateful_dataloader._drawing import Drawing, Moments
+from torchdata.stateful_dataloader._fitting import StateAt, fitted, innermost_of, shards_of, unstarted_at
 from torchdata.stateful_dataloader._in_process import InProcessIterator, ShardsInProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._layout import dump, parse
@@ -44,6 +45,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 class _Indexed(Protocol[T_co]):
     def __getitem__(self, index: Any, /) -> T_co: ...
+
+
+def _raise(error: Exception, _: object) -> NoReturn:
+    raise error
 
 
 class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
@@ -208,6 +213,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
         self._loaded: Any = None
         self._is_strict = True
+        #: The state from before the epoch that is beginning, and the generators' states at that time. If beginning the
+        #: epoch has failed, the generators are None, because the next attempt uses their current states.
+        self._before: tuple[StateAt, Moments | None] | None = None
         #: The generators for orders and seeds.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
         #: The reader that reads the dataset without workers. It is kept from one epoch to the next.
@@ -221,23 +229,47 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             state = fitted(parse(self._loaded), self, self._is_strict)
             self._reader = self._reader and self._reader.anew()
             self._iterator = self._get_iterator(state)
-            self._loaded = None
+            self._loaded = self._before = None
             return self._iterator
-        if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
-            if self._iterator.lasts_one_epoch:
-                # These workers cannot read another epoch, because the loaded state had a different number of workers.
-                # If the epoch is finished, the new workers continue from its state.
-                if self._iterator.is_finished:
-                    self.load_state_dict(self.state_dict())
-                    return iter(self)
-                self._iterator.shutdown()
-                self._iterator = self._get_iterator()
-                return self._iterator
-            self._iterator.turn.call(partial(self._iterator._reset, self))
-        else:
-            self._iterator = None  # stops the last iterator's workers, unless the program refers to the iterator
-            self._iterator = self._get_iterator()
+        last = self._iterator
+        is_kept = last is not None and self.persistent_workers and not last.is_inherited()
+        if last is not None and is_kept and last.lasts_one_epoch:
+            # These workers cannot read another epoch, because the loaded state had a different number of workers. If
+            # the epoch is finished, the new workers continue from its state.
+            if last.is_finished:
+                self.load_state_dict(self.state_dict())
+                return iter(self)
+            last.shutdown()
+            is_kept = False
+        state_at = self._state_at()
+        try:
+            with self._drawing.unchanged_on_error() as moments:
+                self._before = state_at, moments
+                if last is not None and is_kept:
+                    last.turn.call(partial(last._reset, self))
+                else:
+                    # Stops the last iterator's workers, unless the program refers to the iterator.
+                    last = self._iterator = None
+                    self._iterator = self._get_iterator()
+                self._before = None
+        except BaseException:
+            self._before = state_at, None
+            raise
         return self._iterator
+
+    def _state_at(self) -> StateAt:
+        """Returns a function that creates the current state, and that can still be called while an epoch begins."""
+        if self._before is not None:  # beginning an epoch has failed
+            return self._before[0]
+        last = self._iterator
+        try:
+            if last is None or not last.turn.await_left(0):  # a thread that is reading a batch may be slow
+                return unstarted_at(self)
+            return last.turn.call(last.state_at)
+        except Exception as error:  # the dataset may refuse its state now
+            if is_of_handler(error):
+                raise
+            return partial(_raise, error)
 
     def _get_iterator(self, state: EpochState | None = None) -> Any:
         if self.num_workers == 0:
@@ -262,14 +294,17 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         """
         if self._loaded is not None:
             return copied(self._loaded)  # type: ignore[no-any-return]
+        if (before := self._before) is not None:
+            state_at, moments = before
+            return copied(dump(state_at(moments or self._drawing.moments())))  # type: ignore[no-any-return]
         if self._iterator is not None:
             return self._iterator.turn.call(self._iterator.state_dict)  # waits for a thread that is reading a batch
-        return dump(unstarted(self))
+        return dump(unstarted_at(self)(self._drawing.moments()))
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the attributes without the iterator. A copy (by `copy` or pickle) is an independent loader that has
         not begun yet."""
-        return {**self.__dict__, "_iterator": None, "_recorder": self._recorder.copied()}
+        return {**self.__dict__, "_iterator": None, "_before": None, "_recorder": self._recorder.copied()}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Makes the next loop resume from a saved state of this package, or of torchdata 0.8 to 0.11.
@@ -303,5 +338,5 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self._drawing.loaded()
         if self._iterator is not None:
             self._iterator.state_was_loaded(self)
-        self._iterator = None
         self._loaded, self._is_strict = copy.copy(state_dict) if state_dict else None, strict
+        self._iterator = self._before = None
