@@ -257,7 +257,7 @@ def test_a_thread_ends_before_another_state_is_loaded(service: Any) -> None:
 @pytest.mark.parametrize("before", ["nothing", "an epoch", "a loaded state"])
 @pytest.mark.parametrize(
     ("options", "step"),
-    [({}, 41), ({"splits": 3}, 401), ({"num_workers": 2}, 151), ({"num_workers": 2, "splits": 3}, 151)],
+    [({}, 41), ({"splits": 3}, 1201), ({"num_workers": 2}, 151), ({"num_workers": 2, "splits": 3}, 151)],
 )
 def test_a_state_saved_while_an_epoch_begins_is_the_one_from_before(
     options: dict[str, int], step: int, before: str
