@@ -4,6 +4,7 @@ processes."""
 import copy
 import os
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -171,9 +172,14 @@ def test_the_first_epoch_that_waits_for_long_says_so_once_with_file_and_line(
 ) -> None:
     long_waits(monkeypatch)
     loader = LOADERS[name](wait_warning=1e-6, stats="full")
-    with pytest.warns(WaitWarning, match=rf"^{name}: epoch 1 has waited \d+ % of ") as told:
-        list(loader)
-    message = str(told.pop(WaitWarning).message)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", WaitWarning)
+        for _ in range(20):  # if other programs use the processor, an epoch's time may seem to go to the program
+            list(loader)
+            if told:
+                break
+    message = str(told[0].message)
+    assert re.match(rf"{name}: epoch \d+ has waited \d+ % of ", message)
     assert "\n" not in message
     assert f"({place_of(Photos.__getitem__.__code__)})" in message or "in `" in message
     with warnings.catch_warnings():
