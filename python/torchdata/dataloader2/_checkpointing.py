@@ -173,7 +173,7 @@ class StateKeeper:
         loader therefore loads its own state, which does not contain the interrupted item.
 
         Raises:
-            RuntimeError: the pipeline reads a one-shot iterator, whose items cannot be computed again.
+            RuntimeError: the pipeline reads a one-shot iterator, so its items cannot be computed again.
         """
         for pipe in Graph(self._pipeline.datapipe):
             if isinstance(pipe, IterableWrapper) and pipe._was_read:

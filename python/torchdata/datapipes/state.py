@@ -111,8 +111,8 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        described: whether the state contains a description of the pipes, by which `load_state` detects another
-            pipeline, and checksums, by which it detects damage; True by default. Saving is faster with
+        described: whether the state contains a description of the pipes and checksums; True by default. With these,
+            `load_state` detects another pipeline and damage. Saving is faster with
             `described=False`, which helps if you save states every second.
 
     Returns:

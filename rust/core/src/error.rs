@@ -53,7 +53,7 @@ impl OpenError {
     }
 }
 
-/// The process at the other end of the link violated the protocol, so the link is no longer usable.
+/// The process at the other end of the link violated the protocol, so this process stops using the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);

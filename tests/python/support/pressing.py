@@ -86,26 +86,31 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
     return got, presses
 
 
-class _AtCall:
-    """A profiler that raises KeyboardInterrupt at the call with this number. CPython runs signal handlers only when a
-    Python function begins, when a function of C returns, and when a loop is repeated.
+class AtCall:
+    """A profiler that calls `act` at the call with this number.
+
+    CPython runs signal handlers only when a Python function begins, when a function of C returns, and when a loop is
+    repeated.
     """
 
     def __init__(self, number: int) -> None:
         self.left = number
+
+    def act(self) -> None:
+        raise KeyboardInterrupt
 
     def __call__(self, _frame: Any, event: str, _argument: Any) -> None:
         if event in ("call", "c_return"):
             self.left -= 1
             if self.left == 0:
                 sys.setprofile(None)
-                raise KeyboardInterrupt
+                self.act()
 
 
 def read_until_call(iterator: Iterator[Any], number: int) -> list[Any] | None:
     """Returns the items before an interruption at this call; None if all items need fewer calls."""
     got: list[Any] = []
-    at_call = _AtCall(number)
+    at_call = AtCall(number)
     with contextlib.suppress(KeyboardInterrupt):
         sys.setprofile(at_call)
         got.extend(iterator)  # `extend` loops in C
@@ -135,18 +140,15 @@ def check_each_call(build: Callable[[], Any], step: int = 1) -> int:
                 assert [*map(repr, other)] == rest, f"the state after an interruption at call {number}"
 
 
-class SavingAtCall:
-    """A profiler that saves a state of a loader at the call with this number, like a signal handler at this moment."""
+class SavingAtCall(AtCall):
+    """Saves a state of a loader, like a signal handler at this moment."""
 
     def __init__(self, loader: Any, number: int) -> None:
-        self.loader, self.left, self.state = loader, number, None
+        super().__init__(number)
+        self.loader, self.state = loader, None
 
-    def __call__(self, _frame: Any, event: str, _argument: Any) -> None:
-        if event in ("call", "c_return"):
-            self.left -= 1
-            if self.left == 0:
-                sys.setprofile(None)
-                self.state = pickle.loads(pickle.dumps(self.loader.state_dict()))
+    def act(self) -> None:
+        self.state = pickle.loads(pickle.dumps(self.loader.state_dict()))
 
 
 def check_states_at_each_call(build: Callable[[], Any], step: int) -> int:

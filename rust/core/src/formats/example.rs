@@ -91,7 +91,7 @@ pub struct Example<'a> {
 }
 
 impl<'a> Example<'a> {
-    /// Reads the features for whose names `wanted` returns true.
+    /// Reads each feature if `wanted` returns true for its name.
     pub fn parse(record: &'a [u8], wanted: impl Fn(&str) -> bool) -> Result<Self, WireError> {
         let mut example = Self::default();
         for field in Fields::new(record) {

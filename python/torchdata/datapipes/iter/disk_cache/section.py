@@ -210,7 +210,7 @@ class Section:
         return since
 
     def owner_of(self, path: str) -> Record | None:
-        """Returns the record of the item for which a file was computed; None if the path has no item."""
+        """Returns the record of the item that the file `path` was computed for; None if no item produces this file."""
         here, in_pipes = os.path.abspath(path), self._in_pipes
         record = next((record for record in in_pipes if here in record.targets), None)
         if record is not None:

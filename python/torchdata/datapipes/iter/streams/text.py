@@ -1,8 +1,8 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
 Role: the position in a file is the value that `tell` returns. For a text file, this value includes the state of its
-decoder. Text files are read by `readline`, because `tell` fails after `next`. If a stream has no `tell`, the position
-is the number of lines that were read, and a resumed pipe skips these lines.
+decoder. Text files are read by `readline`, because `tell` fails after `next`. For a stream without `tell`,
+the position is the number of lines read so far, and a resumed pipe skips these lines.
 """
 
 from __future__ import annotations

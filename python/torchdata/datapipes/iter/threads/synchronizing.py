@@ -4,8 +4,8 @@ Role: `fullsync` is the last pipe of the graph in the main process of every rank
 all ranks whether they also have an item.
 
 Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. With n
-ranks, the number `-(r + 1)` means that rank r ends its run, and `-(n + r + 1)` that rank r has raised an exception. The
-ranks stop voting after the first vote in which a rank has no item, so all ranks yield the same number of items. When a
+ranks, the number `-(r + 1)` means that rank r ends its run, and `-(n + r + 1)` that rank r has raised an exception. As
+soon as one rank has no item in a vote, the votes end, so all ranks yield equally many items. When a
 loader resumes, the ranks do not vote on the items that it rereads, because their number may differ between ranks.
 """
 
