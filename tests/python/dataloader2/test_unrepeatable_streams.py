@@ -21,15 +21,16 @@ BY_WORKERS = {0: POSITIONS, 1: (5,), 2: (9,)}
 
 
 class InRandomOrder:
-    """An iterable with a random order, which depends on a seed if one is given."""
+    """An iterable of random numbers, which depend on a seed if one is given.
+
+    Two iterations without a seed begin with the same number once in 100,000 times.
+    """
 
     def __init__(self, seed: int | None = None, length: int = 20) -> None:
         self.seed, self.length = seed, length
 
     def __iter__(self) -> Iterator[Any]:
-        order = [*range(self.length)]
-        random.Random(self.seed).shuffle(order)
-        yield from order
+        yield from random.Random(self.seed).sample(range(100_000), self.length)
 
 
 class Sized(InRandomOrder):
@@ -88,7 +89,7 @@ def test_an_unseeded_order_is_refused_in_the_main_process(make: Callable[[Any], 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_sampler_without_a_length_in_an_unseeded_order_is_refused(workers: int) -> None:
     def pipe(seed: int | None) -> Any:
-        return SequenceWrapper(range(20)).sample_by(InRandomOrder(seed)).sharding_filter()
+        return SequenceWrapper(range(100_000)).sample_by(InRandomOrder(seed)).sharding_filter()
 
     for items in BY_WORKERS[workers]:
         state, rest = state_and_rest(pipe(3), workers, items)
