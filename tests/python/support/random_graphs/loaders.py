@@ -30,7 +30,7 @@ class Loader:
 
     def pipe(self) -> Any:
         graph = self.graph
-        share = {"filter": lambda pipe: pipe.sharding_filter(), "dispatch": self._dispatched}.get(self.sharing)
+        share = {"filter": self._filtered, "dispatch": self._dispatched}.get(self.sharing)
         places = graph.places() if share is not None else 0
         chosen = {int(place * places) for place in self.places[: 1 if self.sharing == "filter" else 2]}
         pipe = graph.build(dict.fromkeys(chosen, share) if share is not None else None)
@@ -45,6 +45,9 @@ class Loader:
         for _ in range(self.in_main):
             pipe = graph.over(dice, pipe)
         return pipe
+
+    def _filtered(self, pipe: Any) -> Any:
+        return pipe.sharding_filter()
 
     def _dispatched(self, pipe: Any) -> Any:
         if not self.arrays:
