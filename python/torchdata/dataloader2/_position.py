@@ -198,7 +198,9 @@ class Tracker:
         last = self._pipeline.datapipe
         if isinstance(last, (Prefetcher, PinMemory)):
             return last.has_ended()
-        return not isinstance(last, FullSync) and (not isinstance(last, WorkerOutput) or last.is_local)
+        if isinstance(last, FullSync):
+            return last._threads_at_work() is None  # a single rank reads its source without a thread
+        return not isinstance(last, WorkerOutput) or last.is_local
 
     def _look(self, given: int, beginning: WorkersPosition | None = None) -> Position | None:
         """Returns the current position with the state of the main process's pipes; None if this state cannot be saved.

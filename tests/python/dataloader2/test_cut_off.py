@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from one_rank import Alone
 from pressing import check_each_call
 from random_graphs.users import Passing, unpinned
 from resuming import begun, continued, epochs_of, resumed, saved, stopped
@@ -83,6 +84,7 @@ PIPES: dict[str, Any] = {
     "flatmap": lambda pipe: pipe.flatmap(twice),
     "a generator": lambda pipe: Generated(pipe),
     "after a thread": lambda pipe: pipe.prefetch(2).map(Cut),
+    "fullsync of one rank": lambda pipe: Generated(pipe).fullsync(process_group=Alone()),
 }
 SERVICES: dict[str, Any] = {
     "no service": lambda: None,
