@@ -11,8 +11,6 @@ from typing import Any
 from torchdata._observe.stats.declaring import Family, families_of
 from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-__all__ = ["FAMILIES", "Family", "Measurement", "Measuring", "rank_of"]
-
 
 @dataclass(frozen=True)
 class Measurement:

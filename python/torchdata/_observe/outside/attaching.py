@@ -24,8 +24,6 @@ from torchdata._observe.stats.model import LoaderStats, Reading
 from torchdata._observe.stats.reading import name_of_process, read_board, summarise
 from torchdata._redacting import HIDDEN, is_private, is_secret, printable, redacted
 
-__all__ = ["Attached", "NoLoaderError", "attach", "find"]
-
 _NAME = "/memfd:torchdata-stats"
 
 _PROC = "/proc"

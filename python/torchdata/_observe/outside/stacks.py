@@ -30,17 +30,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-__all__ = [
-    "answer_for_stacks",
-    "answer_no_more",
-    "ask_for_stack",
-    "is_stopped",
-    "kernel_state",
-    "own_stack",
-    "tidy",
-    "where_it_stands",
-]
-
 #: The size in bytes above which old answers are deleted at the beginning of an epoch.
 MOST = 1 << 20
 LOOK = 0.005

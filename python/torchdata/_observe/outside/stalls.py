@@ -22,17 +22,6 @@ from torchdata._native import Delivery, watch_after_fork, watch_before_fork, wat
 from torchdata._reporting import PACKAGE
 from torchdata._threads import AFTER_FORK, AT_HANGS
 
-__all__ = [
-    "STALL",
-    "Patience",
-    "StallWarning",
-    "WaitWarning",
-    "warn_in_thread",
-    "warn_of_calls",
-    "warn_of_calls_no_more",
-    "warn_of_stalls",
-]
-
 #: The default number of seconds without an item before a warning; the signature of `DataLoader2` repeats this number.
 STALL = 60.0
 #: No warning is given while one of these debuggers waits for its user.

@@ -11,8 +11,6 @@ from torchdata._observe.show.table import amount, duration, percent, size
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-__all__ = ["graph_of_stats"]
-
 _ROLES = {"main": 1, "worker": 2, "dispatching": 3}
 #: The order of the processes in the picture, from the top.
 _COLUMNS = ("dispatching", "worker", "main")

@@ -13,8 +13,6 @@ from typing import IO, Generic, Protocol, TypeVar
 from torchdata._observe.stats.model import LoaderStats
 from torchdata._optional import optional_import
 
-__all__ = ["ProgressBar"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

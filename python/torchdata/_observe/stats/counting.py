@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from torchdata._native import Collector, Sender, StatsBoard
 
-__all__ = ["MAIN_PAGE", "PIPES", "Counting", "Pages"]
-
 #: The main process has the first page, the workers have the next pages, and the dispatching process has the last page.
 MAIN_PAGE = 0
 #: The maximum number of counted pipes per process; the last pipe of a graph is always counted.

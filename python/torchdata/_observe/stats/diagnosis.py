@@ -21,8 +21,6 @@ from torchdata._observe.stats.model import added
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-__all__ = ["RULES", "Verdict", "diagnose"]
-
 #: The minimum number of items for a diagnosis.
 FEWEST = 10
 #: The minimum number of items for a diagnosis that depends on times of at most a millisecond.

@@ -12,8 +12,6 @@ from typing import Any
 
 from torchdata._observe.stats.declaring import counter, described, fields_summed, gauge, told
 
-__all__ = ["NODES", "STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "added"]
-
 Page = dict[str, Any]
 #: Advice depends on these names of loaders, because the loaders have different arguments.
 STATEFUL, NODES = "StatefulDataLoader", "nodes.Loader"

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from torchdata._observe.stats.diagnosis import Verdict
     from torchdata._observe.stats.model import LoaderStats, Reading
 
-__all__ = ["Recorder", "StatsLevel"]
-
 StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
 #: This environment variable is used if the loader's argument does not set the level of detail.

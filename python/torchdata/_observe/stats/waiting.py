@@ -10,8 +10,6 @@ from torchdata._observe.stats.diagnosis import diagnose
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats
 
-__all__ = ["waited_for_long"]
-
 
 def waited_for_long(stats: LoaderStats, loader: str, share: float) -> str | None:
     """Returns None if the program waited for at most `share` of the epoch."""

@@ -16,23 +16,7 @@ from torchdata._signatures import signature_of
 from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, all_dps, has_method, nested, whole
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.record import record_of
-from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
-
-__all__ = [
-    "SHARDING_PRIORITIES",
-    "apply_random_seed",
-    "apply_sharding",
-    "apply_shuffle_settings",
-    "get_all_graph_pipes",
-    "is_random",
-    "is_sharding",
-    "is_shuffler",
-    "pause_pipes",
-    "random_pipes",
-    "resume_pipes",
-    "set_datapipes_seed",
-    "set_graph_random_seed",
-]
+from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES as SHARDING_PRIORITIES
 
 
 def is_random(datapipe: Any) -> TypeGuard[Any]:

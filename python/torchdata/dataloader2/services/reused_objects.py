@@ -14,8 +14,6 @@ from io import BytesIO, IOBase, StringIO
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType, NoneType
 from typing import Any
 
-__all__ = ["ReusedObjects"]
-
 #: Values of these types never change. `_search` adds other types that it has met.
 _fixed: set[Any] = {NoneType, bool, int, float, complex, str, bytes, range, type, FunctionType, BuiltinFunctionType}
 #: The maximum number of objects of an item that are examined, without the values that never change.
