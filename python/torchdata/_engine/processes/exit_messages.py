@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from typing import Protocol
+from typing import Any
 
 from torchdata._threads import AFTER_FORK, AT_HANGS
 
@@ -38,29 +38,13 @@ _BY_SIGNAL = {
 }
 
 
-class Exited(Protocol):
-    @property
-    def called(self) -> str: ...
-
-    @property
-    def told(self) -> str | None: ...
-
-    @property
-    def exitcode(self) -> int | None: ...
-
-    @property
-    def is_orphan(self) -> bool: ...
-
-    @property
-    def is_copy_of_main(self) -> bool: ...
-
-
-def exit_message(child: Exited) -> str:
+def exit_message(child: Any) -> str:
+    """`child` is a `ChildProcess`."""
     how, advice = how_it_died(child)
     return f"{how}; {advice}. What it had sent was delivered as far as its turn had come."
 
 
-def how_it_died(child: Exited) -> tuple[str, str]:
+def how_it_died(child: Any) -> tuple[str, str]:
     code = child.exitcode
     if child.told is not None:
         how, advice = "died", child.told
@@ -96,7 +80,7 @@ def how_it_died(child: Exited) -> tuple[str, str]:
     return f"{child.called} {how}", advice
 
 
-def _why_unknown(child: Exited) -> str:
+def _why_unknown(child: Any) -> str:
     look = "look at its output above and into the system's log (dmesg)"
     if child.is_orphan:
         return (

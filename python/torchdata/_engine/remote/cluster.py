@@ -37,7 +37,7 @@ class Cluster:
     memory.
     """
 
-    #: See `Hosts`.
+    #: No items are added to a message to the main process once it has this many bytes.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
@@ -131,6 +131,7 @@ class Cluster:
             pass
 
     def host(self, setup: ChildSetup) -> _Actor:
+        """Requests a host, without waiting until the host has started."""
         assert isinstance(setup.program, Program)
         with self.stay():
             handle = self._kind.remote(RemoteSetup.of(setup, self._budget), self._stored(setup.program))
@@ -143,9 +144,11 @@ class Cluster:
         return known[1]
 
     def is_of_host(self, error: BaseException) -> bool:
+        """Returns whether the error of a call shows that the host no longer exists."""
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def why(self, error: BaseException) -> str:
+        """Returns the reason why a host has ended, given the error of a call."""
         if self.is_left:  # leaving the cluster explains any other error
             return _LEFT
         cause = getattr(error, "cause", None)
@@ -157,44 +160,43 @@ class Cluster:
 
 
 class _Actor:
+    """Calls the methods of a host. Each call returns immediately, and its future may raise Ray's error."""
+
     def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:
         self._cluster, self._ray, self._handle = cluster, ray, handle
         self.identity: str = handle._actor_id.hex()
 
     def check(self) -> None:
+        """Raises an error if hosts can no longer be called."""
         self._cluster.check()
 
     def _call(self, name: str, *args: Any, group: str | None = None) -> Any:
         return getattr(self._handle, name)._remote(args, {}, concurrency_group=group)
 
-    def _ask(self, name: str, *args: Any, group: str | None = None) -> Any:
+    def _ask(self, name: str, *args: Any, group: str | None = None) -> Future[Any]:
         with self._cluster.stay():
             reference = self._call(name, *args, group=group)
-            answer = reference.future()
+            answer: Future[Any] = reference.future()
             vars(answer).pop("object_ref", None)  # with this attribute, another thread might drop the reference
             self._cluster.spent.clear()
             _keep_until_done(answer, reference, self._cluster.spent)
         return answer
 
     def begin(self) -> Future[About]:
-        begun: Future[About] = self._ask("begin")
-        return begun
+        return self._ask("begin")
 
     def tell(self, lane: int, told: Told) -> None:
         with self._cluster.stay():
             self._call("tell", lane, told, group=f"tell{lane}")
 
     def pull(self, lane: int, most: int) -> Future[Pulled]:
-        pulled: Future[Pulled] = self._ask("pull", lane, most, group=f"pull{lane}")
-        return pulled
+        return self._ask("pull", lane, most, group=f"pull{lane}")
 
     def stand(self, wakes: bool) -> Future[tuple[str, str]]:
-        stands: Future[tuple[str, str]] = self._ask("stand", wakes, group="look")
-        return stands
+        return self._ask("stand", wakes, group="look")
 
     def end(self) -> Future[None]:
-        ended: Future[None] = self._ask("end", group="look")
-        return ended
+        return self._ask("end", group="look")
 
     def kill(self) -> None:
         with self._cluster.stay():

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.remote.host import About, Pulled, Seen, Told, apart, bytes_of, versions
@@ -45,61 +45,20 @@ LATE = 10.0
 _numbers = itertools.count(1)
 
 
-class Actor(Protocol):
-    """The interface of a host. Each call returns immediately, and its future may raise Ray's error."""
-
-    def check(self) -> None:
-        """Raises an error if hosts can no longer be called."""
-
-    def begin(self) -> Future[About]: ...
-
-    def tell(self, lane: int, told: Told) -> None: ...
-
-    def pull(self, lane: int, most: int) -> Future[Pulled]: ...
-
-    def stand(self, wakes: bool) -> Future[tuple[str, str]]: ...
-
-    def end(self) -> Future[None]: ...
-
-    def kill(self) -> None: ...
-
-    @property
-    def identity(self) -> str: ...
-
-
-class Hosts(Protocol):
-    """Creates hosts; used instead of a multiprocessing context."""
-
-    #: No items are added to a message to the main process once it has this many bytes.
-    chunk_bytes: int
-
-    def host(self, setup: ChildSetup) -> Actor:
-        """Requests a host, without waiting until the host has started."""
-
-    def tell_late(self, seconds: float) -> None:
-        """Warns that a host has not started after this number of seconds."""
-
-    def why(self, error: BaseException) -> str:
-        """Returns the reason why a host has ended, given the error of a call."""
-
-    def is_of_host(self, error: BaseException) -> bool:
-        """Returns whether the error of a call shows that the host no longer exists."""
-
-
 class VersionsDiffer(RuntimeError):
     """Raised if the versions on the worker's machine differ from the versions of the main process."""
 
 
 class RemoteWorker(ChildProcess):
-    """`setup` is the setup that a child on this machine would have."""
+    """`hosts` is the `Cluster`, and `setup` is the setup that a child on this machine would have."""
 
-    def __init__(self, hosts: Hosts, name: str, setup: ChildSetup) -> None:
+    def __init__(self, hosts: Any, name: str, setup: ChildSetup) -> None:
         super().__init__(name, name)
         self._hosts, self._setup = hosts, setup
         self._wake = Latch()
         self._is_killed = False
         self._thread: threading.Thread | None = None
-        self._actor: Actor | None = None
+        self._actor: Any = None
         self._carriers: list[Carrier] = []
         self.about: About | None = None
         self._seen: Seen | None = None
@@ -164,7 +123,8 @@ class RemoteWorker(ChildProcess):
         try:
             if actor is None or self.about is None:
                 return "not up yet", "It has no stack."
-            return actor.stand(wakes).result(ANSWERED)
+            where, stack = actor.stand(wakes).result(ANSWERED)
+            return where, stack
         except Exception as error:  # Ray may raise any error if a host does not answer
             return "not to be asked", f"Its host reports no stack: {self._hosts.why(error)}."
 
@@ -203,7 +163,7 @@ class RemoteWorker(ChildProcess):
         with contextlib.suppress(OSError):
             os.write(self._ending.fileno(), b"\0")
 
-    def _carry(self, actor: Actor) -> None:
+    def _carry(self, actor: Any) -> None:
         about = self._await(actor.begin())
         if about is None:
             return
@@ -289,7 +249,7 @@ class _Lane:
     def __init__(
         self,
         number: int,
-        actor: Actor,
+        actor: Any,
         carrier: Carrier,
         most: int,
         goes_on: Callable[[], bool],
