@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from torchdata import _engine
 from torchdata._engine.items.codec import loads
 from torchdata._engine.items.failures import describe, reraise
-from torchdata._engine.processes.crossing import EARLY_THRESHOLD, Handle, SharedPickle, end_early_watch
+from torchdata._engine.processes.crossing import EARLY_THRESHOLD, Handle, SharedPickle
 from torchdata._engine.processes.exit_messages import CANNOT_WATCH, DAMAGED
 from torchdata._engine.processes.forking_process import Inherited
 from torchdata._engine.processes.interrupts import MainSignals
@@ -83,7 +83,6 @@ class CommonSetup:
         close_inherited()
         watch_the_parent()
         drop_inherited(links, self.bells.shared, stats)
-        end_early_watch()
         _keep_freed_memory()
         _keep_memory_of_tensors()
         try:
