@@ -20,16 +20,6 @@ from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 
-def skeleton(datapipe: Any) -> Any:
-    """Copies a graph without its data. Raises TypeError for a pipe that defines `__del__`, because deleting the copy
-    might close objects that both pipes use.
-    """
-    for pipe in Graph(datapipe):
-        if hasattr(type(pipe), "__del__"):
-            raise TypeError(f"this DataLoader2 has no length: {type(pipe).__name__} defines `__del__`")
-    return clone(datapipe)
-
-
 class _CountedSource(DispatchedSource):
     """Replaces a part of the graph that runs in other processes."""
 
@@ -40,13 +30,16 @@ class _CountedSource(DispatchedSource):
 
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
-    """Modifies `datapipe`, which must be a result of `skeleton`. Raises TypeError, with the name of the pipe, if the
-    length is unknown.
+    """Raises TypeError, with the name of the pipe, if the length is unknown, or if a pipe defines `__del__`, because
+    deleting a copy of the pipe might close objects that both pipes use.
     """
     try:
+        for pipe in Graph(datapipe):
+            if hasattr(type(pipe), "__del__"):
+                raise TypeError(f"{type(pipe).__name__} defines `__del__`")
         # this context forbids guesses, and also lengths that a pipe can only compute by reading all items
         with certain_lengths():
-            return _RankEpoch(datapipe, service).length()
+            return _RankEpoch(clone(datapipe), service).length()
     except Exception as error:
         raise TypeError(f"this DataLoader2 has no length: {advice_on(error)}") from error
 
