@@ -13,8 +13,6 @@ from torchdata._threads import AFTER_FORK, AT_HANGS
 CANNOT_WATCH = os.EX_OSERR
 #: The exit code of a child that tried to start its own children while it imported the user's program.
 NO_GUARD = os.EX_CONFIG
-#: The exit code of a child that found its shared memory for commands overwritten.
-DAMAGED = os.EX_PROTOCOL
 UNGUARDED = (
     "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "
     "'forkserver', the default from Python 3.14 on): put what makes and reads the loader under "
@@ -65,12 +63,6 @@ def how_it_died(child: Any) -> tuple[str, str]:
         advice = (
             "a child exits with this code if the system does not let it start the thread that monitors the main "
             f"process (see its output above): {_LIMITS}"
-        )
-    elif code == DAMAGED:
-        how = f"exited with code {code}"
-        advice = (
-            "the shared memory in which it receives commands was overwritten: a native library in this program or in "
-            "its pipes writes past the end of a buffer; start a new loader"
         )
     elif code == NO_GUARD:
         how, advice = "did not start", UNGUARDED
