@@ -136,7 +136,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
                 raise ValueError(f"limit takes a number of items of at least 1, but got {num_batches}")
         self.limit_counter = 0
         self.limit_threshold = num_batches
-        self._run.is_limited = num_batches is not None
+        self._run.limit(num_batches is not None)
         self._run.pipeline.limit(num_batches)
 
     def __getattr__(self, name: str) -> Any:

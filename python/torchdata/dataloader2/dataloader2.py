@@ -324,7 +324,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                     if isinstance(error, Exception):
                         fold(error)
                     raise
-            run.is_limited = False
+            run.limit(False)
             self.valid_iterator_id = number
             return DataLoader2Iterator(self, number)
 
