@@ -81,6 +81,21 @@ def diagnose(stats: LoaderStats) -> Verdict:
     raise AssertionError("the last rule always speaks")
 
 
+def waited_for_long(stats: LoaderStats, loader: str, share: float) -> str | None:
+    """Returns a message if the program has waited for more than `share` of the epoch, otherwise None."""
+    first = (stats.first_item_seconds or 0.0) * stats.epochs
+    inside = stats.loading if stats.loading is not None else stats.waiting
+    whole = first + stats.seconds
+    waited = (first + inside * stats.seconds) / whole if whole > 0 else 0.0
+    verdict = diagnose(stats)
+    if waited <= share or verdict.kind in ("training", "too early", "empty"):
+        return None
+    return (
+        f"{loader}: epoch {stats.epoch} has waited {percent(waited)} of {duration(whole)} for the loader. {verdict} "
+        "(wait_warning=None or TORCHDATA_WAIT_WARNING=0 turns this line off)"
+    )
+
+
 def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
     skipped = added(
         {f"{kind} in {pipe.name}": count for kind, count in pipe.skipped_kinds.items()} for pipe in stats.pipes

@@ -120,7 +120,7 @@ class Recorder:
     def _warn_if_slow(self) -> None:
         if self._is_wait_told or self._since is None or time.monotonic() - self._began < LEAST:
             return
-        from torchdata._observe.stats.waiting import waited_for_long
+        from torchdata._observe.stats.diagnosis import waited_for_long
 
         stats = self.stats()
         words = waited_for_long(
