@@ -246,14 +246,7 @@ class _Lane:
         most: no items are added to a message once it has this many bytes.
     """
 
-    def __init__(
-        self,
-        number: int,
-        actor: Any,
-        carrier: Carrier,
-        most: int,
-        goes_on: Callable[[], bool],
-    ) -> None:
+    def __init__(self, number: int, actor: Any, carrier: Carrier, most: int, goes_on: Callable[[], bool]) -> None:
         self._number, self._actor, self._carrier = number, actor, carrier
         self._most, self._goes_on = most, goes_on
 

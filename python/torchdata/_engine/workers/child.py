@@ -69,12 +69,7 @@ class CommonSetup:
         begun_at = None if start_method == "fork" else begun_at
         return cls(Handle(bells), os.getpid(), is_child_of_main, gc.get_threshold(), MainSignals.now(), begun_at)
 
-    def enter(
-        self,
-        name: str,
-        links: Sequence[Link],
-        stats: StatsBoard | None = None,
-    ) -> bool:
+    def enter(self, name: str, links: Sequence[Link], stats: StatsBoard | None = None) -> bool:
         """Returns False if the main process has already exited."""
         self.signals.leave_to_main()
         note_child()

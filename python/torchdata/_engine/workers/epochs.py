@@ -255,14 +255,7 @@ class Children(Group):
             self._check_alive()
             return False
 
-    def _send(
-        self,
-        index: int,
-        kind: str,
-        number: int,
-        *content: Any,
-        to: ChildProcess | None = None,
-    ) -> None:
+    def _send(self, index: int, kind: str, number: int, *content: Any, to: ChildProcess | None = None) -> None:
         """If `to` is given, gives up once another process has replaced `to`."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:

@@ -208,14 +208,7 @@ class Group(OwnsChildren):
         """
         peers = [1 + first + index for index in range(len(outputs))]
         collector = Collector(
-            outputs,
-            self.bells,
-            MAIN,
-            peers,
-            raise_failure,
-            in_order=in_order,
-            timeout=timeout,
-            shards=num_shards,
+            outputs, self.bells, MAIN, peers, raise_failure, in_order=in_order, timeout=timeout, shards=num_shards
         )
         if self._has_board:  # without an own board, threads wait for the items, and not the user's program
             self.counting.receive(collector, peers, first)

@@ -66,10 +66,7 @@ class Attached:
             if process.node is not None:
                 head = f"{process.called} (pid {process.pid} there), {process.state}"
                 found.append(
-                    (
-                        head,
-                        "its stack is only available in the main process, which requests it if this process hangs",
-                    )
+                    (head, "its stack is only available in the main process, which requests it if this process hangs")
                 )
                 continue
             head = f"{process.name} (pid {process.pid}), {process.state}; {kernel_state(process.pid)}"

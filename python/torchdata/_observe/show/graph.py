@@ -45,12 +45,7 @@ def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
     return [*before, *alike, *(group for group in others if group[0].role == "main")]
 
 
-def _add_processes(
-    graph: DrawnGraph,
-    processes: list[ProcessStats],
-    stats: LoaderStats,
-    ends: list[_End],
-) -> None:
+def _add_processes(graph: DrawnGraph, processes: list[ProcessStats], stats: LoaderStats, ends: list[_End]) -> None:
     first = processes[0]
     nodes = [_node([process.pipes[index] for process in processes]) for index in range(len(first.pipes))]
     _heat(nodes, processes)

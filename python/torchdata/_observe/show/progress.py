@@ -28,12 +28,7 @@ class ProgressBar(Generic[T_co]):
     """See `DataLoader2.progress`."""
 
     def __init__(
-        self,
-        loader: _Loader[T_co],
-        *,
-        description: str = "",
-        file: IO[str] | None = None,
-        interval: float = 0.5,
+        self, loader: _Loader[T_co], *, description: str = "", file: IO[str] | None = None, interval: float = 0.5
     ) -> None:
         if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval > 0:
             raise ValueError(f"progress: interval is a positive number of seconds, not {interval!r}")
