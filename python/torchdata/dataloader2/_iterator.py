@@ -17,6 +17,7 @@ from torchdata._native import DeliveryIterator
 from torchdata._reporting import fold
 from torchdata.dataloader2._epochs import LEFT, SHUT_DOWN, EpochRun
 from torchdata.dataloader2.error import PauseIteration
+from torchdata.datapipes._pipe.checks import check_int
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -130,10 +131,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             [2, 3]
         """
         if num_batches is not None:
-            if isinstance(num_batches, bool) or not isinstance(num_batches, int):
-                raise TypeError(f"limit takes a number of items or None, but got {num_batches!r}")
-            if num_batches < 1:
-                raise ValueError(f"limit takes a number of items of at least 1, but got {num_batches}")
+            check_int("limit", "num_batches", num_batches, least=1)
         self.limit_counter = 0
         self.limit_threshold = num_batches
         self._run.limit(num_batches is not None)

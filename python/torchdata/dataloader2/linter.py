@@ -172,7 +172,8 @@ class _Linter:
     def _sharded_twice(self) -> Iterator[Finding]:
         sharding = [pipe for pipe in self.pipes if is_sharding(pipe)]
         for first, second in combinations(sharding, 2):  # sources precede their readers
-            if self._reads(second, first) and _share_a_group(first, second):
+            groups = {_group(first), _group(second)}
+            if self._reads(second, first) and (None in groups or len(groups) == 1):
                 yield Finding(
                     "sharded-twice",
                     f"{self._place(second)}: its items have passed {self._place(first)}, so each worker or rank would "
@@ -433,10 +434,6 @@ def _splits_itself(pipe: Any) -> bool:
 
 def _group(pipe: Any) -> Any:
     return vars(pipe).get("sharding_group_filter")
-
-
-def _share_a_group(first: Any, second: Any) -> bool:
-    return None in (_group(first), _group(second)) or _group(first) == _group(second)
 
 
 def _is_ours(pipe: Any) -> bool:

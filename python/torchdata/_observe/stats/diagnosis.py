@@ -193,17 +193,15 @@ def training(stats: LoaderStats) -> Verdict | None:
     share = stats.loading if stats.loading is not None else stats.waiting if stats.workers else None
     if share is None or share >= LITTLE:
         return None
-    spare = f" Workers waited {percent(stats.held_up)} of the time for room: fewer would do." if _spare(stats) else ""
+    spare = ""
+    if len(stats.workers) > 1 and (stats.held_up or 0) > 0.5:
+        spare = f" Workers waited {percent(stats.held_up)} of the time for room: fewer would do."
     return Verdict(
         "training",
         f"Training limits you: loading takes {percent(share)} of the time, the step between two items "
         f"{duration(stats.step_seconds)}.{spare}",
         process="main",
     )
-
-
-def _spare(stats: LoaderStats) -> bool:
-    return len(stats.workers) > 1 and (stats.held_up or 0) > 0.5
 
 
 def full_memory(stats: LoaderStats) -> Verdict | None:
