@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -23,11 +21,8 @@ from torchdata._engine.remote.worker import RemoteWorker, VersionsDiffer
 from torchdata._engine.workers.child import ChildSetup
 from torchdata._engine.workers.group import default_budget
 from torchdata._engine.workers.program import Program
-from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._optional import optional_import
 
-#: The minimum number of seconds between two warnings about workers that have not started.
-TOGETHER = 3.0
 _LEFT = "the program has left the cluster (ray.shutdown) while workers ran there"
 _GROUPS = {"tell0": 1, "pull0": 1, "tell1": 1, "pull1": 1, "look": 1}
 
@@ -51,14 +46,10 @@ class Cluster:
         #: actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
-        self._needed_by, self._num_workers = needed_by, num_workers
         self._budget = (default_budget() if memory_budget is None else memory_budget) // num_workers
         options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}
-        self._scheduling, self._demands = options.get("scheduling_strategy"), _demands(options)
-        self._made: list[weakref.ref[RemoteWorker]] = []
         #: Ray's references to received answers, which the next request to a host drops.
         self.spent: list[Any] = []
-        self._telling, self._told_at = threading.Lock(), 0.0
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
         #: The programs in Ray's store, by `id()`, so that each program is pickled only once.
         self._programs: dict[int, tuple[Program, Any]] = {}
@@ -71,37 +62,7 @@ class Cluster:
         (setup,) = args
         if setup.dispatches:
             return DispatchingChild(name, setup)
-        worker = RemoteWorker(self, name, *args)
-        self._made = [one for one in self._made if one() is not None] + [weakref.ref(worker)]
-        return worker
-
-    def tell_late(self, seconds: float) -> None:
-        """Warns that workers have not started. One warning covers all these workers."""
-        with self._telling:
-            if time.monotonic() - self._told_at < TOGETHER:
-                return
-            self._told_at = time.monotonic()
-            with self.stay():
-                words = self._why_late(seconds)
-        warn_in_thread(RuntimeWarning(words))
-
-    def _why_late(self, seconds: float) -> str:
-        late = sum(one is not None and one.is_late for one in (made() for made in self._made))
-        those, each = f"{late} of {self._num_workers} workers", _in_words(self._demands)
-        if hasattr(self._scheduling, "placement_group"):
-            return f"{self._needed_by}: {those} wait for {each} of their placement group, {seconds:.0f} s so far"
-        found = self._ray.available_resources()
-        free = {name: found.get(name, 0.0) for name in self._demands}
-        if any(free[name] < amount for name, amount in self._demands.items()):
-            return (
-                f"{self._needed_by}: Ray has no room: {those} wait for {each} each, {seconds:.0f} s so far, and the "
-                f"cluster has {_in_words(free)} free. `ray status` shows what uses the rest; the loader continues "
-                f"when enough is free"
-            )
-        return (
-            f"{self._needed_by}: {those} have not started within {seconds:.0f} s. The cluster has the {each} that "
-            "each requests, but perhaps not on one machine; `ray status` shows more"
-        )
+        return RemoteWorker(self, name, *args)
 
     @property
     def is_left(self) -> bool:
@@ -207,16 +168,6 @@ def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> N
     """Keeps the reference until the answer has been received, because Ray would otherwise end the process."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
-
-
-def _demands(options: dict[str, Any]) -> dict[str, float]:
-    named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
-    asked = {**named, **(options.get("resources") or {})}
-    return {name: float(amount) for name, amount in asked.items() if amount}
-
-
-def _in_words(resources: dict[str, float]) -> str:
-    return f"{{{', '.join(f'{name}: {amount:g}' for name, amount in resources.items())}}}"
 
 
 def _door(ray: Any, needed_by: str) -> Any:

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,9 +36,6 @@ _END = 1 << 32
 LOOK, JOINED = 1.0, 5.0
 #: Seconds that a host has to report its worker's stack, and to kill the worker.
 ANSWERED, ENDED = 10.0, 1.0
-
-#: Seconds after which the main process warns that a worker has not started; doubled after each warning.
-LATE = 10.0
 
 #: Unique numbers instead of process ids, because process ids of different machines may be equal.
 _numbers = itertools.count(1)
@@ -92,10 +88,6 @@ class RemoteWorker(ChildProcess):
         if self.about is None:
             return f"{self.name} ({actor}, not up yet)"
         return f"{self.name} (pid {self.about.pid} on {self.about.node}, {actor})"
-
-    @property
-    def is_late(self) -> bool:
-        return self._actor is not None and self.about is None and not self._has_ended
 
     @property
     def is_up(self) -> bool:
@@ -227,14 +219,10 @@ class RemoteWorker(ChildProcess):
         wake = self._wake
         # The callback must not refer to this object, because Ray may keep it forever.
         begun.add_done_callback(lambda _: wake.set())
-        began, patience = time.monotonic(), LATE
         while not self._is_killed:
             if begun.done():
                 return begun.result()
-            self._wake.wait(min(LOOK, patience))
-            if time.monotonic() - began >= patience and not begun.done():
-                self._hosts.tell_late(time.monotonic() - began)
-                patience *= 2
+            self._wake.wait(LOOK)
         return None
 
 

@@ -120,7 +120,9 @@ def _words(
     processes = {process.name: process for process in stats.processes}
     name = f"worker process {children.first_page - 1 + (peer or 0)}"
     if name not in processes:
-        return f"no item has come for {duration(waited)}: main waits for {name}, which has not started yet"
+        is_far = not all(process.is_up for process in children.members.processes)
+        advice = ": `ray status` shows whether the cluster has room for it" if is_far else ""
+        return f"no item has come for {duration(waited)}: main waits for {name}, which has not started yet{advice}"
     chain = blame(processes, name)
     fault = chain[-1]
     waits = "main waits for " + ", which waits for ".join(process.called for process in chain)
