@@ -13,8 +13,7 @@ from torchdata._observe.stats.diagnosis import diagnose
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m torchdata",
-        description="Shows running loaders of this user, without changing them.",
+        prog="python -m torchdata", description="Shows running loaders of this user, without changing them."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     top = commands.add_parser("top", help="a continuously updated view: processes, pipes, rates, waits, diagnosis")
@@ -39,12 +38,7 @@ def _as_json(pid: int | None, stacks: bool) -> str:
     loaders = []
     for attached in attach(pid):
         stats = attached.stats()
-        loader = {
-            "pid": attached.pid,
-            "command": attached.command,
-            **stats.as_dict(),
-            "verdict": str(diagnose(stats)),
-        }
+        loader = {"pid": attached.pid, "command": attached.command, **stats.as_dict(), "verdict": str(diagnose(stats))}
         if stacks:
             loader["stacks"] = [{"process": head, "stack": stack} for head, stack in attached.stacks()]
         loaders.append(loader)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -64,23 +66,23 @@ class _PickleFile(io.BytesIO):
         return size
 
 
-class bounded:
+@contextmanager
+def bounded(most: int | None) -> Iterator[None]:
     """Stores pickles as long as their total size is at most `most` bytes. With `most=None`, there is no limit.
 
     Beyond this size, pickles are incomplete, and the end of the context raises TooLargeError.
     """
-
-    def __init__(self, most: int | None) -> None:
-        self._own = None if most is None else _Bound(most)
-
-    def __enter__(self) -> None:
-        self._token = None if self._own is None else _bound.set(self._own)
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if self._own is not None and self._token is not None:
-            _bound.reset(self._token)
-            if kind is None and self._own.written > self._own.most:
-                raise TooLargeError(self._own.written)
+    if most is None:
+        yield
+        return
+    own = _Bound(most)
+    token = _bound.set(own)
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+    if own.written > most:
+        raise TooLargeError(own.written)
 
 
 def pickle_file() -> io.BytesIO:

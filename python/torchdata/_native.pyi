@@ -2,67 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from os import PathLike
-from typing import Any, ClassVar, Literal, Self, TypeVar, final
-
-__all__ = [
-    "ArenaBuffer",
-    "BellBoard",
-    "Carrier",
-    "Collector",
-    "Delivery",
-    "DeliveryIterator",
-    "Exchange",
-    "FilterIterator",
-    "Finalized",
-    "GzipReader",
-    "HandingIterator",
-    "IndexedIterator",
-    "ItemStream",
-    "IterationToken",
-    "IteratorGuard",
-    "LeasedBuffer",
-    "Link",
-    "Meeting",
-    "Obedience",
-    "OwnedDescriptor",
-    "ReadAheadHold",
-    "ReadAheadQueue",
-    "Replacing",
-    "SavedGlobals",
-    "SeedGenerator",
-    "Sender",
-    "SequenceIterator",
-    "ShardTurns",
-    "ShareIterator",
-    "SharedIterator",
-    "SourceReader",
-    "StatsBoard",
-    "TFRecordReader",
-    "TimedCall",
-    "Turn",
-    "bytes_in_place",
-    "check_plain_pickle",
-    "continue_with_parent",
-    "drop_inherited",
-    "exit_with_parent",
-    "fork_waits_for",
-    "guard_iterator",
-    "is_portable",
-    "name_process",
-    "order_of",
-    "resize_pixels",
-    "row_bounds",
-    "row_positions",
-    "sample_order",
-    "system_lacks",
-    "take_no_notice",
-    "tar_file_header",
-    "tar_pax_records",
-    "watch_after_fork",
-    "watch_before_fork",
-    "watch_is_over",
-    "watch_with",
-]
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar, final
 
 _T = TypeVar("_T")
 
@@ -87,27 +27,20 @@ class IterationToken:
     def invalidate(self) -> None: ...
     def arm(self, yielded: int) -> None: ...
     def disarm(self) -> None: ...
-    @property
-    def is_timed(self) -> bool: ...
+    is_timed: Final[bool]
     def count_skipped(self, kind: str) -> None: ...
     def count_retry(self) -> None: ...
-    @property
-    def current(self) -> int: ...
-    @property
-    def yielded(self) -> int: ...
-    @property
-    def armed(self) -> bool: ...
-    @property
-    def finished(self) -> bool: ...
+    current: Final[int]
+    yielded: Final[int]
+    armed: Final[bool]
+    finished: Final[bool]
 
 @final
 class IteratorGuard(Iterator[Any]):
     """The iterator that `iter(pipe)` returns."""
     def __next__(self) -> Any: ...
-    @property
-    def pipe(self) -> Any: ...
-    @property
-    def iterator(self) -> Iterator[Any]: ...
+    pipe: Final[Any]
+    iterator: Final[Iterator[Any]]
 
 def guard_iterator(
     pipe: Any,
@@ -130,11 +63,9 @@ class Delivery:
     slow: bool
     given: int
     cut: bool
-    @property
-    def busy(self) -> bool: ...
+    busy: Final[bool]
     def step(self) -> Any: ...
-    @property
-    def turn(self) -> Turn: ...
+    turn: Final[Turn]
     def watch(self, key: int, seconds: float) -> None: ...
     def watch_no_more(self) -> None: ...
 
@@ -147,8 +78,8 @@ class DeliveryIterator:
 @final
 class Turn:
     """Allows one thread at a time to read an iterator, while further threads wait."""
-    @property
-    def is_mine(self) -> bool: ...
+
+    is_mine: Final[bool]
     def call(self, function: Callable[[], _T]) -> _T: ...
     def close(self, why: str = ...) -> None: ...
     def join(self, seconds: float) -> None: ...
@@ -157,16 +88,14 @@ class Turn:
 class SharedIterator:
     """The base class of iterators that threads share. Only one thread at a time runs `next()` of the subclass."""
     def __new__(cls, *arguments: Any, **options: Any) -> Self: ...
-    @property
-    def turn(self) -> Turn: ...
+    turn: Final[Turn]
     def __iter__(self) -> Self: ...
     def __next__(self) -> Any: ...
 
 class HandingIterator:
     """The base class of iterators that lose no item if Ctrl-C is pressed while they return it."""
     def __new__(cls, *arguments: Any, **options: Any) -> Self: ...
-    @property
-    def turn(self) -> Turn: ...
+    turn: Final[Turn]
     def __iter__(self) -> Self: ...
     def __next__(self) -> Any: ...
 
@@ -251,8 +180,7 @@ class StatsBoard:
     def fileno(self) -> int: ...
     def close_descriptor(self) -> None: ...
     def here(self) -> StatsBoard: ...
-    @property
-    def full(self) -> bool: ...
+    full: Final[bool]
     def count_items(self, iterator: SharedIterator | HandingIterator, page: int, pipe: int) -> None:
         """Counts and times the items that a pipe yields from now on, on the main process's page of counters."""
     def made(self) -> tuple[int, int]: ...
@@ -295,8 +223,7 @@ def order_of(kind: str, number: int) -> int | None:
 class Obedience:
     """Decides how a command affects the running epoch of a child."""
     def __new__(cls, dispatches: bool) -> Self: ...
-    @property
-    def runs(self) -> bool: ...
+    runs: Final[bool]
     def obey(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
         """Returns the step for a command, and whether to acknowledge the command before and after this step."""
     def leave(self) -> None: ...
@@ -329,8 +256,7 @@ class Exchange:
 class SavedGlobals:
     """The variables and random generators of a shard while another shard runs."""
     def __new__(cls) -> Self: ...
-    @property
-    def is_away(self) -> bool: ...
+    is_away: Final[bool]
     is_all: bool
     def save(self, exchange: Exchange) -> None: ...
     def load(self) -> None: ...
@@ -339,8 +265,7 @@ class SavedGlobals:
 class ShardTurns:
     """The shards that take turns in a process."""
     def __new__(cls, shards: Sequence[SavedGlobals], exchange: Callable[[int, int], Any], entered: int) -> Self: ...
-    @property
-    def entered(self) -> int: ...
+    entered: Final[int]
     def enter(self, shard: int) -> None: ...
 
 @final
@@ -500,16 +425,11 @@ class ReadAheadQueue:
         grows: tuple[int, int, int] | None = None,
     ) -> Self: ...
     capacity: int
-    @property
-    def is_awaited(self) -> bool: ...
-    @property
-    def is_inherited(self) -> bool: ...
-    @property
-    def closed(self) -> bool: ...
-    @property
-    def finished(self) -> bool: ...
-    @property
-    def held(self) -> bool: ...
+    is_awaited: Final[bool]
+    is_inherited: Final[bool]
+    closed: Final[bool]
+    finished: Final[bool]
+    held: Final[bool]
     def reserve(self) -> int | None: ...
     def claim(self) -> tuple[int, Any] | None: ...
     def leave_source(self, slot: int) -> None: ...
@@ -556,8 +476,7 @@ class SourceReader:
         dropped: int,
         ahead: Set[int],
     ) -> Self: ...
-    @property
-    def advance(self) -> Callable[[], Any]: ...
+    advance: Final[Callable[[], Any]]
     index: int
     ended: bool
     def take(self, queue: ReadAheadQueue, slot: int) -> tuple[Any, int, Any] | None: ...
@@ -604,12 +523,9 @@ class TFRecordReader(Iterator[Any]):
         unread: bytes | None = None,
     ) -> Self: ...
     def __next__(self) -> Any: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def record(self) -> int: ...
-    @property
-    def unread(self) -> bytes: ...
+    offset: Final[int]
+    record: Final[int]
+    unread: Final[bytes]
 
 def resize_pixels(
     source: Any,

@@ -13,144 +13,93 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
+#: An old module, the module that now defines its names, and the names; both modules without `torchdata.`. `X*` stands
+#: for `XIterDataPipe` (`XMapDataPipe` if the package is now `datapipes.map`), which is now called `X`, and an entry
+#: `old=new` renames a name. With `old=module:new`, another module defines the name, and setting the old name also sets
+#: this name. User functions that replace process_init_fn import `dataloader2.communication`, but use no name of it.
+_TABLE = """
+_constants _engine.processes.shutdown default_timeout_in_s=_ranks.group:DEFAULT_TIMEOUT
+_constants _engine.processes.shutdown default_dl2_worker_join_timeout_in_s=_engine.processes.shutdown:ASKED
+version . __version__
+dataloader2.communication _engine
+dataloader2.graph._serialization dataloader2.graph.serialization attach_wrapper clone deserialize_datapipe
+dataloader2.graph._serialization dataloader2.graph.serialization extract_wrapper serialize_datapipe
+dataloader2.graph._serialization dataloader2.graph.serialization _DataPipeSerializationWrapper
+dataloader2.graph._serialization dataloader2.graph.serialization _IterDataPipeSerializationWrapper
+dataloader2.graph._serialization dataloader2.graph.serialization _MapDataPipeSerializationWrapper
+dataloader2.utils.dispatch dataloader2.graph.cutting find_lca_round_robin_sharding_dp find_non_dispatching_branches
+dataloader2.utils.dispatch dataloader2.graph.cutting _DummyIterDataPipe
+dataloader2.utils.worker dataloader2.services.program WorkerInfo process_init_fn process_reset_fn
+datapipes.iter.load datapipes.iter
+datapipes.iter.load.aisio datapipes.iter AISFileLister* AISFileLoader*
+datapipes.iter.load.fsspec datapipes.iter FSSpecFileLister* FSSpecFileOpener* FSSpecSaver*
+datapipes.iter.load.huggingface datapipes.iter HuggingFaceHubReader*
+datapipes.iter.load.iopath datapipes.iter IoPathFileLister* IoPathFileOpener* IoPathSaver*
+datapipes.iter.load.online datapipes.iter GDriveReaderDataPipe=GDriveReader HTTPReader*=HttpReader OnlineReader*
+datapipes.iter.load.online datapipes.iter _get_proxies=datapipes.iter.web.client:_get_proxies
+datapipes.iter.load.s3io datapipes.iter S3FileLister* S3FileLoader*
+datapipes.iter.transform datapipes.iter
+datapipes.iter.transform.bucketbatcher datapipes.iter BucketBatcher* InBatchShuffler* MaxTokenBucketizer*
+datapipes.iter.transform.callable datapipes.iter BatchAsyncMapper* BatchMapper* Dropper* FlatMapper* Flatten*=Flattener
+datapipes.iter.transform.callable datapipes.iter ShuffledFlatMapper* Slice*=Slicer ThreadPoolMapper*
+datapipes.iter.util datapipes.iter
+datapipes.iter.util.bz2fileloader datapipes.iter Bz2FileLoader*
+datapipes.iter.util.cacheholder datapipes.iter EndOnDiskCacheHolder* InMemoryCacheHolder* OnDiskCacheHolder*
+datapipes.iter.util.cacheholder datapipes.iter _hash_check=datapipes.iter.disk_cache.pipes:_hash_check
+datapipes.iter.util.combining datapipes.iter IterKeyZipper* MapKeyZipper* RoundRobinDemultiplexer* UnZipper*
+datapipes.iter.util.converter datapipes.map IterToMapConverter*
+datapipes.iter.util.cycler datapipes.iter Cycler* Repeater*
+datapipes.iter.util.dataframemaker datapipes.iter DataFrameMaker* ParquetDFLoader*=ParquetDataFrameLoader
+datapipes.iter.util.decompressor datapipes.iter CompressionType Decompressor* Extractor*
+datapipes.iter.util.distributed datapipes.iter.threads.synchronizing FullSync* PrefetchTimeoutError
+datapipes.iter.util.hashchecker datapipes.iter HashChecker*
+datapipes.iter.util.header datapipes.iter Header* LengthSetter*
+datapipes.iter.util.indexadder datapipes.iter Enumerator* IndexAdder*
+datapipes.iter.util.jsonparser datapipes.iter JsonParser*
+datapipes.iter.util.mux_longest datapipes.iter MultiplexerLongest*
+datapipes.iter.util.paragraphaggregator datapipes.iter ParagraphAggregator*
+datapipes.iter.util.plain_text_reader datapipes.iter CSVDictParser* CSVParser* LineReader*
+datapipes.iter.util.prefetcher datapipes.iter PinMemory* Prefetcher*
+datapipes.iter.util.randomsplitter datapipes.iter RandomSplitter*
+datapipes.iter.util.rararchiveloader datapipes.iter RarArchiveLoader*
+datapipes.iter.util.rows2columnar datapipes.iter Rows2Columnar*
+datapipes.iter.util.samplemultiplexer datapipes.iter SampleMultiplexerDataPipe=SampleMultiplexer
+datapipes.iter.util.saver datapipes.iter Saver*
+datapipes.iter.util.shardexpander datapipes.iter ShardExpander*
+datapipes.iter.util.sharding datapipes.iter ShardingRoundRobinDispatcher* SHARDING_PRIORITIES
+datapipes.iter.util.tararchiveloader datapipes.iter TarArchiveLoader*
+datapipes.iter.util.tfrecordloader datapipes.iter TFRecordExample TFRecordExampleSpec TFRecordLoader*
+datapipes.iter.util.webdataset datapipes.iter WebDataset*
+datapipes.iter.util.xzfileloader datapipes.iter XzFileLoader*
+datapipes.iter.util.zip_longest datapipes.iter ZipperLongest*
+datapipes.iter.util.ziparchiveloader datapipes.iter ZipArchiveLoader*
+datapipes.map.load datapipes.map
+datapipes.map.transform datapipes.map
+datapipes.map.util datapipes.map
+datapipes.map.util.cacheholder datapipes.map InMemoryCacheHolder*
+datapipes.map.util.converter datapipes.iter MapToIterConverter*
+datapipes.map.util.unzipper datapipes.map UnZipper*
+datapipes.utils._visualization datapipes.utils to_graph
+datapipes.utils.common datapipes.utils._streams StreamWrapper validate_pathname_binary_tuple
+datapipes.utils.janitor datapipes.utils._streams janitor
+datapipes.utils.pin_memory datapipes.utils pin_memory_fn
+"""
 
-#: For each old module: the module that now defines its names, and the names. `XIterDataPipe`, `XMapDataPipe` and
-#: `XDataPipe` are now called `X`, and an entry `old=new` renames a name. With `old=module:new`, another module defines
-#: the name, and setting the old name also sets this name.
-OLD_MODULES: dict[str, tuple[str, str]] = {
-    "torchdata._constants": (
-        "torchdata._engine.processes.shutdown",
-        "default_timeout_in_s=torchdata._ranks.group:DEFAULT_TIMEOUT "
-        "default_dl2_worker_join_timeout_in_s=torchdata._engine.processes.shutdown:ASKED",
-    ),
-    "torchdata.version": ("torchdata", "__version__"),
-    # User functions that replace process_init_fn import this module, but use no name of it.
-    "torchdata.dataloader2.communication": ("torchdata._engine", ""),
-    "torchdata.dataloader2.graph._serialization": (
-        "torchdata.dataloader2.graph.serialization",
-        "attach_wrapper clone deserialize_datapipe extract_wrapper serialize_datapipe "
-        "_DataPipeSerializationWrapper=_DataPipeSerializationWrapper "
-        "_IterDataPipeSerializationWrapper=_IterDataPipeSerializationWrapper "
-        "_MapDataPipeSerializationWrapper=_MapDataPipeSerializationWrapper",
-    ),
-    "torchdata.dataloader2.utils.dispatch": (
-        "torchdata.dataloader2.graph.cutting",
-        "find_lca_round_robin_sharding_dp find_non_dispatching_branches _DummyIterDataPipe=_DummyIterDataPipe",
-    ),
-    "torchdata.dataloader2.utils.worker": (
-        "torchdata.dataloader2.services.program",
-        "WorkerInfo process_init_fn process_reset_fn",
-    ),
-    f"{_ITER}.load": (_ITER, ""),
-    f"{_ITER}.load.aisio": (_ITER, "AISFileListerIterDataPipe AISFileLoaderIterDataPipe"),
-    f"{_ITER}.load.fsspec": (
-        _ITER,
-        "FSSpecFileListerIterDataPipe FSSpecFileOpenerIterDataPipe FSSpecSaverIterDataPipe",
-    ),
-    f"{_ITER}.load.huggingface": (_ITER, "HuggingFaceHubReaderIterDataPipe"),
-    f"{_ITER}.load.iopath": (
-        _ITER,
-        "IoPathFileListerIterDataPipe IoPathFileOpenerIterDataPipe IoPathSaverIterDataPipe",
-    ),
-    f"{_ITER}.load.online": (
-        _ITER,
-        "GDriveReaderDataPipe HTTPReaderIterDataPipe=HttpReader OnlineReaderIterDataPipe "
-        f"_get_proxies={_ITER}.web.client:_get_proxies",
-    ),
-    f"{_ITER}.load.s3io": (_ITER, "S3FileListerIterDataPipe S3FileLoaderIterDataPipe"),
-    f"{_ITER}.transform": (_ITER, ""),
-    f"{_ITER}.transform.bucketbatcher": (
-        _ITER,
-        "BucketBatcherIterDataPipe InBatchShufflerIterDataPipe MaxTokenBucketizerIterDataPipe",
-    ),
-    f"{_ITER}.transform.callable": (
-        _ITER,
-        "BatchAsyncMapperIterDataPipe BatchMapperIterDataPipe DropperIterDataPipe FlatMapperIterDataPipe "
-        "FlattenIterDataPipe=Flattener ShuffledFlatMapperIterDataPipe SliceIterDataPipe=Slicer "
-        "ThreadPoolMapperIterDataPipe",
-    ),
-    f"{_ITER}.util": (_ITER, ""),
-    f"{_ITER}.util.bz2fileloader": (_ITER, "Bz2FileLoaderIterDataPipe"),
-    f"{_ITER}.util.cacheholder": (
-        _ITER,
-        "EndOnDiskCacheHolderIterDataPipe InMemoryCacheHolderIterDataPipe OnDiskCacheHolderIterDataPipe "
-        f"_hash_check={_ITER}.disk_cache.pipes:_hash_check",
-    ),
-    f"{_ITER}.util.combining": (
-        _ITER,
-        "IterKeyZipperIterDataPipe MapKeyZipperIterDataPipe RoundRobinDemultiplexerIterDataPipe UnZipperIterDataPipe",
-    ),
-    f"{_ITER}.util.converter": (_MAP, "IterToMapConverterMapDataPipe"),
-    f"{_ITER}.util.cycler": (_ITER, "CyclerIterDataPipe RepeaterIterDataPipe"),
-    f"{_ITER}.util.dataframemaker": (
-        _ITER,
-        "DataFrameMakerIterDataPipe ParquetDFLoaderIterDataPipe=ParquetDataFrameLoader",
-    ),
-    f"{_ITER}.util.decompressor": (
-        _ITER,
-        "CompressionType DecompressorIterDataPipe ExtractorIterDataPipe",
-    ),
-    f"{_ITER}.util.distributed": (
-        f"{_ITER}.threads.synchronizing",
-        "FullSyncIterDataPipe PrefetchTimeoutError",
-    ),
-    f"{_ITER}.util.hashchecker": (_ITER, "HashCheckerIterDataPipe"),
-    f"{_ITER}.util.header": (_ITER, "HeaderIterDataPipe LengthSetterIterDataPipe"),
-    f"{_ITER}.util.indexadder": (_ITER, "EnumeratorIterDataPipe IndexAdderIterDataPipe"),
-    f"{_ITER}.util.jsonparser": (_ITER, "JsonParserIterDataPipe"),
-    f"{_ITER}.util.mux_longest": (_ITER, "MultiplexerLongestIterDataPipe"),
-    f"{_ITER}.util.paragraphaggregator": (_ITER, "ParagraphAggregatorIterDataPipe"),
-    f"{_ITER}.util.plain_text_reader": (
-        _ITER,
-        "CSVDictParserIterDataPipe CSVParserIterDataPipe LineReaderIterDataPipe",
-    ),
-    f"{_ITER}.util.prefetcher": (_ITER, "PinMemoryIterDataPipe PrefetcherIterDataPipe"),
-    f"{_ITER}.util.randomsplitter": (_ITER, "RandomSplitterIterDataPipe"),
-    f"{_ITER}.util.rararchiveloader": (_ITER, "RarArchiveLoaderIterDataPipe"),
-    f"{_ITER}.util.rows2columnar": (_ITER, "Rows2ColumnarIterDataPipe"),
-    f"{_ITER}.util.samplemultiplexer": (_ITER, "SampleMultiplexerDataPipe"),
-    f"{_ITER}.util.saver": (_ITER, "SaverIterDataPipe"),
-    f"{_ITER}.util.shardexpander": (_ITER, "ShardExpanderIterDataPipe"),
-    f"{_ITER}.util.sharding": (_ITER, "ShardingRoundRobinDispatcherIterDataPipe SHARDING_PRIORITIES"),
-    f"{_ITER}.util.tararchiveloader": (_ITER, "TarArchiveLoaderIterDataPipe"),
-    f"{_ITER}.util.tfrecordloader": (_ITER, "TFRecordExample TFRecordExampleSpec TFRecordLoaderIterDataPipe"),
-    f"{_ITER}.util.webdataset": (_ITER, "WebDatasetIterDataPipe"),
-    f"{_ITER}.util.xzfileloader": (_ITER, "XzFileLoaderIterDataPipe"),
-    f"{_ITER}.util.zip_longest": (_ITER, "ZipperLongestIterDataPipe"),
-    f"{_ITER}.util.ziparchiveloader": (_ITER, "ZipArchiveLoaderIterDataPipe"),
-    f"{_MAP}.load": (_MAP, ""),
-    f"{_MAP}.transform": (_MAP, ""),
-    f"{_MAP}.util": (_MAP, ""),
-    f"{_MAP}.util.cacheholder": (_MAP, "InMemoryCacheHolderMapDataPipe"),
-    f"{_MAP}.util.converter": (_ITER, "MapToIterConverterIterDataPipe"),
-    f"{_MAP}.util.unzipper": (_MAP, "UnZipperMapDataPipe"),
-    f"{_UTILS}._visualization": (_UTILS, "to_graph"),
-    f"{_UTILS}.common": (f"{_UTILS}._streams", "StreamWrapper validate_pathname_binary_tuple"),
-    f"{_UTILS}.janitor": (f"{_UTILS}._streams", "janitor"),
-    f"{_UTILS}.pin_memory": (_UTILS, "pin_memory_fn"),
-}
+#: For each old module: the module that now defines its names, and for each name the module and the name there.
+OLD_MODULES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
+#: Pairs of an old module and a name that, when set in the old module, is also set in the present module.
+_patched: set[tuple[str, str]] = set()
 
-_SUFFIXES = ("IterDataPipe", "MapDataPipe", "DataPipe")
-
-
-def names_of(old: str) -> dict[str, str]:
-    return {name: now for name, (_, now) in homes_of(old).items()}
-
-
-def homes_of(old: str) -> dict[str, tuple[str, str]]:
-    homes = {}
-    for entry in OLD_MODULES[old][1].split():
-        name, _, now = entry.partition("=")
-        suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
-        home, _, name_there = now.rpartition(":")
-        homes[name] = home or OLD_MODULES[old][0], name_there or name.removesuffix(suffix)
-    return homes
-
-
-def _patched_here(old: str) -> frozenset[str]:
-    """Returns the names that, when set in an old module, are also set in the present module."""
-    return frozenset(entry.partition("=")[0] for entry in OLD_MODULES[old][1].split() if ":" in entry)
+for _old, _home, *_entries in map(str.split, _TABLE.strip().splitlines()):
+    _old, _home = f"torchdata.{_old}", f"torchdata.{_home}".rstrip(".")
+    _homes = OLD_MODULES.setdefault(_old, (_home, {}))[1]
+    for _entry in _entries:
+        _name, _, _now = _entry.partition("=")
+        _elsewhere, _, _now = _now.rpartition(":")
+        _full = _name.replace("*", "MapDataPipe" if _home == "torchdata.datapipes.map" else "IterDataPipe")
+        _homes[_full] = f"torchdata.{_elsewhere}" if _elsewhere else _home, _now or _name.rstrip("*")
+        if _elsewhere:
+            _patched.add((_old, _full))
 
 
 class _OldModule(ModuleType):
@@ -163,7 +112,7 @@ class _OldModule(ModuleType):
         vars(self)["_replaced"] = {}  # for each name, the previous values, one for each time that the name was set
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _patched_here(self.__name__):
+        if (self.__name__, name) not in _patched:
             super().__setattr__(name, value)
             return
         module, now = self._home_of(name)
@@ -178,7 +127,7 @@ class _OldModule(ModuleType):
         setattr(module, now, self._replaced[name].pop())
 
     def _home_of(self, name: str) -> tuple[ModuleType, str]:
-        home, now = homes_of(self.__name__)[name]
+        home, now = OLD_MODULES[self.__name__][1][name]
         return importlib.import_module(home), now
 
 
@@ -200,11 +149,11 @@ class _OldModules:
         return ModuleSpec(fullname, loader, is_package=package, origin=OLD_MODULES[fullname][0])
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        named_alike = spec.name.rpartition(".")[2] in names_of(spec.name)
+        named_alike = spec.name.rpartition(".")[2] in OLD_MODULES[spec.name][1]
         return _NamedLikeItsFunction(spec.name) if named_alike else _OldModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        home, homes = OLD_MODULES[module.__name__][0], homes_of(module.__name__)
+        home, homes = OLD_MODULES[module.__name__]
 
         def __getattr__(name: str) -> Any:
             if name not in homes:

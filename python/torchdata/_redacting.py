@@ -55,20 +55,8 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206
 
 #: Error messages of these libraries contain URLs; errors of the user's code are not redacted.
 _LIBRARIES = frozenset(
-    [
-        "adlfs",
-        "aiobotocore",
-        "aiohttp",
-        "aistore",
-        "boto3",
-        "botocore",
-        "datasets",
-        "fsspec",
-        "gcsfs",
-        "google",
-        "httpx",
-    ]
-    + ["huggingface_hub", "iopath", "obstore", "requests", "s3fs", "urllib", "urllib3"]
+    ["adlfs", "aiobotocore", "aiohttp", "aistore", "boto3", "botocore", "datasets", "fsspec", "gcsfs", "google"]
+    + ["httpx", "huggingface_hub", "iopath", "obstore", "requests", "s3fs", "urllib", "urllib3"]
 )
 
 

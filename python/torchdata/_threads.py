@@ -119,10 +119,6 @@ def are_there_any() -> bool:
     return bool(_present())
 
 
-def _forget_inherited() -> None:
-    _running.clear()
-
-
 def end_all(works: Sequence[Work], seconds: float) -> None:
     for work in works:
         work.close()
@@ -131,9 +127,5 @@ def end_all(works: Sequence[Work], seconds: float) -> None:
         work.join(max(0.0, until - time.monotonic()))
 
 
-def _end_running() -> None:
-    end_all(_present(), PATIENCE)
-
-
-os.register_at_fork(after_in_child=_forget_inherited)
-atexit.register(_end_running)
+os.register_at_fork(after_in_child=_running.clear)
+atexit.register(lambda: end_all(_present(), PATIENCE))

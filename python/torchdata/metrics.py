@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torchdata._observe.measuring import FAMILIES, Family, Measuring
+from torchdata._observe.measuring import FAMILIES, Measuring
+from torchdata._observe.stats.declaring import Family
 from torchdata._optional import optional_import
 
 if TYPE_CHECKING:

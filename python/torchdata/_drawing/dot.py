@@ -11,8 +11,6 @@ from torchdata._optional import optional_import
 if TYPE_CHECKING:
     import graphviz
 
-__all__ = ["as_digraph"]
-
 _NODES = {"fontname": "monospace", "fontsize": "10", "height": "0.2", "shape": "box", "style": "filled"}
 
 

@@ -8,8 +8,6 @@ from html import escape
 from torchdata._drawing.graph import DrawnGraph
 from torchdata._drawing.picture import Picture
 
-__all__ = ["page", "picture_in", "table"]
-
 _CELL = "padding:2px 8px;border-bottom:1px solid #ddd;text-align:"
 
 

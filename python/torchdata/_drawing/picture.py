@@ -13,8 +13,6 @@ from html import escape
 
 from torchdata._drawing.graph import Arrow, DrawnGraph, DrawnGroup, Node
 
-__all__ = ["Picture", "color_of"]
-
 _CHAR, _LINE, _PAD = 6.7, 15, 8  # these sizes are for an 11-pixel font
 _GAP_X, _GAP_Y, _GROUP_GAP, _MARGIN = 26, 40, 44, 10
 _LONGEST = 44  # the maximum number of characters per line

@@ -11,8 +11,6 @@ from typing import Any
 from torchdata._observe.stats.declaring import Family, families_of
 from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-__all__ = ["FAMILIES", "Family", "Measurement", "Measuring", "rank_of"]
-
 
 @dataclass(frozen=True)
 class Measurement:
@@ -29,26 +27,15 @@ FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_O
 
 def rank_of(loader: Any) -> int:
     """Returns 0 if neither the reading service nor the distributed job nor the environment has a rank."""
-    for service in _services_in(loader.reading_service):
-        if hasattr(service, "count_ranks"):
-            try:
-                service.count_ranks()
-            except TypeError:  # raised before the distributed job has started
-                break
-            if getattr(service, "_pg", None) is not None:
-                return int(service._rank)
+    pipeline = getattr(loader, "_pipeline", None)
+    ranks = None if pipeline is None else pipeline.contract.rank_in_epoch()
+    if ranks is not None:
+        return int(ranks.rank)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdigit() else 0
-
-
-def _services_in(service: Any) -> Iterator[Any]:
-    if service is not None:
-        yield service
-        for one in getattr(service, "reading_services", ()):
-            yield from _services_in(one)
 
 
 class Measuring:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats
     from torchdata._observe.stats.recorder import Recorder
 
-__all__ = ["ObservedLoader"]
-
 
 class ObservedLoader:
     _recorder: Recorder

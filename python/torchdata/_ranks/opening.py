@@ -173,13 +173,6 @@ def _host_of(dist: Any) -> str | None:
     return host
 
 
-def _machine() -> str:
-    """Returns a name that distinguishes machines, and containers with their own network."""
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
-    return socket.gethostname()
-
-
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
     """If one address suffices, the socket is bound only to this address."""
     listener = _listen_at(store_host)
@@ -191,9 +184,8 @@ def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
             ("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual
         )
         addresses = _own_addresses(store_host)
-    everywhere = listener.getsockname()[0] in ("0.0.0.0", "::")
-    offer = {"addresses": addresses, "port": listener.getsockname()[1], "machine": _machine()}
-    return listener, offer | {"loopback": everywhere}
+    address, port, *_ = listener.getsockname()
+    return listener, {"addresses": addresses, "port": port, "is_anywhere": address in ("0.0.0.0", "::")}
 
 
 def _listen_at(store_host: str | None) -> socket.socket | None:
@@ -255,12 +247,9 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Returns the addresses of rank 0, most likely first."""
-    addresses: list[str] = list(offer["addresses"])
-    if offer["loopback"]:
-        if offer["machine"] == _machine():
-            return [*_LOOPBACK, *addresses]
-        # rank 0 often runs on the machine of the store, and the store's name is valid on all machines
-        if store_host is not None:
-            addresses.append(store_host)
-    return addresses
+    """Returns the addresses of rank 0, most likely first. Rank 0 often runs on the machine of the store, whose
+    name is valid on all machines. Loopback addresses are last, for ranks on one machine without a network.
+    """
+    if not offer["is_anywhere"]:
+        return list(offer["addresses"])
+    return [*offer["addresses"], *([] if store_host is None else [store_host]), *_LOOPBACK]

@@ -83,7 +83,7 @@ class TorchGroup(UncopyableGroup):
         self._members = members = everyone if members is None else members
         self.rank, self.world_size = members.index(dist.get_rank()), len(members)
         self._given_up = False
-        self._broken = False
+        self.broken = False
         number = next(_numbers[members])
         prefix, self._seeds = f"torchdata/{number}", None
         if members != everyone:
@@ -102,10 +102,6 @@ class TorchGroup(UncopyableGroup):
         self._meeting: Meeting = meeting
         self._descriptors: list[int] = []
         _open_groups.add(self)
-
-    @property
-    def broken(self) -> bool:
-        return self._broken
 
     def broadcast(self, value: int) -> int:
         return self._run(value if self.rank == 0 else _LARGEST)
@@ -131,12 +127,12 @@ class TorchGroup(UncopyableGroup):
         try:
             least, blame = self._meeting.least(value, self._timeout)
         except BaseException:  # after Ctrl-C, for example, other ranks must not wait for this rank
-            self._broken = True
+            self.broken = True
             self._meeting.leave()
             raise
         if least is not None:
             return least
-        self._broken = True
+        self.broken = True
         if self._given_up:
             raise GivenUp("the group of ranks was closed")
         assert blame is not None
@@ -172,7 +168,7 @@ class TorchGroup(UncopyableGroup):
 
     def give_up(self) -> None:
         self._given_up = True
-        if not self._broken:
+        if not self.broken:
             self._meeting.leave()
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ class StateKeeper:
         pipeline.require_pipe()
         service, identity = pipeline.service, pipeline.identity
         pipeline.note_identity()
-        position, randomness, ranks = self._whereabouts(number_of_items("items_ago", items_ago))
+        position, randomness, ranks = self._whereabouts(items_ago)
         unsaved, run.position.unsaved = run.position.unsaved, None
         if unsaved is not None and not self._warned:
             self._warned = True
@@ -259,16 +259,10 @@ def _check_ranks(states: Mapping[int, LoaderState]) -> None:
     for rank, state in states.items():
         if state.ranks is not None and state.ranks[0] != rank:
             raise ValueError(f"what is given as the state of rank {rank} was saved by rank {state.ranks[0]}")
-    missing = sorted(set(range(world)) - set(states))
-    if missing:
+    if states.keys() != set(range(world)):
         raise ValueError(
-            f"the state was saved by {world} ranks, but the states of rank {', '.join(map(str, missing))} are "
-            "missing: load the states of all ranks"
-        )
-    surplus = sorted(set(states) - set(range(world)))
-    if surplus:
-        raise ValueError(
-            f"the state was saved by {world} ranks, numbered from 0, but there is a state of rank {surplus[0]}, too"
+            f"the state was saved by {world} ranks, numbered from 0, but the given states are those of the ranks "
+            f"{sorted(states)}: load the states of all ranks"
         )
 
 
@@ -358,15 +352,6 @@ def unpickled(field: str, pickled: Any) -> Any:
         ) from error
     except Exception as error:
         raise damaged(field, f"unpickling it fails with {type(error).__name__}: {error}") from error
-
-
-def number_of_items(name: str, count: Any) -> int:
-    """Returns the value of the argument `name`, after checking that it is a number of items."""
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"{name} is a number of items, but got {count!r}")
-    if count < 0:
-        raise ValueError(f"{name} is a number of items and cannot be negative, but got {count}")
-    return count
 
 
 def _warn_of_oversized(size: int) -> None:

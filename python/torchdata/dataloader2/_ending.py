@@ -9,32 +9,21 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any
 
 from torchdata._threads import end_all
 from torchdata.dataloader2._epochs import SHUT_DOWN, EpochRun, FinishedIterator
 
-
-class ClosableLoader(Protocol):
-    """The attributes of a loader that `Ending` uses. A subclass of the loader may extend `shutdown`."""
-
-    @property
-    def _ending(self) -> Ending:
-        """Returns the loader's `Ending`."""
-
-    def shutdown(self) -> None:
-        """Ends the epoch and the reading service, as `DataLoader2.shutdown` documents."""
-
-
 #: The loaders that are shut down at interpreter exit, by the id of their `Ending`. A WeakSet is unsuitable, because it
 #: runs Python code when a loader is freed, and a KeyboardInterrupt in that code would be lost.
-_open_loaders: dict[int, weakref.ref[ClosableLoader]] = {}
+_open_loaders: dict[int, weakref.ref[Any]] = {}
 
 
 class Ending:
     """A loader counts as open once its `Ending` exists.
 
     Args:
+        loader: the `DataLoader2`; a subclass may extend its `shutdown`.
         note_left: stores the position for states that are requested after the shutdown.
 
     Attributes:
@@ -42,7 +31,7 @@ class Ending:
         is_noted: whether `shutdown` calls `note_left`.
     """
 
-    def __init__(self, loader: ClosableLoader, run: EpochRun, note_left: Callable[[bool], None]) -> None:
+    def __init__(self, loader: Any, run: EpochRun, note_left: Callable[[bool], None]) -> None:
         self._pipeline, self._run, self._note_left = run.pipeline, run, note_left
         self.changing = threading.RLock()
         self.owner_pid = os.getpid()

@@ -84,6 +84,8 @@ class EpochRun:
         saved_positions: the positions in the loaded states. The numbers of workers and ranks may have changed since the
             save.
         epochs: the number of epochs that have begun.
+        is_paused: whether no items are delivered until `resume` is called.
+        is_limited: whether the iterator pauses after a number of items; see `DataLoader2Iterator.limit`.
         is_iterating: whether an epoch is running: it has begun, and `finalize_iteration` has not been called for it.
         patience: how many seconds the end of an epoch waits for a thread that is computing an item. With None, it waits
             without limit.
@@ -104,7 +106,7 @@ class EpochRun:
         #: For the message about skipped items: the counters at the beginning of the epoch, and words for the epoch's
         #: items; None if no pipe skips items after an exception.
         self._counted: tuple[Reading | None, str] | None = None
-        self._is_paused = self._is_limited = False
+        self.is_paused = self.is_limited = False
 
     def forget(self) -> None:
         """Resets the run, as if no epoch of the current graph had begun."""
@@ -120,30 +122,13 @@ class EpochRun:
 
     # -- pausing -----------------------------------------------------------------------------------
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether the loader is paused: it delivers no items until `resume` is called."""
-        return self._is_paused
-
-    @is_paused.setter
-    def is_paused(self, paused: bool) -> None:
-        self._is_paused = paused
-        self.delivery.slow = paused or self._is_limited
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether the iterator pauses after a number of items; see `DataLoader2Iterator.limit`."""
-        return self._is_limited
-
-    @is_limited.setter
-    def is_limited(self, limited: bool) -> None:
-        self._is_limited = limited
-        self.delivery.slow = limited or self._is_paused
+    def limit(self, is_limited: bool) -> None:
+        self.is_limited, self.delivery.slow = is_limited, is_limited or self.is_paused
 
     def pause(self) -> None:
         """Stops reading ahead, and delivers no more items."""
         if self.pipeline.can("pause"):
-            self.is_paused = True
+            self.is_paused = self.delivery.slow = True
             self.pipeline.pause()
 
     def resume(self) -> None:
@@ -154,7 +139,7 @@ class EpochRun:
             warnings.warn("Resume is called when `DataLoader2` is not paused. No operation is performed.", stacklevel=3)
             return
         self.pipeline.resume()
-        self.is_paused = False
+        self.is_paused, self.delivery.slow = False, self.is_limited
 
     # -- beginning ---------------------------------------------------------------------------------
 

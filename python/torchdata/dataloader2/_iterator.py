@@ -11,32 +11,15 @@ without pause or limit, `DeliveryIterator` only requests the next item. In other
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from torchdata._native import DeliveryIterator
 from torchdata._reporting import fold
 from torchdata.dataloader2._epochs import LEFT, SHUT_DOWN, EpochRun
 from torchdata.dataloader2.error import PauseIteration
-
-if TYPE_CHECKING:
-    from torchdata.dataloader2._checkpointing import StateKeeper
+from torchdata.datapipes._pipe.checks import check_int
 
 T_co = TypeVar("T_co", covariant=True)
-
-
-class IteratedLoader(Protocol):
-    """The attributes of a loader that its iterator uses."""
-
-    valid_iterator_id: int | None
-    _terminated: bool
-
-    @property
-    def _run(self) -> EpochRun:
-        """The object that runs the loader's epochs."""
-
-    @property
-    def _keeper(self) -> StateKeeper:
-        """The object that takes and loads the loader's states."""
 
 
 class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
@@ -57,12 +40,12 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         (0, [1])
     """
 
-    def __new__(cls, dataloader: IteratedLoader, iterator_id: int) -> DataLoader2Iterator[T_co]:
+    def __new__(cls, dataloader: Any, iterator_id: int) -> DataLoader2Iterator[T_co]:
         return super().__new__(cls, dataloader._run.delivery, iterator_id)
 
-    def __init__(self, dataloader: IteratedLoader, iterator_id: int) -> None:
+    def __init__(self, dataloader: Any, iterator_id: int) -> None:
         self.dataloader = dataloader
-        self._run = dataloader._run
+        self._run: EpochRun = dataloader._run
         self.iterator_id = iterator_id
         self.limit_counter: int | None = None
         self.limit_threshold: int | None = None
@@ -148,13 +131,10 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             [2, 3]
         """
         if num_batches is not None:
-            if isinstance(num_batches, bool) or not isinstance(num_batches, int):
-                raise TypeError(f"limit takes a number of items or None, but got {num_batches!r}")
-            if num_batches < 1:
-                raise ValueError(f"limit takes a number of items of at least 1, but got {num_batches}")
+            check_int("limit", "num_batches", num_batches, least=1)
         self.limit_counter = 0
         self.limit_threshold = num_batches
-        self._run.is_limited = num_batches is not None
+        self._run.limit(num_batches is not None)
         self._run.pipeline.limit(num_batches)
 
     def __getattr__(self, name: str) -> Any:

@@ -16,7 +16,7 @@ from torchdata.dataloader2._arguments import require_pipe, require_service
 from torchdata.dataloader2.graph.serialization import GraphTemplate
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.services.interface import ReadingServiceInterface, contract_of
-from torchdata.dataloader2.services.length import advice_on, length_of_epoch, skeleton
+from torchdata.dataloader2.services.length import advice_on, length_of_epoch
 from torchdata.dataloader2.services.sequential import holds_nothing
 from torchdata.dataloader2.services.sequential import in_shards as running_shards
 from torchdata.dataloader2.state.identity import Identity
@@ -46,7 +46,6 @@ class Pipeline:
         self.service_state: bytes | None = None
         self.is_taken_over = False
         self.skips = False
-        self._skeleton: Any = None  # a copy of the graph without data; the length is computed from it later
         self._length: int | str | None = None  # a str is the error message if the length is unknown
         self.datapipe: Any = None
         #: The graph after the adapters, and before the service changes it.
@@ -103,10 +102,7 @@ class Pipeline:
             self.service = running_shards(self.service)
         if self.service is None:
             return
-        try:
-            self._skeleton, self._length = skeleton(self.datapipe), None
-        except TypeError as error:
-            self._length = str(error)
+        self._length = None
         self.skips = is_pipe(self.datapipe) and skipper_of(Graph(self.datapipe)) is not None
         service, contract, state = self.service, self.contract, self.service_state
         contract.before_initialize(full_stats, resumed, contract.rank_in_epoch)
@@ -148,13 +144,12 @@ class Pipeline:
         if length is not None:
             return length
         if not self.is_taken_over:
-            return length_of_epoch(skeleton(self.datapipe), contract)
+            return length_of_epoch(self.datapipe, contract)
         if self._length is None:
             try:
-                self._length = length_of_epoch(self._skeleton, contract)
+                self._length = length_of_epoch(self.snapshot.copy(), contract)
             except TypeError as error:
                 self._length = str(error)
-            self._skeleton = None
         if isinstance(self._length, str):
             raise TypeError(self._length)
         return self._length

@@ -18,8 +18,7 @@ import copy
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
@@ -49,32 +48,18 @@ from torchdata.datapipes.state import (
 if TYPE_CHECKING:
     from torchdata._native import Delivery
     from torchdata.dataloader2._pipeline import Pipeline
-    from torchdata.dataloader2._seeds import Seeds
 
 #: Classes of pipes that buffer items, and yield the items in the order of their source.
 HOLDING = (Prefetcher, PinMemory, FullSync)
 
 
-class PositionedRun(Protocol):
-    """The attributes of `EpochRun` that `Tracker` uses."""
-
-    pipeline: Pipeline
-    seeds: Seeds
-    delivery: Delivery
-    epochs: int
-    is_iterating: bool
-
-    @property
-    def held(self) -> AbstractContextManager[Any]:
-        """The lock that a thread holds while it takes a state."""
-
-
 class Tracker:
-    """Tracks the position of a loader in the running epoch."""
+    """Tracks the position of a loader in the running epoch; `run` is the `EpochRun` of the loader."""
 
-    def __init__(self, run: PositionedRun) -> None:
-        self._run: PositionedRun = weakref.proxy(run)  # no reference cycle, so that `del` frees a loader at once
-        self._pipeline, self._delivery = run.pipeline, run.delivery
+    def __init__(self, run: Any) -> None:
+        self._run = weakref.proxy(run)  # no reference cycle, so that `del` frees a loader at once
+        self._pipeline: Pipeline = run.pipeline
+        self._delivery: Delivery = run.delivery
         self.output: WorkerOutput | None = None
         #: Whether the pipes in the main process yield exactly one item for each item of the workers.
         self.hands_on = False

@@ -16,12 +16,7 @@ from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.sequential import divided
 from torchdata.datapipes._pipe.checks import check_int
 
-__all__ = [
-    "Adapter",
-    "CacheTimeout",
-    "ShardingPolicy",
-    "Shuffle",
-]
+__all__ = ["Adapter", "CacheTimeout", "ShardingPolicy", "Shuffle"]
 
 
 class Adapter:

@@ -18,7 +18,7 @@ from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_pipe, require_service
-from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, read, unpacked_pipe, warn_of_0_9
+from torchdata.dataloader2._checkpointing import StateKeeper, read, unpacked_pipe, warn_of_0_9
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._ending import Ending
 from torchdata.dataloader2._epochs import EpochRun
@@ -324,7 +324,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                     if isinstance(error, Exception):
                         fold(error)
                     raise
-            run.is_limited = False
+            run.limit(False)
             self.valid_iterator_id = number
             return DataLoader2Iterator(self, number)
 
@@ -394,7 +394,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             >>> list(resumed)
             [1, 2, 3]
         """
-        ago = number_of_items("items_ago", items_ago)
+        ago = check_int("state_dict", "items_ago", items_ago, least=0)
         return self._keeper.take(ago, with_pipe, has_begun=self.valid_iterator_id is not None)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:

@@ -172,7 +172,8 @@ class _Linter:
     def _sharded_twice(self) -> Iterator[Finding]:
         sharding = [pipe for pipe in self.pipes if is_sharding(pipe)]
         for first, second in combinations(sharding, 2):  # sources precede their readers
-            if self._reads(second, first) and _share_a_group(first, second):
+            groups = {_group(first), _group(second)}
+            if self._reads(second, first) and (None in groups or len(groups) == 1):
                 yield Finding(
                     "sharded-twice",
                     f"{self._place(second)}: its items have passed {self._place(first)}, so each worker or rank would "
@@ -212,7 +213,7 @@ class _Linter:
         for branch in self._ends_in_workers():
             if not own[id(branch)]:
                 source = self.graph.at(branch).pipes[0]
-                silent = self._known([branch, *self._upstream(branch)])
+                silent = self._known(self.graph.at(branch).pipes)
                 doubt = "" if silent else " (unless a pipe or an iterable of your own divides them)"
                 yield Finding(
                     "not-sharded",
@@ -301,7 +302,7 @@ class _Linter:
     def _partly_sharded(self, pipe: Any, divided: Any, whole: list[Any]) -> Iterator[Finding]:
         name = type(pipe).__name__
         sharded, other = self._place(divided), self._place(whole[0])
-        silent = _is_ours(pipe) and self._known([*whole, *self._upstream(*whole)])
+        silent = _is_ours(pipe) and self._known([each for one in whole for each in self.graph.at(one)])
         if name in _LOOKING_UP:
             looked_up = getattr(pipe, "ref_datapipe", None)
             if divided is not looked_up:
@@ -329,19 +330,12 @@ class _Linter:
 
     # -- questions about the graph -----------------------------------------------------------------
 
-    def _upstream(self, *pipes: Any) -> list[Any]:
-        """Includes indirect sources, but not the given pipes."""
-        found: dict[int, Any] = {}
-        left = [source for pipe in pipes for source in self.sources[id(pipe)]]
-        while left:
-            pipe = left.pop()
-            if id(pipe) not in found:
-                found[id(pipe)] = pipe
-                left.extend(self.sources[id(pipe)])
-        return list(found.values())
+    def _upstream(self, pipe: Any) -> list[Any]:
+        """Includes indirect sources, but not the given pipe."""
+        return [source for source in self.graph.at(pipe) if source is not pipe]
 
     def _reads(self, reader: Any, pipe: Any) -> bool:
-        return any(source is pipe for source in self._upstream(reader))
+        return id(pipe) in self.graph.below([reader])
 
     def _fixed_mix(self, pipe: Any) -> tuple[Any, int]:
         """Returns the pipe before `pipe` that mixes its inputs in a fixed pattern, and the length of the pattern."""
@@ -440,10 +434,6 @@ def _splits_itself(pipe: Any) -> bool:
 
 def _group(pipe: Any) -> Any:
     return vars(pipe).get("sharding_group_filter")
-
-
-def _share_a_group(first: Any, second: Any) -> bool:
-    return None in (_group(first), _group(second)) or _group(first) == _group(second)
 
 
 def _is_ours(pipe: Any) -> bool:

@@ -63,18 +63,4 @@ class PrototypeMultiProcessingReadingService(ReadingServiceInterface):
         return MultiProcessingReadingService(*args, **kwargs)
 
 
-publish(
-    globals(),
-    CheckpointableReadingServiceInterface,
-    DistributedReadingService,
-    InProcessReadingService,
-    MultiProcessingReadingService,
-    RankInEpoch,
-    RayReadingService,
-    ReadingServiceInterface,
-    SequentialReadingService,
-    Shares,
-    WorkerInfo,
-    process_init_fn,
-    process_reset_fn,
-)
+publish(globals(), *(globals()[name] for name in __all__))

@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
     pytest.mark.filterwarnings("ignore:resuming from this state"),
     pytest.mark.filterwarnings("ignore:the main process holds .* of items, more than the memory budget"),
-    pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),  # workers may start late on a busy machine
     *of_ray,
 ]
 

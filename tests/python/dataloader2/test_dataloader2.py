@@ -383,7 +383,7 @@ test_wrong_arguments_are_refused = refuses(
         "unexpected keyword argument 'nonsense'; it takes datapipe, datapipe_adapter_fn, reading_service, "
         "num_workers, splits, stats, stall_warning, wait_warning$",
     ),
-    (lambda: iter(DataLoader2(numbers())).limit(0), ValueError, "limit takes a number of items"),
-    (lambda: iter(DataLoader2(numbers())).limit(1.5), TypeError, "limit takes a number of items"),
-    (lambda: iter(DataLoader2(numbers())).limit(True), TypeError, "limit takes a number of items"),
+    (lambda: iter(DataLoader2(numbers())).limit(0), ValueError, "limit: num_batches must be"),
+    (lambda: iter(DataLoader2(numbers())).limit(1.5), TypeError, "limit: num_batches must be"),
+    (lambda: iter(DataLoader2(numbers())).limit(True), TypeError, "limit: num_batches must be"),
 )

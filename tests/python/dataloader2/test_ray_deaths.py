@@ -23,7 +23,6 @@ from waiting import wait_for
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
     pytest.mark.filterwarnings("ignore:resuming from this state"),
-    pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),
     needs_ray,
     *of_ray,
 ]

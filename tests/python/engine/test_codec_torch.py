@@ -127,8 +127,6 @@ VIEWS = {
     "nothing": lambda: [BIG[0:0], Pair(BIG[:, 0:0], 1)],
     "another type": lambda: [BIG[2].view(torch.int32), Pair(BIG[7], 1)],
     "a subclass": lambda: [BIG[2].as_subclass(Marked), BIG[7], Pair(BIG[20:, 9].as_subclass(Marked), 1)],
-    "columns": lambda: [BIG[:, 3], BIG[:, 4]],
-    "every other one": lambda: (BIG[0, ::2], Pair(BIG[0, 1::2], 1)),
 }
 
 
@@ -213,6 +211,7 @@ OVERLAPPING = {
     "a chain": lambda: [BIG[0, 20:30], BIG[0, 0:10], BIG[0, 5:25]],
     "a part, then the whole": lambda: (BIG[0, 5:10], {"whole": BIG[0]}),
     "columns and a row": lambda: [BIG[:20, 3], BIG[:20, 4], BIG[2]],
+    "every other one": lambda: (BIG[0, ::2], Pair(BIG[0, 1::2], 1)),
     "a storage": lambda: (BIG[0, 3:8].clone(), ROW[2:5], {"all": StorageOf(ROW)}),
     "in named tuples": lambda: [Pair(BIG[0, 0:20], 1), Pair(BIG[0, 10:30], 2)],
     "of other types": lambda: [BIG[0, 1:20], BIG[0, 10:30].view(torch.uint8)[1:], BIG[0, :15].view(torch.int32)],

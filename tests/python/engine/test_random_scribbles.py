@@ -4,14 +4,11 @@ import ctypes
 import os
 import threading
 import warnings
-from types import SimpleNamespace
 
 import pytest
 
 import random_scribbles
 from process_checks import loader, no_earlier_loader, nothing_is_left  # noqa: F401
-from torchdata._engine.processes.exit_messages import exit_message
-from torchdata._engine.workers.child import ChildLoop
 from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [
@@ -27,28 +24,6 @@ def test_random_bytes_in_shared_memory_lead_to_correct_items_or_an_error_and_eve
     """The driver `python -m drivers scribbles` tests thousands of cases."""
     for seed in range(1, 16):
         random_scribbles.check(random_scribbles.Plan(seed))
-
-
-@pytest.mark.parametrize("seed", [33, 51])
-def test_a_child_whose_commands_are_overwritten_ends_without_a_traceback(seed, capfd):
-    random_scribbles.check(random_scribbles.Plan(seed))
-    assert "Traceback" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("waits", [ChildLoop.next_command, lambda child: child.command_within(1.0)])
-def test_the_exit_code_of_a_child_tells_that_its_commands_were_overwritten(waits):
-    class Damaged:
-        def receive(self, *_):
-            raise RuntimeError("the shared memory of a link is corrupted")
-
-    child = object.__new__(ChildLoop)
-    child.commands, child.sender = Damaged(), SimpleNamespace(tidy=lambda: False)
-    with pytest.raises(SystemExit) as ended:
-        waits(child)
-    exited = SimpleNamespace(
-        called="worker 0", told=None, exitcode=ended.value.code, is_orphan=False, is_copy_of_main=False
-    )
-    assert "the shared memory in which it receives commands was overwritten" in exit_message(exited)
 
 
 def damage(offset, value):

@@ -111,6 +111,7 @@ HOSTING = """
 import cloudpickle, os, signal, sys, time
 from torchdata._engine.remote import host
 from torchdata._engine.remote.host import Host, RemoteSetup
+from torchdata._engine.workers.child import ChildSetup
 if sys.argv[1] == "deaf":
     host.DEAF, host.LOOK = 1.0, 0.1
 if __name__ == "__main__":
@@ -121,7 +122,9 @@ if __name__ == "__main__":
     parent = os.getppid()
     empty = host.StatsBoard(1, 1, 1, False).carry_out(0)
     kind = "torchdata.dataloader2.services.program", "GraphProgram"
-    setup = RemoteSetup("worker process 0", 0, 1, kind, (1.0, 10.0), 1 << 20, False, empty, None, 0)
+    numbers, nothing = (1, 1, 0, 0, 1, range(1), 1, False), [None, None, None]
+    child = ChildSetup("worker process 0", *numbers, None, kind, *nothing, [0], 2, 2, 0, (1, 1))
+    setup = RemoteSetup(child, 1 << 20, False, empty, False)
     made = Host(setup, cloudpickle.dumps(None))
     made.begin()
     print(os.getpid(), made._child.pid, flush=True)

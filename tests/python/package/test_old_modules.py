@@ -15,7 +15,7 @@ from torchdata.dataloader2.graph._serialization import (
 
 from fresh_processes import run_python
 from torchdata._engine.processes import shutdown
-from torchdata._old_modules import OLD_MODULES, homes_of, names_of
+from torchdata._old_modules import OLD_MODULES
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import IterToMapConverter, SequenceWrapper
@@ -23,12 +23,12 @@ from torchdata.datapipes.map import IterToMapConverter, SequenceWrapper
 
 @pytest.mark.parametrize("old", sorted(OLD_MODULES))
 def test_an_old_module_exports_names_that_have_moved(old: str) -> None:
-    module = importlib.import_module(old)
-    for name, (home, now) in homes_of(old).items():
+    module, (_, homes) = importlib.import_module(old), OLD_MODULES[old]
+    for name, (home, now) in homes.items():
         assert getattr(module, name) is getattr(importlib.import_module(home), now)
         assert name in dir(module)
-    private = {name for name in names_of(old) if name.startswith("_") and not name.endswith("__")}
-    assert module.__all__ == [name for name in names_of(old) if name not in private]
+    private = {name for name in homes if name.startswith("_") and not name.endswith("__")}
+    assert module.__all__ == [name for name in homes if name not in private]
 
 
 def test_a_name_that_an_old_module_did_not_have_is_an_attribute_error_that_names_the_new_place() -> None:

@@ -5,8 +5,7 @@ from typing import get_args
 import pytest
 
 from counted_causes import CAUSES, COLLATES, READS, Door, stats_of
-from torchdata._observe.stats.diagnosis import diagnose
-from torchdata._observe.stats.waiting import waited_for_long
+from torchdata._observe.stats.diagnosis import diagnose, waited_for_long
 
 DOORS: tuple[Door, ...] = get_args(Door)
 #: For each class of loaders, words that its advice must not contain, because they refer to arguments of the other

@@ -90,9 +90,6 @@ class LocalHosts:
         self.actors.append(LocalActor(host, self._seed + len(self.actors), self._delay))
         return self.actors[-1]
 
-    def tell_late(self, seconds: float) -> None:
-        pass
-
     def is_of_host(self, error: BaseException) -> bool:
         return isinstance(error, ConnectionError)
 

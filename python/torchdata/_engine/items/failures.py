@@ -42,31 +42,18 @@ def describe(error: BaseException, where: str) -> tuple[Any, ...]:
 def _formatted(error: BaseException) -> str:
     make_printable(error)
     try:
-        return _by_traceback(error)
-    except Warning:
-        # Python 3.15 warns about modules without a loader, such as `__main__` in a spawned process. This warning must
-        # not end the process, even if the user turns warnings into errors. The filter also affects other threads for a
-        # moment.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                return _by_traceback(error)
-            except Warning as warning:  # a property of the user's class has raised a warning
-                return f"{type(error).__name__} (its traceback cannot be shown: {type(warning).__name__})\n"
-
-
-def _by_traceback(error: BaseException) -> str:
-    try:
         fold(error)
         lines = traceback.TracebackException.from_exception(error, compact=True)
         lines.__notes__ = None
         return "".join(lines.format())
-    except Warning:
-        raise
-    except Exception:  # a property of the user's class has raised an error
-        name, text = type(error).__name__, text_of(error)
-        head = "Traceback (most recent call last):\n" if error.__traceback__ else ""
-        return f"{head}{''.join(traceback.format_tb(error.__traceback__))}{name}: {text}\n"
+    except Exception:
+        # A property of the user's class has raised an error, or warnings are errors: Python 3.15 warns about modules
+        # without a loader, such as `__main__` in a spawned process. The filter also affects other threads for a moment.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            head = "Traceback (most recent call last):\n" if error.__traceback__ else ""
+            frames = "".join(traceback.format_tb(error.__traceback__))
+        return f"{head}{frames}{type(error).__name__}: {text_of(error)}\n"
 
 
 def reraise(description: tuple[Any, ...]) -> NoReturn:

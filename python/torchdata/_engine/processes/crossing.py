@@ -3,9 +3,8 @@
 With "spawn" and "forkserver", multiprocessing passes file descriptors, and all children load one pickle of the graph
 from shared memory.
 
-A spawned child imports the program's main module before any code of this package runs, and this import may take long.
-Since multiprocessing sends the process name first, unpickling the name (`ChildName`) starts the monitoring of the main
-process, and delays garbage collection.
+A spawned child imports the program's main module before any code of this package runs. Since multiprocessing sends the
+process name first, unpickling the name (`ChildName`) delays garbage collection before this import.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ import re
 import struct
 import sys
 import tempfile
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import process, reduction
@@ -35,49 +32,6 @@ PREFIX = "torchdata "
 #: The number of new objects after which garbage collection runs while a child starts; importing torch creates a third
 #: of this number.
 EARLY_THRESHOLD = 1_000_000
-_WATCHER = "torchdata-early-watch"
-#: The code of a thread that ends the child within 0.1 seconds after the main process has exited. If the main process
-#: cannot be monitored, the thread monitors the parent instead. If no thread can be started, the child detects the exit
-#: only after its imports. The call of `prctl` does the same as `continue_with_parent` of the extension, which cannot be
-#: imported yet.
-_WATCH = f"""
-import os, select, signal, sys, threading
-
-try:
-    import ctypes
-    sys.platform == "linux" and ctypes.CDLL(None).prctl(1, signal.SIGCONT)
-except (ImportError, OSError):
-    pass
-
-def has_ended():
-    return bool(ending.poll(0)) if ending else os.getppid() != parent
-
-def watch():
-    while not over.wait(0.1):
-        if has_ended():
-            os._exit(1)
-    if ending:
-        os.close(descriptor)
-
-parent, ending, over = os.getppid(), None, threading.Event()
-try:
-    descriptor = os.pidfd_open(main)
-    ending = select.poll()
-    ending.register(descriptor)
-except ProcessLookupError:
-    os._exit(1)
-except (AttributeError, OSError):
-    pass
-thread = threading.Thread(target=watch, name={_WATCHER!r}, daemon=True)
-thread.over = over
-try:
-    thread.start()
-except RuntimeError:
-    if ending:
-        os.close(descriptor)
-"""
-
-
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
 #: This code sets a path without a file, so that multiprocessing does not import the main module.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
@@ -99,9 +53,8 @@ class ChildName(str):
     The code uses only the standard library, because the child may not be able to import this package yet. A name that
     is pickled for other purposes, such as a log record, becomes an ordinary string.
 
-    The code starts a thread, without which a child that imports for a minute would outlive the main process by up to a
-    minute. The code also raises the threshold of cyclic garbage collection: if the program imports torch, spawning two
-    children then takes 2.8 s of processor time instead of 3.6 s (medians of 4 alternating runs).
+    The code raises the threshold of cyclic garbage collection: if the program imports torch, spawning two children then
+    takes 2.8 s of processor time instead of 3.6 s (medians of 4 alternating runs).
     """
 
     __slots__ = ()
@@ -112,7 +65,7 @@ class ChildName(str):
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
-        first = [_Call(exec, _WATCH, {"main": os.getpid()}), _Call(gc.set_threshold, EARLY_THRESHOLD)]
+        first = [_Call(gc.set_threshold, EARLY_THRESHOLD)]
         if (path := main_without_file()) is not None:
             first.append(_Call(exec, _LEAVE_MAIN_OUT, {"path": path}))
         return operator.getitem, ((*first, str(self)), -1)
@@ -124,17 +77,6 @@ class _Call:
 
     def __reduce__(self) -> Any:
         return self.call
-
-
-def end_early_watch() -> None:
-    for thread in threading.enumerate():
-        if thread.name == _WATCHER:
-            thread.over.set()  # type: ignore[attr-defined]
-            thread.join()
-            for _ in range(100):  # the system still lists the thread for a short time after its end
-                if not os.path.exists(f"/proc/self/task/{thread.native_id}"):
-                    break
-                time.sleep(0.001)
 
 
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
@@ -150,27 +92,17 @@ _warned = False
 
 
 class Handle(Generic[SharedT]):
-    """A link, a board of counters or a board of bells that is sent to a child.
+    """A link, a board of counters or a board of bells that is sent to a child."""
 
-    Args:
-        spare: creates a private replacement if the child finds the shared memory damaged; None if damage is an error.
-    """
-
-    def __init__(self, shared: SharedT, spare: Callable[[], SharedT] | None = None) -> None:
+    def __init__(self, shared: SharedT) -> None:
         self.shared: SharedT = shared
-        self.spare: Callable[[], SharedT] | None = spare
 
     def __reduce__(self) -> Any:
-        return _attach, (type(self.shared), reduction.DupFd(self.shared.fileno()), self.spare)
+        return _attach, (type(self.shared), reduction.DupFd(self.shared.fileno()))
 
 
-def _attach(kind: type[SharedT], duplicate: Any, spare: Callable[[], SharedT] | None) -> Handle[SharedT]:
-    try:
-        return Handle(kind.attach(duplicate.detach()), spare)
-    except RuntimeError:
-        if spare is None:
-            raise
-        return Handle(spare(), spare)
+def _attach(kind: type[SharedT], duplicate: Any) -> Handle[SharedT]:
+    return Handle(kind.attach(duplicate.detach()))
 
 
 def warn_of_lacks() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from typing import Protocol
+from typing import Any
 
 from torchdata._threads import AFTER_FORK, AT_HANGS
 
@@ -13,8 +13,6 @@ from torchdata._threads import AFTER_FORK, AT_HANGS
 CANNOT_WATCH = os.EX_OSERR
 #: The exit code of a child that tried to start its own children while it imported the user's program.
 NO_GUARD = os.EX_CONFIG
-#: The exit code of a child that found its shared memory for commands overwritten.
-DAMAGED = os.EX_PROTOCOL
 UNGUARDED = (
     "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "
     "'forkserver', the default from Python 3.14 on): put what makes and reads the loader under "
@@ -38,29 +36,13 @@ _BY_SIGNAL = {
 }
 
 
-class Exited(Protocol):
-    @property
-    def called(self) -> str: ...
-
-    @property
-    def told(self) -> str | None: ...
-
-    @property
-    def exitcode(self) -> int | None: ...
-
-    @property
-    def is_orphan(self) -> bool: ...
-
-    @property
-    def is_copy_of_main(self) -> bool: ...
-
-
-def exit_message(child: Exited) -> str:
+def exit_message(child: Any) -> str:
+    """`child` is a `ChildProcess`."""
     how, advice = how_it_died(child)
     return f"{how}; {advice}. What it had sent was delivered as far as its turn had come."
 
 
-def how_it_died(child: Exited) -> tuple[str, str]:
+def how_it_died(child: Any) -> tuple[str, str]:
     code = child.exitcode
     if child.told is not None:
         how, advice = "died", child.told
@@ -82,12 +64,6 @@ def how_it_died(child: Exited) -> tuple[str, str]:
             "a child exits with this code if the system does not let it start the thread that monitors the main "
             f"process (see its output above): {_LIMITS}"
         )
-    elif code == DAMAGED:
-        how = f"exited with code {code}"
-        advice = (
-            "the shared memory in which it receives commands was overwritten: a native library in this program or in "
-            "its pipes writes past the end of a buffer; start a new loader"
-        )
     elif code == NO_GUARD:
         how, advice = "did not start", UNGUARDED
     else:
@@ -96,7 +72,7 @@ def how_it_died(child: Exited) -> tuple[str, str]:
     return f"{child.called} {how}", advice
 
 
-def _why_unknown(child: Exited) -> str:
+def _why_unknown(child: Any) -> str:
     look = "look at its output above and into the system's log (dmesg)"
     if child.is_orphan:
         return (

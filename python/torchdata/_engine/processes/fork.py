@@ -264,11 +264,7 @@ class ForkedChild(ChildProcess):
         self._target = None
 
 
-def fork_all(
-    children: Sequence[ForkedChild],
-    started: Callable[[int], object],
-    deliver: Callable[[], object],
-) -> None:
+def fork_all(children: Sequence[ForkedChild], started: Callable[[int], object], deliver: Callable[[], object]) -> None:
     """Forks all children, and returns when each child has begun, or has exited for a reason other than a held lock.
 
     Calls `started` with the index of each child after its first start, and `deliver` between two steps. Raises OSError
@@ -296,11 +292,7 @@ def fork_all(
         os.close(writer)
 
 
-def _await_all(
-    children: Sequence[ForkedChild],
-    reader: int,
-    deliver: Callable[[], object],
-) -> None:
+def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[], object]) -> None:
     waiting = dict(enumerate(children))
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:

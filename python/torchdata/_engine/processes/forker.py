@@ -271,12 +271,7 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 class SpawnedChild(ChildProcess):
     def __init__(
-        self,
-        context: BaseContext,
-        name: str,
-        process_name: str,
-        target: Callable[..., object],
-        args: tuple[Any, ...],
+        self, context: BaseContext, name: str, process_name: str, target: Callable[..., object], args: tuple[Any, ...]
     ) -> None:
         super().__init__(name, process_name)
         kind: Any = context.Process  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from multiprocessing import spawn
 from multiprocessing.popen_fork import Popen
 from typing import Any
 
-from torchdata._engine.processes.crossing import end_early_watch, unpack
+from torchdata._engine.processes.crossing import unpack
 from torchdata._engine.processes.fork import fork_process
 from torchdata._engine.processes.interrupts import block_all_but_own_sigterm
 from torchdata._engine.processes.process import Pidfd, close_inherited, close_pipes, watch_the_parent
@@ -78,7 +78,6 @@ def serve(
     for module in modules:
         with contextlib.suppress(Exception):  # each child imports the module itself, and reports the error
             __import__(module)
-    end_early_watch()  # children must be forked while this process has only one thread
     # exit codes would be lost if the process ignored SIGCHLD, as the main process may do
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _inherited = inherited

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -23,11 +21,8 @@ from torchdata._engine.remote.worker import RemoteWorker, VersionsDiffer
 from torchdata._engine.workers.child import ChildSetup
 from torchdata._engine.workers.group import default_budget
 from torchdata._engine.workers.program import Program
-from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._optional import optional_import
 
-#: The minimum number of seconds between two warnings about workers that have not started.
-TOGETHER = 3.0
 _LEFT = "the program has left the cluster (ray.shutdown) while workers ran there"
 _GROUPS = {"tell0": 1, "pull0": 1, "tell1": 1, "pull1": 1, "look": 1}
 
@@ -37,7 +32,7 @@ class Cluster:
     memory.
     """
 
-    #: See `Hosts`.
+    #: No items are added to a message to the main process once it has this many bytes.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
@@ -51,14 +46,10 @@ class Cluster:
         #: actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
-        self._needed_by, self._num_workers = needed_by, num_workers
         self._budget = (default_budget() if memory_budget is None else memory_budget) // num_workers
         options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}
-        self._scheduling, self._demands = options.get("scheduling_strategy"), _demands(options)
-        self._made: list[weakref.ref[RemoteWorker]] = []
         #: Ray's references to received answers, which the next request to a host drops.
         self.spent: list[Any] = []
-        self._telling, self._told_at = threading.Lock(), 0.0
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
         #: The programs in Ray's store, by `id()`, so that each program is pickled only once.
         self._programs: dict[int, tuple[Program, Any]] = {}
@@ -71,37 +62,7 @@ class Cluster:
         (setup,) = args
         if setup.dispatches:
             return DispatchingChild(name, setup)
-        worker = RemoteWorker(self, name, *args)
-        self._made = [one for one in self._made if one() is not None] + [weakref.ref(worker)]
-        return worker
-
-    def tell_late(self, seconds: float) -> None:
-        """Warns that workers have not started. One warning covers all these workers."""
-        with self._telling:
-            if time.monotonic() - self._told_at < TOGETHER:
-                return
-            self._told_at = time.monotonic()
-            with self.stay():
-                words = self._why_late(seconds)
-        warn_in_thread(RuntimeWarning(words))
-
-    def _why_late(self, seconds: float) -> str:
-        late = sum(one is not None and one.is_late for one in (made() for made in self._made))
-        those, each = f"{late} of {self._num_workers} workers", _in_words(self._demands)
-        if hasattr(self._scheduling, "placement_group"):
-            return f"{self._needed_by}: {those} wait for {each} of their placement group, {seconds:.0f} s so far"
-        found = self._ray.available_resources()
-        free = {name: found.get(name, 0.0) for name in self._demands}
-        if any(free[name] < amount for name, amount in self._demands.items()):
-            return (
-                f"{self._needed_by}: Ray has no room: {those} wait for {each} each, {seconds:.0f} s so far, and the "
-                f"cluster has {_in_words(free)} free. `ray status` shows what uses the rest; the loader continues "
-                f"when enough is free"
-            )
-        return (
-            f"{self._needed_by}: {those} have not started within {seconds:.0f} s. The cluster has the {each} that "
-            "each requests, but perhaps not on one machine; `ray status` shows more"
-        )
+        return RemoteWorker(self, name, *args)
 
     @property
     def is_left(self) -> bool:
@@ -131,6 +92,7 @@ class Cluster:
             pass
 
     def host(self, setup: ChildSetup) -> _Actor:
+        """Requests a host, without waiting until the host has started."""
         assert isinstance(setup.program, Program)
         with self.stay():
             handle = self._kind.remote(RemoteSetup.of(setup, self._budget), self._stored(setup.program))
@@ -143,9 +105,11 @@ class Cluster:
         return known[1]
 
     def is_of_host(self, error: BaseException) -> bool:
+        """Returns whether the error of a call shows that the host no longer exists."""
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def why(self, error: BaseException) -> str:
+        """Returns the reason why a host has ended, given the error of a call."""
         if self.is_left:  # leaving the cluster explains any other error
             return _LEFT
         cause = getattr(error, "cause", None)
@@ -157,44 +121,43 @@ class Cluster:
 
 
 class _Actor:
+    """Calls the methods of a host. Each call returns immediately, and its future may raise Ray's error."""
+
     def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:
         self._cluster, self._ray, self._handle = cluster, ray, handle
         self.identity: str = handle._actor_id.hex()
 
     def check(self) -> None:
+        """Raises an error if hosts can no longer be called."""
         self._cluster.check()
 
     def _call(self, name: str, *args: Any, group: str | None = None) -> Any:
         return getattr(self._handle, name)._remote(args, {}, concurrency_group=group)
 
-    def _ask(self, name: str, *args: Any, group: str | None = None) -> Any:
+    def _ask(self, name: str, *args: Any, group: str | None = None) -> Future[Any]:
         with self._cluster.stay():
             reference = self._call(name, *args, group=group)
-            answer = reference.future()
+            answer: Future[Any] = reference.future()
             vars(answer).pop("object_ref", None)  # with this attribute, another thread might drop the reference
             self._cluster.spent.clear()
             _keep_until_done(answer, reference, self._cluster.spent)
         return answer
 
     def begin(self) -> Future[About]:
-        begun: Future[About] = self._ask("begin")
-        return begun
+        return self._ask("begin")
 
     def tell(self, lane: int, told: Told) -> None:
         with self._cluster.stay():
             self._call("tell", lane, told, group=f"tell{lane}")
 
     def pull(self, lane: int, most: int) -> Future[Pulled]:
-        pulled: Future[Pulled] = self._ask("pull", lane, most, group=f"pull{lane}")
-        return pulled
+        return self._ask("pull", lane, most, group=f"pull{lane}")
 
     def stand(self, wakes: bool) -> Future[tuple[str, str]]:
-        stands: Future[tuple[str, str]] = self._ask("stand", wakes, group="look")
-        return stands
+        return self._ask("stand", wakes, group="look")
 
     def end(self) -> Future[None]:
-        ended: Future[None] = self._ask("end", group="look")
-        return ended
+        return self._ask("end", group="look")
 
     def kill(self) -> None:
         with self._cluster.stay():
@@ -205,16 +168,6 @@ def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> N
     """Keeps the reference until the answer has been received, because Ray would otherwise end the process."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
-
-
-def _demands(options: dict[str, Any]) -> dict[str, float]:
-    named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
-    asked = {**named, **(options.get("resources") or {})}
-    return {name: float(amount) for name, amount in asked.items() if amount}
-
-
-def _in_words(resources: dict[str, float]) -> str:
-    return f"{{{', '.join(f'{name}: {amount:g}' for name, amount in resources.items())}}}"
 
 
 def _door(ray: Any, needed_by: str) -> Any:

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection, get_context
 from queue import SimpleQueue
 from typing import Any
@@ -60,39 +60,25 @@ class RemoteSetup:
     """The setup of a host.
 
     Args:
-        cadence: see `snapshots.cadence`.
+        child: the setup that the worker would have on the main process's machine, without `_HERE`.
         budget: bytes of shared memory for the items that the worker sends.
         counts: the counters of earlier processes of this worker.
-        dispatcher_page: the index of the dispatching process's counters in the main process; None if nothing is
-            dispatched.
-        window: the number of items that the dispatching process may be ahead of the worker.
     """
 
-    name: str
-    worker_id: int
-    num_workers: int
-    program_class: tuple[str, str]
-    cadence: tuple[float, float]
+    child: ChildSetup
     budget: int
     full_stats: bool
     counts: bytes
-    dispatcher_page: int | None
-    window: int
+    is_dispatched: bool
 
     @classmethod
     def of(cls, setup: ChildSetup, budget: int) -> RemoteSetup:
-        return cls(
-            name=setup.name,
-            worker_id=setup.worker_id,
-            num_workers=setup.num_workers,
-            program_class=setup.program_class,
-            cadence=setup.cadence,
-            budget=budget,
-            full_stats=setup.stats.shared.full,
-            counts=setup.stats.shared.carry_out(setup.page),
-            dispatcher_page=None if setup.lines.dispatched is None else setup.dispatcher_page,
-            window=setup.window,
-        )
+        child, board = replace(setup, **_HERE), setup.stats.shared
+        return cls(child, budget, board.full, board.carry_out(setup.page), setup.lines.dispatched is not None)
+
+
+#: The parts of a child's setup that are valid on one machine only.
+_HERE: dict[str, Any] = {"program": None, "common": None, "stats": None, "lines": None}
 
 
 @dataclass(frozen=True)
@@ -256,7 +242,7 @@ class Host:
         #: On the lane of dispatched items, the worker sends only control words.
         self._links = [(data, control)]
         dispatched = None
-        if setup.dispatcher_page is not None:
+        if setup.is_dispatched:
             dispatched = Link(budget)
             self._links.append((Link(0, CONTROL_RING), dispatched))
         self._bells = bells
@@ -264,28 +250,17 @@ class Host:
         stats.take_in(WORKER, setup.counts)
         self._seen_at = -SEEN
         shared = SharedPickle(program)
-        child_setup = ChildSetup(
-            name=setup.name,
+        child_setup = replace(
+            setup.child,
             index=WORKER,
             page=WORKER,
-            worker_id=setup.worker_id,
-            number=setup.worker_id,
-            num_workers=setup.num_workers,
-            shards=range(setup.worker_id, setup.worker_id + 1),
-            num_shards=setup.num_workers,
-            dispatches=False,
             program=shared,
-            program_class=setup.program_class,
             common=CommonSetup.under("spawn", bells),
             stats=Handle(stats),
             lines=Lines(Handle(control), [Handle(data)], None if dispatched is None else Handle(dispatched)),
-            output_peers=[MAIN],
             dispatcher_index=DISPATCHER,
-            dispatcher_page=setup.dispatcher_page or DISPATCHER,
-            window=setup.window,
-            cadence=setup.cadence,
         )
-        self._child = new_child(get_context("spawn"), setup.name, run_child, (child_setup,))
+        self._child = new_child(get_context("spawn"), child_setup.name, run_child, (child_setup,))
         with without_main():
             start_all([self._child], "spawn")
         shared.close()

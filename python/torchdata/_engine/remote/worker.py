@@ -12,12 +12,11 @@ import contextlib
 import itertools
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.remote.host import About, Pulled, Seen, Told, apart, bytes_of, versions
@@ -38,52 +37,8 @@ LOOK, JOINED = 1.0, 5.0
 #: Seconds that a host has to report its worker's stack, and to kill the worker.
 ANSWERED, ENDED = 10.0, 1.0
 
-#: Seconds after which the main process warns that a worker has not started; doubled after each warning.
-LATE = 10.0
-
 #: Unique numbers instead of process ids, because process ids of different machines may be equal.
 _numbers = itertools.count(1)
-
-
-class Actor(Protocol):
-    """The interface of a host. Each call returns immediately, and its future may raise Ray's error."""
-
-    def check(self) -> None:
-        """Raises an error if hosts can no longer be called."""
-
-    def begin(self) -> Future[About]: ...
-
-    def tell(self, lane: int, told: Told) -> None: ...
-
-    def pull(self, lane: int, most: int) -> Future[Pulled]: ...
-
-    def stand(self, wakes: bool) -> Future[tuple[str, str]]: ...
-
-    def end(self) -> Future[None]: ...
-
-    def kill(self) -> None: ...
-
-    @property
-    def identity(self) -> str: ...
-
-
-class Hosts(Protocol):
-    """Creates hosts; used instead of a multiprocessing context."""
-
-    #: No items are added to a message to the main process once it has this many bytes.
-    chunk_bytes: int
-
-    def host(self, setup: ChildSetup) -> Actor:
-        """Requests a host, without waiting until the host has started."""
-
-    def tell_late(self, seconds: float) -> None:
-        """Warns that a host has not started after this number of seconds."""
-
-    def why(self, error: BaseException) -> str:
-        """Returns the reason why a host has ended, given the error of a call."""
-
-    def is_of_host(self, error: BaseException) -> bool:
-        """Returns whether the error of a call shows that the host no longer exists."""
 
 
 class VersionsDiffer(RuntimeError):
@@ -91,15 +46,15 @@ class VersionsDiffer(RuntimeError):
 
 
 class RemoteWorker(ChildProcess):
-    """`setup` is the setup that a child on this machine would have."""
+    """`hosts` is the `Cluster`, and `setup` is the setup that a child on this machine would have."""
 
-    def __init__(self, hosts: Hosts, name: str, setup: ChildSetup) -> None:
+    def __init__(self, hosts: Any, name: str, setup: ChildSetup) -> None:
         super().__init__(name, name)
         self._hosts, self._setup = hosts, setup
         self._wake = Latch()
         self._is_killed = False
         self._thread: threading.Thread | None = None
-        self._actor: Actor | None = None
+        self._actor: Any = None
         self._carriers: list[Carrier] = []
         self.about: About | None = None
         self._seen: Seen | None = None
@@ -135,10 +90,6 @@ class RemoteWorker(ChildProcess):
         return f"{self.name} (pid {self.about.pid} on {self.about.node}, {actor})"
 
     @property
-    def is_late(self) -> bool:
-        return self._actor is not None and self.about is None and not self._has_ended
-
-    @property
     def is_up(self) -> bool:
         return self.about is not None
 
@@ -164,7 +115,8 @@ class RemoteWorker(ChildProcess):
         try:
             if actor is None or self.about is None:
                 return "not up yet", "It has no stack."
-            return actor.stand(wakes).result(ANSWERED)
+            where, stack = actor.stand(wakes).result(ANSWERED)
+            return where, stack
         except Exception as error:  # Ray may raise any error if a host does not answer
             return "not to be asked", f"Its host reports no stack: {self._hosts.why(error)}."
 
@@ -203,7 +155,7 @@ class RemoteWorker(ChildProcess):
         with contextlib.suppress(OSError):
             os.write(self._ending.fileno(), b"\0")
 
-    def _carry(self, actor: Actor) -> None:
+    def _carry(self, actor: Any) -> None:
         about = self._await(actor.begin())
         if about is None:
             return
@@ -267,14 +219,10 @@ class RemoteWorker(ChildProcess):
         wake = self._wake
         # The callback must not refer to this object, because Ray may keep it forever.
         begun.add_done_callback(lambda _: wake.set())
-        began, patience = time.monotonic(), LATE
         while not self._is_killed:
             if begun.done():
                 return begun.result()
-            self._wake.wait(min(LOOK, patience))
-            if time.monotonic() - began >= patience and not begun.done():
-                self._hosts.tell_late(time.monotonic() - began)
-                patience *= 2
+            self._wake.wait(LOOK)
         return None
 
 
@@ -286,14 +234,7 @@ class _Lane:
         most: no items are added to a message once it has this many bytes.
     """
 
-    def __init__(
-        self,
-        number: int,
-        actor: Actor,
-        carrier: Carrier,
-        most: int,
-        goes_on: Callable[[], bool],
-    ) -> None:
+    def __init__(self, number: int, actor: Any, carrier: Carrier, most: int, goes_on: Callable[[], bool]) -> None:
         self._number, self._actor, self._carrier = number, actor, carrier
         self._most, self._goes_on = most, goes_on
 

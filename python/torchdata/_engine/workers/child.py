@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 from torchdata import _engine
 from torchdata._engine.items.codec import loads
 from torchdata._engine.items.failures import describe, reraise
-from torchdata._engine.processes.crossing import EARLY_THRESHOLD, Handle, SharedPickle, end_early_watch
-from torchdata._engine.processes.exit_messages import CANNOT_WATCH, DAMAGED
+from torchdata._engine.processes.crossing import EARLY_THRESHOLD, Handle, SharedPickle
+from torchdata._engine.processes.exit_messages import CANNOT_WATCH
 from torchdata._engine.processes.forking_process import Inherited
 from torchdata._engine.processes.interrupts import MainSignals
 from torchdata._engine.processes.process import close_inherited, watch_the_parent
@@ -69,12 +69,7 @@ class CommonSetup:
         begun_at = None if start_method == "fork" else begun_at
         return cls(Handle(bells), os.getpid(), is_child_of_main, gc.get_threshold(), MainSignals.now(), begun_at)
 
-    def enter(
-        self,
-        name: str,
-        links: Sequence[Link],
-        stats: StatsBoard | None = None,
-    ) -> bool:
+    def enter(self, name: str, links: Sequence[Link], stats: StatsBoard | None = None) -> bool:
         """Returns False if the main process has already exited."""
         self.signals.leave_to_main()
         note_child()
@@ -83,7 +78,6 @@ class CommonSetup:
         close_inherited()
         watch_the_parent()
         drop_inherited(links, self.bells.shared, stats)
-        end_early_watch()
         _keep_freed_memory()
         _keep_memory_of_tensors()
         try:
@@ -151,12 +145,7 @@ class ChildSetup:
 
 
 def run_child(setup: ChildSetup) -> None:
-    try:
-        setup.stats.shared = setup.stats.shared.here()
-    except RuntimeError:  # raised if the shared memory of the counters is damaged
-        if setup.stats.spare is None:
-            raise
-        setup.stats.shared = setup.stats.spare()
+    setup.stats.shared = setup.stats.shared.here()
     links = [handle.shared for handle in setup.lines.all()]
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
@@ -223,13 +212,9 @@ class ChildLoop:
         """Waits for a command, and returns None if none arrives within `seconds`.
 
         If `seconds` is None, the method first frees unused shared memory, and then waits without a limit, or for `IDLE`
-        seconds if more memory may become unused. If the shared memory of a link is damaged, the exit code of the
-        process reports this to the main process.
+        seconds if more memory may become unused.
         """
-        try:
-            return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
-        except RuntimeError:
-            sys.exit(DAMAGED)
+        return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
 
 
 def raise_failure(_peer: int, description: Any) -> NoReturn:

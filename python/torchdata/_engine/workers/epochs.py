@@ -20,7 +20,7 @@ from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.epoch_restarts import EpochRestarts, RestartableEpoch
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import NONE, Survived
-from torchdata._engine.workers.program import EpochProgram, Listener
+from torchdata._engine.workers.program import EpochProgram
 from torchdata._engine.workers.restart import Gone, Received
 from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE
@@ -57,6 +57,8 @@ class Children(Group):
         snapshot_budget: bytes of the snapshots that the main process stores; larger snapshots are sent only after
             `want_large_snapshots`.
         survived: the kinds of exits after which a child is replaced.
+        listener: an object with `begin()`, which is called before each epoch, and `hear(worker, note)`, which receives
+            the results of `EpochProgram.note` and may raise an exception in the user's program; None for no object.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Children(Group):
         full_stats: bool = False,
         snapshot_budget: int | None = None,
         survived: Survived = NONE,
-        listener: Listener | None = None,
+        listener: Any = None,
     ) -> None:
         self._window = window
         self._epoch = 0
@@ -253,14 +255,7 @@ class Children(Group):
             self._check_alive()
             return False
 
-    def _send(
-        self,
-        index: int,
-        kind: str,
-        number: int,
-        *content: Any,
-        to: ChildProcess | None = None,
-    ) -> None:
+    def _send(self, index: int, kind: str, number: int, *content: Any, to: ChildProcess | None = None) -> None:
         """If `to` is given, gives up once another process has replaced `to`."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:

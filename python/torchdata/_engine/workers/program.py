@@ -85,18 +85,6 @@ class ChildInfo:
     largest_snapshot: int | None = None
 
 
-class Listener(Protocol):
-    """Receives the results of `EpochProgram.note` in the main process."""
-
-    def begin(self) -> None:
-        """Called before each epoch."""
-
-    def hear(self, worker: int, note: Any) -> None:
-        """Called for each result that is not None, before later items of the worker are delivered. Its exceptions are
-        raised in the user's program.
-        """
-
-
 class EpochProgram(Program):
     """Exceptions that the methods raise are sent to the main process instead of items."""
 
@@ -150,8 +138,8 @@ class EpochProgram(Program):
         """
 
     def note(self) -> object:
-        """Returns observations for `Listener.hear`, or None. Called whenever a snapshot is taken, and at the end of
-        each iteration.
+        """Returns observations for the `listener` of `Children`, or None. Called whenever a snapshot is taken, and at
+        the end of each iteration.
         """
         return None
 

@@ -24,8 +24,6 @@ from torchdata._observe.stats.model import LoaderStats, Reading
 from torchdata._observe.stats.reading import name_of_process, read_board, summarise
 from torchdata._redacting import HIDDEN, is_private, is_secret, printable, redacted
 
-__all__ = ["Attached", "NoLoaderError", "attach", "find"]
-
 _NAME = "/memfd:torchdata-stats"
 
 _PROC = "/proc"
@@ -68,10 +66,7 @@ class Attached:
             if process.node is not None:
                 head = f"{process.called} (pid {process.pid} there), {process.state}"
                 found.append(
-                    (
-                        head,
-                        "its stack is only available in the main process, which requests it if this process hangs",
-                    )
+                    (head, "its stack is only available in the main process, which requests it if this process hangs")
                 )
                 continue
             head = f"{process.name} (pid {process.pid}), {process.state}; {kernel_state(process.pid)}"

@@ -30,17 +30,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-__all__ = [
-    "answer_for_stacks",
-    "answer_no_more",
-    "ask_for_stack",
-    "is_stopped",
-    "kernel_state",
-    "own_stack",
-    "tidy",
-    "where_it_stands",
-]
-
 #: The size in bytes above which old answers are deleted at the beginning of an epoch.
 MOST = 1 << 20
 LOOK = 0.005
@@ -168,7 +157,7 @@ def _tell_others() -> None:
     # This code reads `_active` without the lock of `threading`, because this thread may already hold the lock.
     own, known = threading.get_ident(), getattr(threading, "_active", {})
     told = [
-        f"Thread {getattr(known.get(ident), 'name', ident)}, {_listed(frame)}\n"
+        f"Thread {getattr(known.get(ident), 'name', ident)}, s{_listed(frame)[1:]}\n"
         for ident, frame in sys._current_frames().items()
         if ident != own
     ]
@@ -301,23 +290,16 @@ def _trimmed(answer: str) -> str:
 def own_stack(thread: int | None = None) -> str:
     """Returns the stack of a thread of this process, in the format of `ask_for_stack`."""
     # The frames are not stored in a variable, because the frame of this function would then form a reference cycle.
-    return _from_top(sys._current_frames().get(thread if thread is not None else _main_thread()))
-
-
-def _from_top(frame: Any) -> str:
-    return "" if frame is None else f"S{_listed(frame)[1:]}"
+    return _listed(sys._current_frames().get(threading.main_thread().ident or 0 if thread is None else thread))
 
 
 def _listed(frame: Any) -> str:
-    lines = ["stack (most recent call first):"]
+    """Returns only the heading if `frame` is None."""
+    lines = [_HEAD]
     while frame is not None:
         lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
         frame = frame.f_back
     return "\n".join(lines)
-
-
-def _main_thread() -> int:
-    return threading.main_thread().ident or 0
 
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:

@@ -22,17 +22,6 @@ from torchdata._native import Delivery, watch_after_fork, watch_before_fork, wat
 from torchdata._reporting import PACKAGE
 from torchdata._threads import AFTER_FORK, AT_HANGS
 
-__all__ = [
-    "STALL",
-    "Patience",
-    "StallWarning",
-    "WaitWarning",
-    "warn_in_thread",
-    "warn_of_calls",
-    "warn_of_calls_no_more",
-    "warn_of_stalls",
-]
-
 #: The default number of seconds without an item before a warning; the signature of `DataLoader2` repeats this number.
 STALL = 60.0
 #: No warning is given while one of these debuggers waits for its user.
@@ -131,7 +120,9 @@ def _words(
     processes = {process.name: process for process in stats.processes}
     name = f"worker process {children.first_page - 1 + (peer or 0)}"
     if name not in processes:
-        return f"no item has come for {duration(waited)}: main waits for {name}, which has not started yet"
+        is_far = not all(process.is_up for process in children.members.processes)
+        advice = ": `ray status` shows whether the cluster has room for it" if is_far else ""
+        return f"no item has come for {duration(waited)}: main waits for {name}, which has not started yet{advice}"
     chain = blame(processes, name)
     fault = chain[-1]
     waits = "main waits for " + ", which waits for ".join(process.called for process in chain)

@@ -27,8 +27,6 @@ from torchdata._observe.stats.diagnosis import diagnose
 from torchdata._observe.stats.model import LoaderStats
 from torchdata._optional import optional_import
 
-__all__ = ["live", "print_once"]
-
 #: The columns of the tables, most important first.
 _PROCESS_COLUMNS = "process,items/s,busy,for items,for room,pid,state,in flight,items,memory"
 _PIPE_COLUMNS = "pipe,out,share,own,process,held,in,p50,p99"

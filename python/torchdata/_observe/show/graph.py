@@ -11,8 +11,6 @@ from torchdata._observe.show.table import amount, duration, percent, size
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-__all__ = ["graph_of_stats"]
-
 _ROLES = {"main": 1, "worker": 2, "dispatching": 3}
 #: The order of the processes in the picture, from the top.
 _COLUMNS = ("dispatching", "worker", "main")
@@ -47,12 +45,7 @@ def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
     return [*before, *alike, *(group for group in others if group[0].role == "main")]
 
 
-def _add_processes(
-    graph: DrawnGraph,
-    processes: list[ProcessStats],
-    stats: LoaderStats,
-    ends: list[_End],
-) -> None:
+def _add_processes(graph: DrawnGraph, processes: list[ProcessStats], stats: LoaderStats, ends: list[_End]) -> None:
     first = processes[0]
     nodes = [_node([process.pipes[index] for process in processes]) for index in range(len(first.pipes))]
     _heat(nodes, processes)

@@ -13,8 +13,6 @@ from torchdata.datapipes._pipe.showing import html_of_pipe
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats
 
-__all__ = ["html_of_loader", "html_of_stats"]
-
 
 def html_of_stats(stats: LoaderStats) -> str:
     summary = "<br>".join(escape(line) for line in as_table(stats).split("\n\n")[0].splitlines())

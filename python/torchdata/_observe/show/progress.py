@@ -13,8 +13,6 @@ from typing import IO, Generic, Protocol, TypeVar
 from torchdata._observe.stats.model import LoaderStats
 from torchdata._optional import optional_import
 
-__all__ = ["ProgressBar"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -30,12 +28,7 @@ class ProgressBar(Generic[T_co]):
     """See `DataLoader2.progress`."""
 
     def __init__(
-        self,
-        loader: _Loader[T_co],
-        *,
-        description: str = "",
-        file: IO[str] | None = None,
-        interval: float = 0.5,
+        self, loader: _Loader[T_co], *, description: str = "", file: IO[str] | None = None, interval: float = 0.5
     ) -> None:
         if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval > 0:
             raise ValueError(f"progress: interval is a positive number of seconds, not {interval!r}")

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from torchdata._drawing.graph import DrawnGraph
     from torchdata._drawing.picture import Picture
 
-__all__ = ["ShownStats"]
-
 
 @dataclass(frozen=True)
 class ShownStats(LoaderStats):

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-__all__ = ["amount", "as_table", "duration", "network_line", "percent", "pipe_rows", "process_rows", "size"]
-
-
 #: From this fraction of a unit on, a value is shown in this unit, because rounding makes it one whole unit.
 _ROUNDS_UP = 0.9995
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from torchdata.datapipes._pipe.chain import parameters
 
-__all__ = ["described"]
-
 
 def described(service: Any) -> str:
     """Without a reading service, all pipes run in the main process."""

@@ -10,8 +10,6 @@ from torchdata._observe.stats.model import NODES, STATEFUL
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats
 
-__all__ = ["Advice", "advice_for"]
-
 
 @dataclass(frozen=True)
 class Advice:

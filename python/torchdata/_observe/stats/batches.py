@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from torchdata._observe.show.shown import ShownStats
     from torchdata._observe.stats.model import LoaderStats, Reading
 
-__all__ = ["BatchClock", "BatchRecorder", "bind_reading"]
-
 #: If batches take at least this many nanoseconds, all are timed, which costs less than 0.3 % of their time.
 _EACH = 500_000
 #: The maximum number of batches between two timed batches.

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from torchdata._observe.stats.model import LoaderStats, ProcessStats
 
-__all__ = ["workers_that_fit"]
-
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
     """Returns a lower and an upper bound for the number of workers that keep the cores busy. Both are infinite if a

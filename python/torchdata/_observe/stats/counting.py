@@ -10,11 +10,9 @@ from torchdata._observe.outside.stacks import answer_for_stacks, answer_no_more,
 from torchdata._observe.stats.labels import describe_pipes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torchdata._native import Collector, Sender, StatsBoard
-
-__all__ = ["MAIN_PAGE", "PIPES", "Counting", "Pages"]
 
 #: The main process has the first page, the workers have the next pages, and the dispatching process has the last page.
 MAIN_PAGE = 0
@@ -28,8 +26,6 @@ class Pages(NamedTuple):
 
     counting: Counting
     first: int
-    #: Creates new memory for counters, with the same number of pages as the memory of `counting`.
-    new_board: Callable[[], StatsBoard]
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:

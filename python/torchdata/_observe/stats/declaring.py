@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-__all__ = ["Family", "counter", "described", "families_of", "fields_summed", "gauge", "told"]
-
 Kind = Literal["counter", "gauge"]
 C = TypeVar("C", bound=type)
 _FAMILY, _HELP, _SUM = "family", "help", "sum"

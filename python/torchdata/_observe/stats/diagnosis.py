@@ -21,8 +21,6 @@ from torchdata._observe.stats.model import added
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-__all__ = ["RULES", "Verdict", "diagnose"]
-
 #: The minimum number of items for a diagnosis.
 FEWEST = 10
 #: The minimum number of items for a diagnosis that depends on times of at most a millisecond.
@@ -81,6 +79,21 @@ def diagnose(stats: LoaderStats) -> Verdict:
         if verdict is not None:
             return _with_skipped(verdict, stats)
     raise AssertionError("the last rule always speaks")
+
+
+def waited_for_long(stats: LoaderStats, loader: str, share: float) -> str | None:
+    """Returns a message if the program has waited for more than `share` of the epoch, otherwise None."""
+    first = (stats.first_item_seconds or 0.0) * stats.epochs
+    inside = stats.loading if stats.loading is not None else stats.waiting
+    whole = first + stats.seconds
+    waited = (first + inside * stats.seconds) / whole if whole > 0 else 0.0
+    verdict = diagnose(stats)
+    if waited <= share or verdict.kind in ("training", "too early", "empty"):
+        return None
+    return (
+        f"{loader}: epoch {stats.epoch} has waited {percent(waited)} of {duration(whole)} for the loader. {verdict} "
+        "(wait_warning=None or TORCHDATA_WAIT_WARNING=0 turns this line off)"
+    )
 
 
 def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
@@ -180,17 +193,15 @@ def training(stats: LoaderStats) -> Verdict | None:
     share = stats.loading if stats.loading is not None else stats.waiting if stats.workers else None
     if share is None or share >= LITTLE:
         return None
-    spare = f" Workers waited {percent(stats.held_up)} of the time for room: fewer would do." if _spare(stats) else ""
+    spare = ""
+    if len(stats.workers) > 1 and (stats.held_up or 0) > 0.5:
+        spare = f" Workers waited {percent(stats.held_up)} of the time for room: fewer would do."
     return Verdict(
         "training",
         f"Training limits you: loading takes {percent(share)} of the time, the step between two items "
         f"{duration(stats.step_seconds)}.{spare}",
         process="main",
     )
-
-
-def _spare(stats: LoaderStats) -> bool:
-    return len(stats.workers) > 1 and (stats.held_up or 0) > 0.5
 
 
 def full_memory(stats: LoaderStats) -> Verdict | None:

@@ -17,8 +17,6 @@ from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
 if TYPE_CHECKING:
     from torchdata._native import IterationToken
 
-__all__ = ["Flag", "describe_pipes", "location_of"]
-
 
 class Flag(enum.IntFlag):
     #: The pipe yields each item that it reads, immediately or after buffering it.

@@ -12,8 +12,6 @@ from typing import Any
 
 from torchdata._observe.stats.declaring import counter, described, fields_summed, gauge, told
 
-__all__ = ["NODES", "STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "added"]
-
 Page = dict[str, Any]
 #: Advice depends on these names of loaders, because the loaders have different arguments.
 STATEFUL, NODES = "StatefulDataLoader", "nodes.Loader"
@@ -85,8 +83,7 @@ class ProcessStats:
     network_bytes: int = told("bytes that were received from the process over the network", counter())
     seconds: float = told("time in epochs. In the main process, an epoch begins with its first item")
     busy_seconds: float = told(
-        "time in pipes, and for sending; in the main process, time in the pipes that stay there",
-        counter(),
+        "time in pipes, and for sending; in the main process, time in the pipes that stay there", counter()
     )
     input_seconds: float = told(
         "time that the process waited for items of another process", counter("input_wait_seconds")
@@ -113,8 +110,7 @@ class ProcessStats:
     restarts: int = told("how often the process was replaced")
     snapshots: int = told("states that the process has sent")
     cpu_seconds: float | None = told(
-        "processor time of all its threads; None if the system does not report it",
-        counter(),
+        "processor time of all its threads; None if the system does not report it", counter()
     )
     waits_for_cpu_seconds: float | None = told(
         "time that its threads were ready to run but did not run; None if the system does not report it"
@@ -174,8 +170,7 @@ class LoaderStats:
     waiting_seconds: float = told("time that the main process waited for items of workers", counter())
     waited_for: Mapping[str, float] = told("`waiting_seconds` by worker")
     step_seconds: float | None = told(
-        "time between two items outside of the loader: the training step. None if unknown",
-        gauge(),
+        "time between two items outside of the loader: the training step. None if unknown", gauge()
     )
     held_up: float | None = told(
         "share of the time that workers waited until the main process requested more items, on average; None "
@@ -186,14 +181,10 @@ class LoaderStats:
     prefetch_limit: int = told("the maximum number of prefetched items")
     shared_memory: int = told("bytes of shared memory in use", gauge("shared_memory_bytes"), summed="processes")
     shared_memory_peak: int = told(
-        "the maximum in use since the start, summed over links",
-        gauge("shared_memory_peak_bytes"),
-        summed="processes",
+        "the maximum in use since the start, summed over links", gauge("shared_memory_peak_bytes"), summed="processes"
     )
     shared_memory_limit: int = told(
-        "the maximum number of bytes that may be in use",
-        gauge("shared_memory_limit_bytes"),
-        summed="processes",
+        "the maximum number of bytes that may be in use", gauge("shared_memory_limit_bytes"), summed="processes"
     )
     copies: int = told("buffers that were copied out of full shared memory", counter(), summed="processes")
     copied_bytes: int = told("bytes of those buffers", counter(), summed="processes")

@@ -6,8 +6,6 @@ import os
 import subprocess
 import time
 
-__all__ = ["processor_times", "working_time"]
-
 _NS = 1e-9
 
 

@@ -21,8 +21,6 @@ from torchdata._redacting import printable
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-__all__ = ["cores", "name_of_process", "pipe_at_work", "read_board", "summarise"]
-
 _ROLES = {1: "main", 2: "worker", 3: "dispatching"}
 _ORDER = tuple(_ROLES.values())
 _NS = 1e-9

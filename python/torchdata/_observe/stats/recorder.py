@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from torchdata._native import Delivery, StatsBoard
 from torchdata._observe.outside.stacks import answer_no_more
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from torchdata._observe.stats.diagnosis import Verdict
     from torchdata._observe.stats.model import LoaderStats, Reading
 
-__all__ = ["Recorder", "StatsLevel"]
-
 StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
 #: This environment variable is used if the loader's argument does not set the level of detail.
@@ -42,14 +40,6 @@ WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
 WAIT = 0.3
 #: The minimum duration in seconds of an epoch that may cause a warning about long waits.
 LEAST = 10.0
-
-
-class CountedService(Protocol):
-    def engine_processes(self) -> Any:
-        """Returns the processes that run the graph and count items; None if there are none."""
-
-    def stats_notes(self) -> Sequence[str]:
-        """Returns sentences to show below the table."""
 
 
 class Recorder:
@@ -87,8 +77,8 @@ class Recorder:
         self._processes: Any = None
         self._notes: Callable[[], Sequence[str]] = tuple
 
-    def begin(self, service: CountedService, datapipe: Any, delivery: Delivery) -> None:
-        """The loader counts the items of the epoch with `delivery`."""
+    def begin(self, service: Any, datapipe: Any, delivery: Delivery) -> None:
+        """`service` is the reading service; the loader counts the items of the epoch with `delivery`."""
         processes = service.engine_processes()
         if self._counting is None or self._pid != os.getpid() or processes is not self._processes:
             self._counting = self._take_board(service)
@@ -100,7 +90,7 @@ class Recorder:
             if self._watched is None and self.stall_warning is not None:
                 self._watched = warn_of_calls(self, delivery, self.stall_warning), delivery
 
-    def _take_board(self, service: CountedService) -> Counting | None:
+    def _take_board(self, service: Any) -> Counting | None:
         self._notes = service.stats_notes
         children = service.engine_processes()
         if children is not None:
@@ -130,7 +120,7 @@ class Recorder:
     def _warn_if_slow(self) -> None:
         if self._is_wait_told or self._since is None or time.monotonic() - self._began < LEAST:
             return
-        from torchdata._observe.stats.waiting import waited_for_long
+        from torchdata._observe.stats.diagnosis import waited_for_long
 
         stats = self.stats()
         words = waited_for_long(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -125,58 +124,11 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 
 
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
-    """Returns the ends of the largest branches that may be copied to worker processes.
-
-    In a cycle of pipes, connections to sources that are closer to the end of the graph are ignored.
-    """
+    """Returns the ends of the largest branches that may be copied to worker processes."""
     graph = whole(graph)
     if all(map(_is_replicable, graph)):
         return [graph.end]
-    reads = _reads_outside_circles(graph)
-    upstream = {id(pipe): _upstream(pipe, reads) for pipe in graph}
-    single = {id(pipe) for pipe in graph if not all(map(_is_replicable, upstream[id(pipe)]))}
-    candidates = {
-        id(source): source
-        for pipe in graph
-        if id(pipe) in single
-        for source in reads[id(pipe)]
-        if id(source) not in single
-    }
-    return [
-        pipe
-        for pipe in candidates.values()
-        if not any(id(other) in candidates for other in upstream[id(pipe)] if other is not pipe)
-    ]
-
-
-def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
-    """Returns the sources of each pipe. In a cycle, omits a source that is closer to the graph's end than the pipe."""
-    distance = {id(graph.end): 0}
-    waiting = deque([graph.end])
-    reads: dict[int, list[DataPipe]] = {}
-    while waiting:
-        pipe = waiting.popleft()
-        reads[id(pipe)] = graph.sources(pipe)
-        for source in reads[id(pipe)]:
-            if id(source) not in distance:
-                distance[id(source)] = distance[id(pipe)] + 1
-                waiting.append(source)
-    return {
-        pipe_id: [
-            source
-            for source in sources
-            if distance[id(source)] >= distance[pipe_id] or pipe_id not in map(id, graph.at(source))
-        ]
-        for pipe_id, sources in reads.items()
-    }
-
-
-def _upstream(pipe: DataPipe, reads: dict[int, list[DataPipe]]) -> list[DataPipe]:
-    found = {id(pipe): pipe}
-    waiting = [pipe]
-    while waiting:
-        for source in reads[id(waiting.pop())]:
-            if id(source) not in found:
-                found[id(source)] = source
-                waiting.append(source)
-    return list(found.values())
+    single = {id(pipe) for pipe in graph if not all(map(_is_replicable, graph.at(pipe)))}
+    sources = [source for pipe in graph if id(pipe) in single for source in graph.sources(pipe)]
+    candidates = {id(source): source for source in sources if id(source) not in single}
+    return [pipe for pipe in candidates.values() if candidates.keys().isdisjoint(graph.below([pipe]))]

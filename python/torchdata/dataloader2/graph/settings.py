@@ -10,29 +10,16 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torchdata._signatures import signature_of
 from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, all_dps, has_method, nested, whole
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.record import record_of
-from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
+from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES as SHARDING_PRIORITIES
 
-__all__ = [
-    "SHARDING_PRIORITIES",
-    "apply_random_seed",
-    "apply_sharding",
-    "apply_shuffle_settings",
-    "get_all_graph_pipes",
-    "is_random",
-    "is_sharding",
-    "is_shuffler",
-    "pause_pipes",
-    "random_pipes",
-    "resume_pipes",
-    "set_datapipes_seed",
-    "set_graph_random_seed",
-]
+if TYPE_CHECKING:
+    from torchdata.dataloader2.random.seed_generator import SeedGenerator
 
 
 def is_random(datapipe: Any) -> TypeGuard[Any]:
@@ -63,15 +50,7 @@ def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
     return all_dps(graph)
 
 
-class SeedSource(Protocol):
-    """The methods of a `SeedGenerator` that draw seeds."""
-
-    def generate_shared_seed(self) -> int: ...
-
-    def generate_seed(self) -> int: ...
-
-
-def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedSource, distributed_shared: bool) -> None:
+def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenerator, distributed_shared: bool) -> None:
     """Gives each pipe that has `set_seed` its own seed.
 
     Args:
@@ -93,7 +72,7 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedSource
         pipe.set_seed(draw())
 
 
-def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedSource) -> DataPipe:
+def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenerator) -> DataPipe:
     """Seeds the random pipes of a graph so that sharding stays correct.
 
     Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all of these processes must see

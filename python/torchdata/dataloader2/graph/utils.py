@@ -14,22 +14,6 @@ from torchdata.datapipes._pipe.graph.torch import twin_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe, pipes_in, sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-__all__ = [
-    "DataPipe",
-    "DataPipeGraph",
-    "all_dps",
-    "end_of",
-    "find_dps",
-    "has_method",
-    "list_dps",
-    "nested",
-    "put_in_place",
-    "remove_dp",
-    "replace_dp",
-    "traverse_dps",
-    "whole",
-]
-
 DataPipe: TypeAlias = IterDataPipe[Any] | MapDataPipe[Any]
 DataPipeGraph = dict[int, tuple[DataPipe, "DataPipeGraph"]]
 

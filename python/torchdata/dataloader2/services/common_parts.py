@@ -35,8 +35,6 @@ from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import beginning_entries, load_entries, load_generators, save_entries, save_generators
 
-__all__ = ["CommonParts"]
-
 #: The maximum number of items in the queue of a shard. A shard that falls further behind runs its own replica.
 MOST_WAITING = 1 << 14
 #: The maximum number of snapshots of a common part.

@@ -22,8 +22,6 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.state.iteration import is_torchs
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
-__all__ = ["attributes_of", "filters_with_common_part", "may_draw"]
-
 #: Pipes of this package that must not follow a filter with a common part, because they read their source several times
 #: in a pass, join branches of it, or skip exceptions of earlier pipes.
 _UNSUITED = frozenset({"Cycler", "IterKeyZipper", "OnError", "Repeater", "Sampler", "_Split"})

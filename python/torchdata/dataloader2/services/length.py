@@ -5,55 +5,19 @@ Role: shards copies of the pipes, without their data, for each worker and rank, 
 
 from __future__ import annotations
 
-import copy
-from collections import deque
 from typing import Any
 
 from torchdata.dataloader2.graph.cutting import DispatchedSource, cut_dispatched, find_replicable_branches
+from torchdata.dataloader2.graph.serialization import clone
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding, is_sharding
 from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn
 from torchdata.datapipes._pipe.checks import certain_lengths
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.graph.traversal import is_pipe, pipes_in
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
-
-#: Containers with at most this many members are copied, because applying a setting to a pipe may modify them.
-_SMALL = 64
-
-
-def skeleton(datapipe: Any) -> Any:
-    """Copies a graph without its data. Raises TypeError for a pipe that defines `__del__`, because deleting the copy
-    might close objects that both pipes use.
-    """
-    pipes = Graph(datapipe).pipes
-    copies: dict[int, Any] = {}
-    for pipe in pipes:
-        if hasattr(type(pipe), "__del__"):
-            raise TypeError(f"this DataLoader2 has no length: {type(pipe).__name__} defines `__del__`")
-        copies[id(pipe)] = object.__new__(type(pipe))
-    for pipe in pipes:
-        items = getattr(type(pipe), "item_attributes", ())
-        for name, value in list(vars(pipe).items()):
-            if name != "_iteration_token":
-                vars(copies[id(pipe)])[name] = value if name in items else _joined(value, copies)
-    return copies[id(datapipe)]
-
-
-def _joined(value: Any, copies: dict[int, Any]) -> Any:
-    if is_pipe(value):
-        return copies.get(id(value), value)
-    if not isinstance(value, (dict, list, tuple, set, frozenset, deque)):
-        return value
-    if not pipes_in(value):
-        return copy.copy(value) if len(value) <= _SMALL else value
-    if isinstance(value, dict):
-        return {_joined(key, copies): _joined(member, copies) for key, member in value.items()}
-    make = getattr(type(value), "_make", type(value))  # a named tuple's fields are separate arguments
-    return make([_joined(member, copies) for member in value])
 
 
 class _CountedSource(DispatchedSource):
@@ -66,13 +30,16 @@ class _CountedSource(DispatchedSource):
 
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
-    """Modifies `datapipe`, which must be a result of `skeleton`. Raises TypeError, with the name of the pipe, if the
-    length is unknown.
+    """Raises TypeError, with the name of the pipe, if the length is unknown, or if a pipe defines `__del__`, because
+    deleting a copy of the pipe might close objects that both pipes use.
     """
     try:
+        for pipe in Graph(datapipe):
+            if hasattr(type(pipe), "__del__"):
+                raise TypeError(f"{type(pipe).__name__} defines `__del__`")
         # this context forbids guesses, and also lengths that a pipe can only compute by reading all items
         with certain_lengths():
-            return _RankEpoch(datapipe, service).length()
+            return _RankEpoch(clone(datapipe), service).length()
     except Exception as error:
         raise TypeError(f"this DataLoader2 has no length: {advice_on(error)}") from error
 

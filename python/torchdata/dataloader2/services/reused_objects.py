@@ -14,8 +14,6 @@ from io import BytesIO, IOBase, StringIO
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType, NoneType
 from typing import Any
 
-__all__ = ["ReusedObjects"]
-
 #: Values of these types never change. `_search` adds other types that it has met.
 _fixed: set[Any] = {NoneType, bool, int, float, complex, str, bytes, range, type, FunctionType, BuiltinFunctionType}
 #: The maximum number of objects of an item that are examined, without the values that never change.
@@ -119,7 +117,7 @@ def _search_of(kind: Any) -> _Search:
     if hasattr(kind, "__array_interface__") and hasattr(kind, "base") and hasattr(kind, "__setitem__"):
         return _search_array
     if hasattr(kind, "_b_base_"):
-        return _search_ctypes if _is_plain_in_ctypes(kind) else _refuse_hidden
+        return _refuse_hidden  # a type of ctypes
     is_hidden = any(map(_has_hidden_memory, kind.__mro__))
     library = kind.__module__.partition(".")[0]
     is_container = issubclass(kind, (tuple, frozenset)) or hasattr(kind, "__setitem__")
@@ -128,13 +126,6 @@ def _search_of(kind: Any) -> _Search:
     if library in _LIBRARIES:
         return _search_frame if hasattr(kind, "iloc") else _search_library
     return _refuse_hidden if is_hidden else _search_object
-
-
-def _is_plain_in_ctypes(kind: Any) -> bool:
-    """Returns whether a type of `ctypes` is a number or an array of numbers, without pointers to other memory."""
-    while hasattr(kind, "_length_"):
-        kind = kind._type_
-    return getattr(kind, "_type_", None) in (*"?bBcdfghHiIlLqQu",)
 
 
 def _has_own_hash(kind: Any) -> bool:
@@ -197,13 +188,6 @@ def _search_tensor(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> 
         views.append((item.untyped_storage().data_ptr() or id(item), item.data_ptr()))
     except (RuntimeError, NotImplementedError):  # raised, for example, for a sparse tensor
         return None
-    return _parts_of(item)
-
-
-def _search_ctypes(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> Sequence[Any]:
-    import ctypes
-
-    views.append((ctypes.addressof(item), 0))
     return _parts_of(item)
 
 
