@@ -70,32 +70,19 @@ BEFORE = 1
 _LONGEST_EXCERPT = 200
 
 
-def _pieces_of_gzip(source: Any) -> Pieces:
-    return _native.GzipReader(source.read).read
+def _pieces_of(reader: Callable[[Any], Any]) -> Callable[[Any], Pieces]:
+    return lambda source: partial(reader(source).read, AT_ONCE)
 
 
-def _pieces_of_bzip2(source: Any) -> Pieces:
-    return partial(bzip2_reader(source).read, AT_ONCE)
-
-
-def _pieces_of_lzma(source: Any) -> Pieces:
-    return partial(lzma_reader(source).read, AT_ONCE)
-
-
-def _pieces_of_zstd(source: Any) -> Pieces:
-    return partial(zstd_reader(source).read, AT_ONCE)
-
-
-def _pieces_of_plain(source: Any) -> Pieces:
-    return partial(source.read, AT_ONCE)
+_pieces_of_plain = _pieces_of(lambda source: source)
 
 
 #: For each compression in a mode: the first bytes of compressed files, and the function that decompresses the files.
 _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
-    "gz": ((b"\x1f\x8b",), _pieces_of_gzip),
-    "bz2": ((b"BZh",), _pieces_of_bzip2),
-    "xz": ((b"\xfd7zXZ\0", b"]\0\0"), _pieces_of_lzma),
-    "zst": ((b"\x28\xb5\x2f\xfd",), _pieces_of_zstd),
+    "gz": ((b"\x1f\x8b",), lambda source: _native.GzipReader(source.read).read),
+    "bz2": ((b"BZh",), _pieces_of(bzip2_reader)),
+    "xz": ((b"\xfd7zXZ\0", b"]\0\0"), _pieces_of(lzma_reader)),
+    "zst": ((b"\x28\xb5\x2f\xfd",), _pieces_of(zstd_reader)),
 }
 
 
