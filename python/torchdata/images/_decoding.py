@@ -18,8 +18,6 @@ from torchdata.images import _pillow
 from torchdata.images._boxes import Box, check_box
 from torchdata.images._pictures import DecodablePicture, open_picture
 
-__all__ = ["Crop", "Request", "Size", "decode", "decode_batch", "read"]
-
 Size = int | tuple[int, int] | None
 Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from torchdata._importing import import_whole
 from torchdata.images import _pillow
 
-__all__ = ["DecodablePicture", "open_picture"]
-
 #: The maximum size of the pixel buffer that a thread keeps for its next image, in bytes.
 _KEPT = 64 << 20
 

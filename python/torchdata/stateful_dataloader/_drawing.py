@@ -46,8 +46,6 @@ from torchdata.stateful_dataloader._generators import (
 )
 from torchdata.stateful_dataloader.sampler import pass_over
 
-__all__ = ["Drawing", "Draws", "Moments", "Replay"]
-
 #: If a generator is more 32-bit words than this ahead of its last known position, the loader assumes that the program
 #: has set the generator. One random number takes one or more words.
 _FAR = 1 << 28

@@ -21,11 +21,6 @@ import numpy
 import torch
 from torch.utils.data import Sampler
 
-__all__ = [
-    "GLOBAL", "Moment", "comparable", "decoded", "distance", "encoded", "found_in", "mark_of", "moved_on",
-    "put_back_afterwards", "read", "set_all", "torch_parts", "with_words", "words_of", "write",
-]  # fmt: skip
-
 GLOBAL = ("torch", "python", "numpy")
 _OBJECTS: dict[str, Any] = {
     "torch": torch.default_generator, "python": random._inst, "numpy": numpy.random.mtrand._rand

@@ -42,8 +42,6 @@ from torchdata.stateful_dataloader.sampler import (
     samples_in,
 )
 
-__all__ = ["IndexOrder", "generators_drawn_by"]
-
 _NONE: Any = object()
 #: These samplers draw only from torch's global generator, and only when the first index is requested.
 _KNOWN = (

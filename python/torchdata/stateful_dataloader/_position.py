@@ -17,10 +17,6 @@ from torchdata._stateful import copied
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._generators import Moment, encoded
 
-__all__ = [
-    "UNKNOWN", "Counts", "EpochState", "LoaderFacts", "OrderState", "Progress", "ReadingPosition", "Trails", "freeze"
-]  # fmt: skip
-
 UNKNOWN: Any = object()
 _MOST = 256
 #: The number of skipped samples by kind of exception, and the number of all samples including skipped samples.

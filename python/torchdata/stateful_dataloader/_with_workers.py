@@ -39,8 +39,6 @@ from torchdata.stateful_dataloader._position import EpochState, Progress, Readin
 from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 
-__all__ = ["RestartingIterator", "WorkersIterator"]
-
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 

@@ -15,8 +15,6 @@ from typing import Any
 from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import DataChunk
 
-__all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_members"]
-
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
 #: Types of results that are in memory, but do not support slices. They are converted to lists.

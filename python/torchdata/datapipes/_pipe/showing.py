@@ -9,8 +9,6 @@ from torchdata._drawing.html import page, picture_in, table
 from torchdata.datapipes._pipe.chain import parameters, short_name
 from torchdata.datapipes._pipe.graph.graph import Graph as PipeGraph
 
-__all__ = ["graph_of_pipe", "html_of_pipe"]
-
 
 def graph_of_pipe(datapipe: Any, *, debug: bool = False) -> DrawnGraph:
     """If `debug` is False, the main pipe of a split replaces its children."""

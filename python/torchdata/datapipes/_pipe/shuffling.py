@@ -9,8 +9,6 @@ from typing import ClassVar, Self
 from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.state.declared import random_state, state
 
-__all__ = ["Shuffling"]
-
 
 class Shuffling(Seeded):
     #: The setting `enable` of the adapter `Shuffle` changes the attribute `_enabled`.

@@ -19,18 +19,6 @@ from torchdata.datapipes._pipe.state.hooks import depth_of
 from torchdata.datapipes._pipe.state.record import existing_record, token_of
 from torchdata.datapipes.datapipe import IterDataPipe, begin_iteration
 
-__all__ = [
-    "Load",
-    "PipeStep",
-    "ReadsByIndex",
-    "Unloadable",
-    "begin_sharing",
-    "begin_unloaded",
-    "can_share",
-    "can_wait",
-    "getter_of",
-]
-
 T_co = TypeVar("T_co", covariant=True)
 
 Load = Callable[[Any], Any]

@@ -11,8 +11,6 @@ from torchdata.datapipes._pipe.showing import graph_of_pipe
 if TYPE_CHECKING:
     import graphviz
 
-__all__ = ["to_graph"]
-
 
 def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
     """Draws the graph of pipes that ends in `dp`: an arrow leads from each pipe to its readers.

@@ -23,16 +23,6 @@ from typing import Any
 
 from torchdata._importing import call_when_imported
 
-__all__ = [
-    "Counterpart",
-    "derives_from_twin",
-    "has_begun",
-    "meet_torch",
-    "pair_streams_with_torch",
-    "pair_with_torch",
-    "twin_of",
-]
-
 _MODULE = "torch.utils.data"
 
 _MISSING = object()

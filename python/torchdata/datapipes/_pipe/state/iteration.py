@@ -25,25 +25,6 @@ from torchdata.datapipes._pipe.state.hooks import PipeHooks, depth_of, hooks_of
 from torchdata.datapipes._pipe.state.layout import PipeEntry, explaining_damage
 from torchdata.datapipes._pipe.state.record import Beginning, PassRecord, existing_record, record_of, token_of
 
-__all__ = [
-    "can_reset",
-    "entry_anew",
-    "entry_at_beginning",
-    "forget_state",
-    "is_restorable",
-    "is_torchs",
-    "is_unnoticed",
-    "iterate",
-    "load_entry",
-    "load_last_entry",
-    "name_of",
-    "position_of",
-    "reader_of",
-    "start_pass",
-    "unnoticed",
-    "with_seeds",
-]
-
 _tick = count(1).__next__
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
     from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-__all__ = ["Beginning", "PassRecord", "existing_record", "passed", "record_of", "token_of"]
-
 _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 
 

@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 from torchdata._threads import Latch, start
 
-__all__ = ["EventLoop"]
-
 T = TypeVar("T")
 
 
