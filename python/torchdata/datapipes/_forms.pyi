@@ -367,7 +367,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Reads the parts of a table that `ArrowParts` lists: yields rows, or frames of many rows."""
 
     def read_from_gdrive(
-        self, *, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False,
+        self, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False, *,
         max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files of Google Drive by their links: yields pairs of file name and binary stream."""
@@ -379,7 +379,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Opens files at HTTP URLs: yields pairs of URL and binary stream."""
 
     def read_from_remote(
-        self, *, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False,
+        self, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False, *,
         max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files at URLs: URLs at drive.google.com and docs.google.com as `GDriveReader`, others as
