@@ -251,8 +251,11 @@ def rebuilt(first: Any, collated: Any) -> Any:
         if not isinstance(first, (MutableMapping, MutableSequence)):
             return type(first)(collated)
         clone: Any = copy.copy(first)
-        for key, member in collated.items() if isinstance(collated, dict) else enumerate(collated):
-            clone[key] = member
+        if isinstance(first, MutableMapping):
+            clone.update(collated)
+            return clone
+        for index, member in enumerate(collated):
+            clone[index] = member
         return clone
     except (TypeError, AttributeError):
         return collated
