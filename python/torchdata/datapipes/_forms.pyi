@@ -41,12 +41,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def batch(
-        self, batch_size: int, drop_last: bool = False, *, wrapper_class: Callable[[list[T_co]], R],
+        self, batch_size: int, drop_last: bool = False, wrapper_class: Callable[[list[T_co]], R] = ...,
     ) -> IterDataPipe[R]:
-        """Groups consecutive items into batches."""
-
-    @overload
-    def batch(self, batch_size: int, drop_last: bool, wrapper_class: Callable[[list[T_co]], R]) -> IterDataPipe[R]:
         """Groups consecutive items into batches."""
 
     def bucketbatch(
