@@ -37,7 +37,7 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> from torchdata.datapipes.utils import to_graph
         >>> print(to_graph(IterableWrapper(range(3)).map(str)).source.splitlines()[-2].strip())
-        "IterableWrapper 0" -> "Mapper 1"
+        0 -> 1
     """
     if is_pipe(dp):
         return as_digraph(graph_of_pipe(dp, debug=debug))
