@@ -63,7 +63,6 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the object, as values that can be pickled."""
-        ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next `iter()` resume from a saved position.
@@ -71,7 +70,6 @@ class Stateful(Protocol):
         Args:
             state_dict: a result of `state_dict`.
         """
-        ...
 
 
 def is_stateful(one: object) -> TypeGuard[Stateful]:

@@ -29,5 +29,5 @@ def as_digraph(graph: DrawnGraph) -> graphviz.Digraph:
                 cluster.node(str(node.key), label=label, fillcolor=color_of(node))
     for arrow in graph.arrows:
         style = "dashed" if arrow.crosses else None
-        drawing.edge(str(arrow.tail), str(arrow.head), label=library.escape(arrow.label), style=style)
+        drawing.edge(str(arrow.tail), str(arrow.head), label=library.escape(arrow.label) or None, style=style)
     return drawing

@@ -41,12 +41,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def batch(
-        self, batch_size: int, drop_last: bool = False, *, wrapper_class: Callable[[list[T_co]], R],
+        self, batch_size: int, drop_last: bool = False, wrapper_class: Callable[[list[T_co]], R] = ...,
     ) -> IterDataPipe[R]:
-        """Groups consecutive items into batches."""
-
-    @overload
-    def batch(self, batch_size: int, drop_last: bool, wrapper_class: Callable[[list[T_co]], R]) -> IterDataPipe[R]:
         """Groups consecutive items into batches."""
 
     def bucketbatch(
@@ -367,7 +363,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Reads the parts of a table that `ArrowParts` lists: yields rows, or frames of many rows."""
 
     def read_from_gdrive(
-        self, *, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False,
+        self, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False, *,
         max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files of Google Drive by their links: yields pairs of file name and binary stream."""
@@ -379,7 +375,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Opens files at HTTP URLs: yields pairs of URL and binary stream."""
 
     def read_from_remote(
-        self, *, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False,
+        self, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False, *,
         max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files at URLs: URLs at drive.google.com and docs.google.com as `GDriveReader`, others as

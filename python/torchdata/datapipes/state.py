@@ -22,26 +22,25 @@ from torchdata._plain_pickles import to_plain
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, check_fingerprint, difference
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint as _fingerprint
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
-from torchdata.datapipes._pipe.graph.torch import yielded_so_far
+from torchdata.datapipes._pipe.graph.torch import has_begun
 from torchdata.datapipes._pipe.state.declared import random_state, state
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.state.hooks import PipeHooks, depth_of, hooks_of
 from torchdata.datapipes._pipe.state.iteration import (
-    awaits_iteration,
-    beginning_of,
     can_reset,
     entry_anew,
     entry_at_beginning,
     forget_state,
     is_restorable,
     is_torchs,
+    is_unnoticed,
     iterate,
     load_entry,
-    may_be_over,
+    load_last_entry,
     name_of,
     pending_seed,
-    perhaps_over,
     position_of,
+    reader_of,
     unnoticed,
     with_pending,
     with_seeds,
@@ -145,7 +144,12 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 def save_entries(datapipe: Any) -> list[PipeEntry]:
     graph = graph_of(datapipe)
     with standing_still(graph.pipes):
-        return _Saving(graph).entries()
+        if not is_torchs(graph.end):
+            return _Saving(graph).entries()
+        if is_unnoticed(graph.end):
+            raise unnoticed(graph.end)
+        *sources, _, last = _Saving(Graph(reader_of(graph.end))).entries()
+        return [*sources, last._replace(type=name_of(graph.end))]
 
 
 def fingerprint(datapipe: Any) -> Fingerprint:
@@ -196,10 +200,7 @@ class _Saving:
 
     def _has_begun(self, pipe: Any) -> bool:
         record = record_of(pipe)
-        if is_torchs(pipe):
-            asked = record.asked == pipe._valid_iterator_id
-            return yielded_so_far(pipe) is not None and not asked and not awaits_iteration(pipe)
-        return record.stamp > 0 and record.loaded is None
+        return has_begun(pipe) if is_torchs(pipe) else record.stamp > 0 and record.loaded is None
 
     @staticmethod
     def _has_finished(pipe: Any) -> bool:
@@ -243,8 +244,6 @@ class _Saving:
         """Returns whether the last pipe of the graph must be replayed. This is so if a replayed pipe and another pipe
         read the same source (as with children of a `fork`). It is also so if user functions have drawn random numbers,
         because it is unknown which pipes called these functions."""
-        if is_torchs(self.end):
-            return False
         beginning = record_of(self.end).beginning
         if beginning is None:
             return False
@@ -262,21 +261,16 @@ class _Saving:
 
     def entries(self) -> list[PipeEntry]:
         found: dict[int, PipeEntry] = {}
-        if is_torchs(self.end) and id(self.end) in self._in_use and may_be_over(self.end):
-            raise perhaps_over(self.end)
         for pipe in self._to_replay():
-            beginning = beginning_of(pipe)
+            if is_torchs(pipe):
+                raise unnoticed(pipe)
+            beginning = record_of(pipe).beginning
             if beginning is not None:
                 found |= self._replayed(pipe, beginning)
-            elif is_torchs(pipe) and pipe is self.end:
-                raise unnoticed(pipe)
         for pipe in self.pipes:
             if id(pipe) in self._in_use and id(pipe) not in found:
                 found |= hooks_of(pipe)._entries_of_sources()
-        below = self.graph.below(
-            pipe for pipe in self.pipes if is_torchs(pipe) and id(pipe) in self._in_use and id(pipe) not in found
-        )
-        return [found.get(id(pipe)) or self._entry(pipe, id(pipe) in below) for pipe in self.pipes]
+        return [found.get(id(pipe)) or self._entry(pipe) for pipe in self.pipes]
 
     def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, PipeEntry]:
         """Returns the entries of a replayed pipe and of all its direct and indirect sources, by the ids of the
@@ -295,8 +289,8 @@ class _Saving:
                 entry = entry._replace(later=later)
             left = entry_anew(each) if may_be_left else entry.left
             entries[id(each)] = entry._replace(ahead=None, left=left)
-        yielded = yielded_so_far(pipe) or 0 if is_torchs(pipe) else token_of(pipe).yielded
-        own = entries[id(pipe)]._replace(drop=yielded - beginning.yielded, seconds=time.monotonic() - beginning.since)
+        drop, seconds = token_of(pipe).yielded - beginning.yielded, time.monotonic() - beginning.since
+        own = entries[id(pipe)]._replace(drop=drop, seconds=seconds)
         if pipe is self.end and (beginning.whole or beginning.moved != save_generators()):
             own = own._replace(generators=beginning.generators)
             for each, *_ in beginning.parts:
@@ -320,9 +314,9 @@ class _Saving:
                 "Make them in __init__, or keep them in local variables"
             )
 
-    def _entry(self, pipe: Any, replayed: bool) -> PipeEntry:
+    def _entry(self, pipe: Any) -> PipeEntry:
         if is_torchs(pipe):
-            return self._entry_of_torchs(pipe, replayed)
+            return PipeEntry(name_of(pipe))
         record = record_of(pipe)
         if record.loaded is not None:
             return with_pending(pipe, record, record.loaded)
@@ -332,23 +326,16 @@ class _Saving:
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=position_of(pipe)), record)
         # The attributes of a user-defined pipe without `reset` may still contain the position in an earlier iteration.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
-        if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
+        if id(pipe) not in self._in_use or not is_restorable(pipe) or is_stale:
             entry = entry_anew(pipe)
-            if not replayed and id(pipe) in self._in_use and self._has_finished(pipe):
+            if id(pipe) in self._in_use and self._has_finished(pipe):
                 entry = entry._replace(restores=True, yielded=token_of(pipe).yielded, finished=True)
-            if replayed or not record.skipped:
+            if not record.skipped:
                 return entry
             return entry._replace(skipped=record.skipped)  # even if the iteration has been read to its end
         finished, state = self._has_finished(pipe), position_of(pipe)
         seeds = record.seed, record.seeded or None
         return PipeEntry(name_of(pipe), True, token_of(pipe).yielded, finished, state, *seeds, record.skipped or None)
-
-    def _entry_of_torchs(self, pipe: Any, below: bool) -> PipeEntry:
-        loaded = record_of(pipe).loaded
-        if loaded is not None and awaits_iteration(pipe):
-            return loaded
-        anew = below or id(pipe) not in self._in_use
-        return PipeEntry(name_of(pipe), drop=None if anew else yielded_so_far(pipe))
 
 
 def beginning_entries(graph: Graph) -> list[PipeEntry]:
@@ -446,3 +433,5 @@ def load_entries(datapipe: Any, entries: Sequence[PipeEntry]) -> None:
     with standing_still(graph.pipes):
         for pipe, entry in zip(graph, entries, strict=True):
             load_entry(pipe, entry)
+        if is_torchs(graph.end):
+            load_last_entry(graph.end, entries[-1])

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Box", "center_crop", "check_box", "drawing_from", "random_resized_crop"]
-
 Box = tuple[int, int, int, int]
 
 #: The number of random boxes to try before the center of the image is used.

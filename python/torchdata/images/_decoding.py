@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,8 +17,6 @@ from torchdata._redacting import shown
 from torchdata.images import _pillow
 from torchdata.images._boxes import Box, check_box
 from torchdata.images._pictures import DecodablePicture, open_picture
-
-__all__ = ["Crop", "Request", "Size", "decode", "decode_batch", "read"]
 
 Size = int | tuple[int, int] | None
 Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
@@ -241,18 +240,14 @@ def decode_batch(
     return made
 
 
-class _numbered:
+@contextmanager
+def _numbered(number: int) -> Iterator[None]:
     """Adds a note with the position of the image in the batch to an exception."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, Exception):
-            error.add_note(f"decode_batch was decoding image {self.number} of the batch.")
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"decode_batch was decoding image {number} of the batch.")
+        raise
 
 
 def _array_over(out: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -296,26 +291,22 @@ def _opened(request: Request, content: Any, name: str, crop: Crop) -> tuple[Deco
     return picture, check_box(crop(width, height) if callable(crop) else crop, width, height, name)
 
 
-class _decoding:
+@contextmanager
+def _decoding(name: str) -> Iterator[None]:
     """Converts all errors that Pillow raises for damaged contents to a ValueError that names the image."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if not isinstance(error, Exception) or isinstance(error, (ImportError, MemoryError)):
-            return
+    try:
+        yield
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:
         module = _pillow.image_module()
         if isinstance(error, module.DecompressionBombError):
-            error.add_note(f"It was about {self.name}.")
-            return
+            error.add_note(f"It was about {name}.")
+            raise
         said = str(error) or type(error).__name__
         if isinstance(error, module.UnidentifiedImageError):
             said = "it has no format that Pillow knows"
-        raise ValueError(f"{self.name} cannot be decoded as an image: {said}") from error
+        raise ValueError(f"{name} cannot be decoded as an image: {said}") from error
 
 
 def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, name: str, out: Any) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from torchdata._importing import import_whole
 from torchdata.images import _pillow
-
-__all__ = ["DecodablePicture", "open_picture"]
 
 #: The maximum size of the pixel buffer that a thread keeps for its next image, in bytes.
 _KEPT = 64 << 20
@@ -153,24 +150,13 @@ class _Other:
         return out
 
 
-#: For each EXIF orientation: whether to exchange rows and columns, and a function that mirrors the result.
-_TURNS: dict[int, tuple[bool, Callable[[Any], Any]]] = {
-    2: (False, lambda a: a[:, ::-1]),
-    3: (False, lambda a: a[::-1, ::-1]),
-    4: (False, lambda a: a[::-1]),
-    5: (True, lambda a: a),
-    6: (True, lambda a: a[:, ::-1]),
-    7: (True, lambda a: a[::-1, ::-1]),
-    8: (True, lambda a: a[::-1]),
-}
-
-
 class _Turned:
     """A picture that is rotated and mirrored so that it is upright."""
 
     def __init__(self, picture: DecodablePicture, orientation: int) -> None:
         self.picture = picture
-        self.sideways, self.mirror = _TURNS[orientation]
+        self.sideways = orientation > 4  # rows and columns are exchanged before the picture is mirrored
+        self.steps = -1 if orientation in (3, 4, 7, 8) else 1, -1 if orientation in (2, 3, 6, 7) else 1
         self._take_size()
 
     def _take_size(self) -> None:
@@ -186,7 +172,8 @@ class _Turned:
         import numpy as np
 
         array = self.picture.pixels()
-        turned = self.mirror(array.transpose(1, 0, 2) if self.sideways else array)
+        down, across = self.steps
+        turned = (array.transpose(1, 0, 2) if self.sideways else array)[::down, ::across]
         if out is None:
             return np.ascontiguousarray(turned)
         np.copyto(out, turned)

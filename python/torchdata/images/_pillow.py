@@ -7,8 +7,6 @@ from typing import Any
 
 from torchdata._optional import optional_import
 
-__all__ = ["check_pixels", "converted", "image_module", "opened", "orientation"]
-
 _ORIENTATION = 0x0112
 
 

@@ -21,8 +21,6 @@ from torchdata._users_code import INDEXED, ITERATED, codes_of_dataset, place_of
 from torchdata.nodes._read_ahead import ThreadedNode
 from torchdata.nodes.base_node import BaseNode, nodes_of, sources_of
 
-__all__ = ["NodeRecorder"]
-
 
 class NodeRecorder(BatchRecorder):
     name = NODES

@@ -14,8 +14,6 @@ from typing import Any
 
 from torchdata.nodes.base_node import BaseNode, T, advance_of
 
-__all__ = ["StateFields", "Unsaved", "position_of", "state_at"]
-
 _REQUIRED: Any = object()
 
 

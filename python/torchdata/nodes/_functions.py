@@ -8,8 +8,6 @@ from typing import Any
 
 from torchdata._engine.items.failures import describe, reraise
 
-__all__ = ["Failure", "MapEach", "error_of", "not_the_end"]
-
 
 def not_the_end(what: str, cause: BaseException) -> RuntimeError:
     """Returns the error that replaces a StopIteration raised by a user's function (see PEP 479)."""

@@ -15,8 +15,6 @@ from torchdata.datapipes.state import load_state, save_state
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, is_repeatable
 
-__all__ = ["PipePosition"]
-
 
 class PipePosition(PipePasses):
     """A pipe with the seeds of its epochs. If `seed` is None, each epoch draws new seeds for the random pipes of the

@@ -35,8 +35,6 @@ from torchdata._observe.outside.stalls import Patience, warn_in_thread
 from torchdata._observe.stats.counting import Pages
 from torchdata.nodes._functions import error_of, not_the_end
 
-__all__ = ["MapWorker", "Workers", "one_reset"]
-
 #: While a thread waits for an answer, it checks at intervals of this many seconds whether the process is running.
 _SLICE = 0.2
 #: If computing the items of one message takes longer than this number of seconds, other processes compute the items

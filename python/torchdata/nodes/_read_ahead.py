@@ -34,8 +34,6 @@ from torchdata.nodes.base_node import BaseNode, PassingNode, T, advance_of, chec
 if TYPE_CHECKING:
     from torchdata.nodes._processes import MapWorker
 
-__all__ = ["ReadSource", "ThreadedNode"]
-
 #: The function to call with each item; None if the node returns items unchanged.
 Function = Callable[[Any], Any] | None
 

@@ -41,19 +41,15 @@ class SnapshotStore(Protocol):
 
     def append(self, snapshot: Any, version: int) -> None:
         """Adds a snapshot. The version must be greater than the previous version."""
-        ...
 
     def pop_version(self, version: int) -> Any | None:
         """Returns the snapshot with this version, or None. Removes all snapshots up to this version."""
-        ...
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
         """Adds the snapshot of the source's beginning, or an `ExceptionWrapper` if the thread has failed."""
-        ...
 
     def get_initial_snapshot(self, thread: threading.Thread, timeout: float) -> Any:
         """Waits for the snapshot of the beginning, and returns it."""
-        ...
 
 
 class QueueSnapshotStore(SnapshotStore):

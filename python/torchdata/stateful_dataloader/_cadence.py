@@ -13,8 +13,6 @@ from collections.abc import Iterable
 
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, read
 
-__all__ = ["GeneratorWatch", "SnapshotCadence", "next_due"]
-
 #: The pause after an expensive snapshot, as a multiple of the snapshot's duration, so that expensive snapshots take
 #: less than 0.5 % of the time.
 _SPARSELY = 200

@@ -24,8 +24,6 @@ from torchdata._engine.items.codec import loads
 from torchdata._engine.processes.crossing import SharedPickle
 from torchdata._engine.workers.group import pickled_program
 
-__all__ = ["Copies"]
-
 _SHARED_BY_PROCESSES = frozenset(
     {"multiprocessing.connection", "multiprocessing.queues", "multiprocessing.sharedctypes",
      "multiprocessing.synchronize", "torch.multiprocessing.queue"}

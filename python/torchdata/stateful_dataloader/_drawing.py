@@ -46,8 +46,6 @@ from torchdata.stateful_dataloader._generators import (
 )
 from torchdata.stateful_dataloader.sampler import pass_over
 
-__all__ = ["Drawing", "Draws", "Moments", "Replay"]
-
 #: If a generator is more 32-bit words than this ahead of its last known position, the loader assumes that the program
 #: has set the generator. One random number takes one or more words.
 _FAR = 1 << 28
@@ -210,24 +208,16 @@ class Drawing:
 
     # -- saved form ----------------------------------------------------------------------------------
 
-    def encoded(self, moment: Moment, first: Moment | None = None) -> dict[str, Any]:
-        """Converts generator states to plain values for a saved state.
-
-        Args:
-            first: earlier states of the generators, relative to which the states are encoded. `decoded` needs the same
-                argument.
-        """
-        first = first or {}
-        plain: dict[Any, Any] = {key: encoded(moment[key], first.get(key)) for key in self._all if key in moment}
+    def encoded(self, moment: Moment) -> dict[str, Any]:
+        """Converts generator states to plain values for a saved state."""
+        plain: dict[Any, Any] = {key: encoded(moment[key]) for key in self._all if key in moment}
         own = [plain.pop(number) for number in range(len(self._own)) if number in plain]
         return plain | ({"own": own} if own else {})
 
-    def decoded(self, plain: dict[str, Any], first: Moment | None = None) -> Moment:
-        first = first or {}
-        moment: Moment = {name: decoded(name, plain[name], first.get(name)) for name in GLOBAL if name in plain}
-        for number, (one, state) in enumerate(zip(self._own, plain.get("own", ()), strict=False)):
-            moment[number] = decoded(one, state, first.get(number))
-        return moment
+    def decoded(self, plain: dict[str, Any]) -> Moment:
+        moment: Moment = {name: decoded(name, plain[name]) for name in GLOBAL if name in plain}
+        own = zip(self._own, plain.get("own", ()), strict=False)
+        return moment | {number: decoded(one, state) for number, (one, state) in enumerate(own)}
 
 
 def _stand_apart(one: Any, other: Any) -> bool:
@@ -277,7 +267,6 @@ class Draws:
             noted: the draws that a loaded state has recorded for this epoch.
             digest: the checksum of the indices that were read in this epoch; None if no indices were read.
         """
-        self._first = first
         self._digest = digest or SampleDigest()
         #: The values of `mark_of` for all generators after the sampler's last draw.
         self._left: Moment = self._drawing.marks() if first else {}
@@ -310,7 +299,7 @@ class Draws:
         self.last.update(dict.fromkeys(moved, drawn))
         if any(key in self._moment for key in moved):
             wanted = {key: state for key, state in self._moment.items() if key in moved or isinstance(key, int)}
-            self.noted.append([number, self._drawing.encoded(wanted, self._first)])
+            self.noted.append([number, self._drawing.encoded(wanted)])
 
     @property
     def digest(self) -> SampleDigest | None:

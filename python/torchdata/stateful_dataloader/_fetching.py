@@ -25,8 +25,6 @@ from torchdata.datapipes._pipe.skipping import is_of_an_item, line_of
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.datapipes.utils.collate import note_remedy
 
-__all__ = ["ENDS", "NOTHING", "Indexed", "IterableFetcher"]
-
 NOTHING = object()
 _NAMED = 8
 #: An iterator that raises this many consecutive exceptions makes no progress, so the last exception is raised.

@@ -31,11 +31,6 @@ from torchdata.stateful_dataloader.sampler import (
     endless_state,
 )
 
-__all__ = [
-    "StateAt", "facts_of", "fitted", "innermost_of", "iterates_as", "shards_of", "unstarted_at", "unstarted_sampler",
-]  # fmt: skip
-
-
 #: Creates a state from the states of all generators.
 StateAt = Callable[[Moments], EpochState]
 

@@ -1,19 +1,17 @@
 """Reads, sets and saves the random generators that determine orders, worker seeds and samples.
 
-Role: `read` and `write` are fast and use opaque values. `encoded` converts an opaque value to small plain values for a
-state, and `decoded` validates the plain values and converts them back.
+Role: `read` and `write` are fast and use opaque values. `encoded` converts an opaque value to plain values for a state,
+and `decoded` validates the plain values and converts them back.
 
 The default generators of torch, NumPy and Python are Mersenne Twisters. Each stores 624 words of 32 bits and the index
-of the next word. The three libraries derive the first words from a seed in different ways. If the seed is known, a
-saved state contains the seed and the number of words drawn since seeding, instead of 2.5 KB. A torch generator that is
-set to the words of one of these generators produces the same words as that generator.
+of the next word. A torch generator that is set to the words of one of these generators produces the same words as that
+generator.
 """
 
 from __future__ import annotations
 
 import base64
 import ctypes
-import functools
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,12 +20,6 @@ from typing import Any
 import numpy
 import torch
 from torch.utils.data import Sampler
-
-__all__ = [
-    "GLOBAL", "Moment", "comparable", "decoded", "decoded_of_worker", "distance", "encoded", "encoded_of_worker",
-    "found_in", "mark_of", "moved_on", "put_back_afterwards", "read", "set_all", "torch_parts", "with_words",
-    "words_of", "write",
-]  # fmt: skip
 
 GLOBAL = ("torch", "python", "numpy")
 _OBJECTS: dict[str, Any] = {
@@ -137,41 +129,32 @@ def with_words(state: Any, words: Words) -> Any:
     return {**state, "state": {"key": words[0], "pos": words[1]}}
 
 
-def encoded(state: Any, seeded: Any = None) -> Any:
-    """Converts a generator's state to plain values: if possible, only the seed and the number of drawn words.
-
-    Args:
-        seeded: for NumPy and Python, an earlier state of the generator, which replaces the seed.
-    """
-    origin: Any = None
-    seed, kept = None, list[Any]()  # normal numbers are generated in pairs, and the generator stores the second number
-    words: Words | None
-    if isinstance(state, bytes):
-        origin, words, rest = torch_parts(state)
-        seed, kept = origin, [_text(rest)] if any(rest) else []
-    elif (words := words_of(state)) is None:
+def encoded(state: Any) -> Any:
+    """Converts a generator's state to plain values."""
+    if (words := words_of(state)) is None:
         return {"bits": _plain(state)}
+    seed, kept = None, list[Any]()  # normal numbers are generated in pairs, and the generator stores the second number
+    if isinstance(state, bytes):
+        seed, _, rest = torch_parts(state)
+        kept = [_text(rest)] if any(rest) else []
     elif isinstance(state, tuple):
         kept = [] if state[2] is None else [float(state[2])]
     elif state.get("has_gauss"):
         kept = [float(state["gauss"])]
-    if seeded is not None and (first := words_of(seeded)) is not None and seed is None:
-        origin = first[0].tobytes(), first[1]
-    count = None if origin is None else count_from(origin, words)
-    return [seed, *(_packed(words) if count is None else [count]), *kept]
+    return [seed, _text(words[0].tobytes()), words[1], *kept]
 
 
-def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
+def decoded(which: Any, plain: Any) -> Any:
     """Converts plain values, or a state tensor of torch, to the form that `write` accepts."""
     try:
-        return _decoded(which, plain, seeded)
+        return _decoded(which, plain)
     except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"the saved state of a random generator is damaged, or of one of another kind: {error}"
         ) from error
 
 
-def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
+def _decoded(which: Any, plain: Any) -> Any:
     is_torch = which == "torch" or isinstance(which, torch.Generator)
     if isinstance(plain, torch.Tensor) and is_torch:  # as torchdata 0.11 saves it
         torch.Generator().set_state(plain)
@@ -182,24 +165,17 @@ def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
             return state
         type(which.bit_generator)().state = state
         return state
-    first, *others = plain
-    beginning: Words
+    seed, text, place, *kept = plain
+    words = numpy.frombuffer(base64.b64decode(text, validate=True), dtype="<u4"), _whole(place, 1, 624)
+    if len(words[0]) != 624:
+        raise ValueError(f"it has {len(words[0])} words instead of 624")
     if is_torch:
-        generator = torch.Generator().manual_seed(_whole(first, (1 << 64) - 1))
-        beginning = torch_parts(read(generator))[1]
-    elif first is not None:
-        raise ValueError("a seed stands where none belongs")
-    else:
-        beginning = (numpy.zeros(624, dtype="<u4"), 624) if seeded is None else words_of(seeded) or (seeded, 0)
-    if isinstance(others[0], str):
-        words, kept = _unpacked(others[0], others[1]), others[2:]
-    else:
-        words, kept = moved_on(beginning, _whole(others[0], LIMIT)), others[1:]
-    if is_torch:
-        rest = base64.b64decode(kept[0]) if kept else bytes(40)
-        state = torch_whole(first, words, rest)
+        rest = base64.b64decode(kept[0]) if kept else bytes(_SIZE - _REST)
+        state = torch_whole(_whole(seed, 0, (1 << 64) - 1), words, rest)
         write(torch.Generator(), state)
         return state
+    if seed is not None:
+        raise ValueError("a seed stands where none belongs")
     gauss = float(kept[0]) if kept else None
     if which == "python" or isinstance(which, random.Random):
         return 3, (*words[0].tolist(), words[1]), gauss
@@ -210,25 +186,14 @@ def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
     return state
 
 
-def _whole(value: Any, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{value!r} is not a whole number from 0 to {most}")
+def _whole(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r} is not a whole number from {least} to {most}")
     return value
 
 
 def _text(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
-
-
-def _packed(words: Words) -> list[Any]:
-    return [_text(words[0].tobytes()), words[1]]
-
-
-def _unpacked(text: Any, place: Any) -> Words:
-    words = numpy.frombuffer(base64.b64decode(text, validate=True), dtype="<u4")
-    if len(words) != 624 or _whole(place, 624) == 0:
-        raise ValueError("it has not 624 words and a place among them")
-    return words, place
 
 
 def _plain(value: Any) -> Any:
@@ -245,25 +210,6 @@ def _unplain(value: Any) -> Any:
     return numpy.array(value[1], dtype=value[0]) if isinstance(value, list) else value
 
 
-@functools.lru_cache(maxsize=256)
-def seeded_in_worker(base_seed: int, worker: int) -> Any:
-    from torch.utils.data._utils.worker import _generate_state
-
-    key: Any = _generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
-    numpys = numpy.random.RandomState(key)
-    return {"python": random.Random(base_seed + worker).getstate(), "numpy": numpys.get_state(legacy=False)}
-
-
-def encoded_of_worker(moment: Moment, base_seed: int, worker: int) -> dict[str, Any]:
-    seeded = seeded_in_worker(base_seed, worker)
-    return {name: encoded(state, seeded.get(name)) for name, state in moment.items()}
-
-
-def decoded_of_worker(plain: dict[str, Any], base_seed: int, worker: int) -> Moment:
-    seeded = seeded_in_worker(base_seed, worker)
-    return {name: decoded(name, one, seeded.get(name)) for name, one in plain.items()}
-
-
 def set_all(moment: Moment) -> None:
     for name, state in moment.items():
         write(name, state)
@@ -271,8 +217,6 @@ def set_all(moment: Moment) -> None:
 
 # -- positions in a stream ---------------------------------------------------------------------------------
 
-#: If more words than this were drawn since seeding, all 624 words are saved instead of the number of drawn words.
-LIMIT = 1 << 24
 #: Two positions in a stream count as equal if this many consecutive words are equal.
 _NEEDLE = 8
 #: The number of words to generate in the first step of a search, and the maximum number per step.
@@ -307,12 +251,6 @@ def stream_of(words: Words) -> torch.Generator:
     return stream
 
 
-def _clone(stream: torch.Generator) -> torch.Generator:
-    clone = torch.Generator()
-    clone.set_state(stream.get_state())
-    return clone
-
-
 def _drawn(stream: torch.Generator, count: int) -> Any:
     return torch.empty(count, dtype=torch.int32).random_(generator=stream).numpy()
 
@@ -327,7 +265,7 @@ def moved_on(words: Words, count: int) -> Words:
 
 class _Search:
     def __init__(self, stream: torch.Generator, needle: Any) -> None:
-        self._stream, self._needle = _clone(stream), needle
+        self._stream, self._needle = stream, needle
         self._tail = _drawn(self._stream, _NEEDLE - 1)
         self.passed, self._size = 0, _FIRST
 
@@ -366,44 +304,3 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0
     return _along(stream_of(origin), _drawn(stream_of(target), _NEEDLE), most, seeded)
-
-
-class _Known:
-    """Caches positions in the sequence of words that one seed produces, to speed up searches.
-
-    Args:
-        origin: the beginning of the sequence: a seed, or the words (as bytes) and the index of the next word.
-    """
-
-    def __init__(self, origin: int | tuple[bytes, int]) -> None:
-        if isinstance(origin, int):
-            self.seeded = torch.Generator().manual_seed(origin)
-        else:
-            self.seeded = stream_of((numpy.frombuffer(origin[0], dtype="<u4"), origin[1]))
-        self.count, self.stream = 0, _clone(self.seeded)
-        self.target: tuple[bytes, int] | None = None
-        #: The last position that was not among the first `LIMIT` words. Positions shortly after this position need no
-        #: search.
-        self.beyond: torch.Generator | None = None
-
-
-_known = functools.lru_cache(maxsize=64)(_Known)
-
-
-def count_from(origin: int | tuple[bytes, int], target: Words) -> int | None:
-    """Returns the number of words from `origin` to `target`; None if there are more than `LIMIT`."""
-    known = _known(origin)
-    if known.target is not None and known.target[1] == target[1] and known.target[0] == target[0].tobytes():
-        return known.count
-    position = stream_of(target)
-    needle = _drawn(_clone(position), _NEEDLE)
-    if known.beyond is not None and _along(known.beyond, needle, _MOST) is not None:
-        known.beyond = position
-        return None
-    near = _along(known.stream, needle, min(_MOST, LIMIT - known.count))
-    count = _along(known.seeded, needle, LIMIT) if near is None else known.count + near
-    if count is None:
-        known.beyond = position
-    else:
-        known.count, known.stream, known.target = count, position, (target[0].tobytes(), target[1])
-    return count

@@ -44,8 +44,6 @@ from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, News, ShardReader
 
-__all__ = ["InProcessIterator", "ShardsInProcessIterator"]
-
 _NONE = object()
 
 

@@ -26,8 +26,6 @@ from torchdata.stateful_dataloader._position import Counts, EpochState, OrderSta
 from torchdata.stateful_dataloader._reading import ReadingSettings
 from torchdata.stateful_dataloader._skipping import Skipped
 
-__all__ = ["StatefulIterator", "logger"]
-
 logger = logging.getLogger("torchdata.stateful_dataloader")
 
 

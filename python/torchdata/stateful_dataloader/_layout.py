@@ -44,8 +44,6 @@ from torchdata.stateful_dataloader._position import (
     ReadingPosition,
 )
 
-__all__ = ["dump", "parse"]
-
 OURS = "_torchdata_rs"
 _MANY = 1 << 53
 _WORKERS = 1 << 16

@@ -42,8 +42,6 @@ from torchdata.stateful_dataloader.sampler import (
     samples_in,
 )
 
-__all__ = ["IndexOrder", "generators_drawn_by"]
-
 _NONE: Any = object()
 #: These samplers draw only from torch's global generator, and only when the first index is requested.
 _KNOWN = (
@@ -379,7 +377,7 @@ class IndexOrder:
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
-        draws = [(number, self._drawing.decoded(moment, first)) for number, moment in state.draws]
+        draws = [(number, self._drawing.decoded(moment)) for number, moment in state.draws]
         digest = replay.run(given, ahead, draws, self._drawing, state.digest)
         self._draws.begin(first, state.draws, digest)
         self._early, self._is_used_up, self._is_kept = replay.early, state.used_up, False

@@ -21,8 +21,6 @@ from torchdata.datapipes.state import load_state, save_state
 from torchdata.stateful_dataloader._generators import GLOBAL, put_back_afterwards
 from torchdata.stateful_dataloader._layout import whole
 
-__all__ = ["PipeSource", "seeded", "source_of"]
-
 
 def seeded(datapipe: Any, shared_seed: int) -> Any:
     random_pipes(Graph(datapipe))

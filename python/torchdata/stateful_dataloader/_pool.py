@@ -33,8 +33,6 @@ from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata.stateful_dataloader._worker import EpochStart, Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
-__all__ = ["PinnedUnits", "WorkerPool", "pinned"]
-
 #: The size of the shared memory for orders that do not fit into the ring, in bytes. The system allocates only memory
 #: that is used.
 _ORDERS = 64 << 20

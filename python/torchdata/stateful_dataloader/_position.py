@@ -15,11 +15,7 @@ from typing import Any, NamedTuple
 
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.witnessing import SampleDigest
-from torchdata.stateful_dataloader._generators import Moment, encoded, encoded_of_worker
-
-__all__ = [
-    "UNKNOWN", "Counts", "EpochState", "LoaderFacts", "OrderState", "Progress", "ReadingPosition", "Trails", "freeze"
-]  # fmt: skip
+from torchdata.stateful_dataloader._generators import Moment, encoded
 
 UNKNOWN: Any = object()
 _MOST = 256
@@ -369,21 +365,18 @@ class Progress:
             return position
         return position._replace(since=since, later=later, ended=ended, digest=self.digest, now_since=now_since)
 
-    def saved(self, is_stateful: bool, base_seed: int, worker: int) -> ReadingPosition | None:
+    def saved(self, is_stateful: bool) -> ReadingPosition | None:
         """Returns the position in the form in which it is saved.
 
         Args:
             is_stateful: whether the worker's dataset has a state. If a map-style dataset has none, its position is
                 saved only if random generators were used.
-            base_seed: the seed from which the workers' seeds are derived.
         """
         position = self.reached()
         has_position = self.position is not None or not self.since
         if isinstance(self.since, list) and not is_stateful and not position.random and has_position:
             return None
-        if not position.random:
-            return position
-        return position._replace(random=encoded_of_worker(position.random, base_seed, worker))
+        return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
         """Converts the position of a loader without workers to the form in which a worker's position is saved."""

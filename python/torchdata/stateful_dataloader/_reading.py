@@ -33,8 +33,6 @@ from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, p
 from torchdata.stateful_dataloader._pipes import source_of
 from torchdata.stateful_dataloader._position import ReadingPosition, Trails, freeze
 
-__all__ = ["EpochReader", "ReadingSettings"]
-
 #: The states of the random generators before the most recent batches, which are needed to recompute them, and the
 #: number of these batches.
 _Now = tuple[Moment | None, int]

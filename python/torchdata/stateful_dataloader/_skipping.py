@@ -20,8 +20,6 @@ from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.stateful_dataloader._fetching import ENDS
 from torchdata.stateful_dataloader._position import Counts
 
-__all__ = ["Skipped", "check_on_error"]
-
 
 def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, dataset: Any) -> None:
     if how not in ("raise", "skip"):

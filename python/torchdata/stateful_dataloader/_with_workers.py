@@ -32,14 +32,12 @@ from torchdata._native import HandingIterator
 from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._copying import Copies
 from torchdata.stateful_dataloader._fitting import StateAt
-from torchdata.stateful_dataloader._generators import GLOBAL, decoded, decoded_of_worker, read
+from torchdata.stateful_dataloader._generators import GLOBAL, decoded, read
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._pool import PinnedUnits, WorkerPool
 from torchdata.stateful_dataloader._position import EpochState, Progress, ReadingPosition
 from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
-
-__all__ = ["RestartingIterator", "WorkersIterator"]
 
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
@@ -150,7 +148,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             if position is not None:
                 same = len(positions) == self._num_workers and state.workers
                 random = position.random if same else None  # saved generators fit only the worker with the same number
-                position = position._replace(random=decoded_of_worker(random or {}, int(self._base_seed), number))
+                random = {name: decoded(name, one) for name, one in (random or {}).items()}
+                position = position._replace(random=random)
             found.append(position)
         return found
 
@@ -323,13 +322,11 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return super().state_dict()
 
     def state_at(self) -> StateAt:
-        seed, is_stateful, all_progress, num_shards = (
-            int(self._base_seed), self._is_stateful, self._progress, self._num_shards
-        )  # fmt: skip
+        is_stateful, all_progress, num_shards = self._is_stateful, self._progress, self._num_shards
 
         def positions_at(_: object) -> Sequence[ReadingPosition | None]:
             if num_shards:
-                return [one.saved(is_stateful, seed, number) for number, one in enumerate(all_progress)]
+                return [one.saved(is_stateful) for one in all_progress]
             return [progress.saved_of_program() for progress in all_progress]
 
         waiting = sorted(chain.from_iterable(self._pool.orders), key=itemgetter(0))

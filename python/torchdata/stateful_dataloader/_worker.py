@@ -41,8 +41,6 @@ from torchdata.stateful_dataloader._generators import GLOBAL, Moment, set_all
 from torchdata.stateful_dataloader._pipes import seeded
 from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
 
-__all__ = ["NO_NEWS", "Batches", "EpochStart", "Job", "News", "ShardReader"]
-
 NO_ORDER = -1
 
 

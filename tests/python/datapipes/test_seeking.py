@@ -28,34 +28,19 @@ class Counter:
 counter = Counter()
 
 
+def counted(name: str) -> Callable[..., Any]:
+    def method(self: io.BytesIO, *args: Any) -> Any:
+        found = getattr(io.BytesIO, name)(self, *args)
+        counter.count += found if isinstance(found, int) else len(found)
+        return found
+
+    return method
+
+
 class Counted(io.BytesIO):
     """A file in memory that counts the bytes read, together with its copies."""
 
-    def read(self, size: int | None = -1) -> bytes:
-        found = super().read(size)
-        counter.count += len(found)
-        return found
-
-    def read1(self, size: int | None = -1) -> bytes:
-        found = super().read1(size)
-        counter.count += len(found)
-        return found
-
-    def readinto(self, buffer: Any) -> int:
-        found = super().readinto(buffer)
-        counter.count += found
-        return found
-
-    def readline(self, size: int | None = -1) -> bytes:
-        found = super().readline(size)
-        counter.count += len(found)
-        return found
-
-    def __next__(self) -> bytes:
-        line = self.readline()
-        if not line:
-            raise StopIteration
-        return line
+    read, read1, readinto, readline, __next__ = map(counted, ("read", "read1", "readinto", "readline", "__next__"))
 
 
 class CountedItems:

@@ -122,7 +122,7 @@ def test_a_distributed_sampler_resumes_its_epoch(sampler: Any, sets: str) -> Non
 
 
 @pytest.mark.parametrize("seed", [1, 2**40 + 5])
-def test_positions_of_generators_are_a_seed_and_a_count_and_come_back(seed: int) -> None:
+def test_states_of_generators_are_plain_and_come_back(seed: int) -> None:
     from torchdata.stateful_dataloader import _generators as generators
 
     for drawn in (0, 1, 623, 624, 625, 1248, 40_000):
@@ -130,7 +130,6 @@ def test_positions_of_generators_are_a_seed_and_a_count_and_come_back(seed: int)
         if drawn:
             torch.empty(drawn, dtype=torch.int32).random_(generator=generator)
         position = json.loads(json.dumps(generators.encoded(generators.read(generator))))
-        assert position == [seed, drawn]
         again = torch.Generator()
         generators.write(again, generators.decoded(again, position))
         assert torch.rand(700, generator=again).tolist() == torch.rand(700, generator=generator).tolist()

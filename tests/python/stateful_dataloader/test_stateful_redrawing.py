@@ -1,7 +1,6 @@
 """Samplers that draw random numbers during an epoch resume exactly, even if they are endless or repeat indices."""
 
 import itertools
-import json
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -216,16 +215,6 @@ def test_another_number_of_workers_and_another_batch_size_keep_the_order() -> No
         rest = [index for batch in itertools.islice(later, 10) for index in batch.tolist()]
         wanted = itertools.islice(Endless("torch's", False), len(head) + len(rest))
         assert head + rest == list(wanted)
-
-
-def test_a_state_keeps_the_draws_of_a_sampler_in_a_few_bytes_each() -> None:
-    seed_all()
-    loader = StatefulDataLoader(Mapped(augmented, 30), batch_size=2, sampler=EachIndex("Python's", True))
-    batches = iter(loader)
-    read(batches, 2, draws=True)
-    few = len(json.dumps(loader.state_dict()))
-    read(batches, 10, draws=True)
-    assert len(json.dumps(loader.state_dict())) < few + 10 * 60
 
 
 class Unseeded(Sampler[int]):

@@ -122,7 +122,7 @@ def of_json(state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=str)
 @pytest.mark.parametrize("number", range(len(MAKERS)))
-def test_states_are_json_equal_small_and_the_same_in_another_run(number: int, options: dict[str, Any]) -> None:
+def test_states_are_json_equal_and_the_same_in_another_run(number: int, options: dict[str, Any]) -> None:
     for batches in (0, 3):
         found = []
         for _ in range(2):
@@ -139,7 +139,6 @@ def test_states_are_json_equal_small_and_the_same_in_another_run(number: int, op
         assert found[0] == found[1]
         generators = state["_torchdata_rs"][0].get("reading", {}).pop("random", {})
         assert list(generators) == (["torch", "python", "numpy"] if batches == 0 and not options else [])
-        assert len(json.dumps(state)) < 1000
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

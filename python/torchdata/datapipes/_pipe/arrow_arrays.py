@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["arrays_of"]
-
 
 def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
     """Converts each column to an array. pyarrow's own conversion turns integers with nulls into floats, and nulls of

@@ -15,8 +15,6 @@ from torchdata.datapipes._pipe.arrow_sources import ArrowChunks, ArrowFragments,
 from torchdata.datapipes._pipe.checks import explaining
 from torchdata.datapipes._pipe.lance_rows import LanceRows, lance_dataset
 
-__all__ = ["arrow_source"]
-
 _KINDS = "a pyarrow data set or table, a table of deltalake, pyiceberg or lance, a path, or a list of paths"
 
 

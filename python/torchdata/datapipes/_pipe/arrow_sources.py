@@ -12,8 +12,6 @@ from typing import Any
 
 from torchdata._optional import optional_import
 
-__all__ = ["ArrowChunks", "ArrowFragments", "ArrowSource", "IcebergFiles"]
-
 
 def _arrow(module: str = "pyarrow") -> Any:
     return optional_import(module, extra="parquet", needed_by="ArrowParts")

@@ -7,8 +7,6 @@ from typing import Any
 
 from torchdata._optional import optional_import
 
-__all__ = ["is_of_arrow", "tables_of"]
-
 
 def _arrow() -> Any:
     return optional_import("pyarrow", extra="parquet", needed_by="ArrowReader")

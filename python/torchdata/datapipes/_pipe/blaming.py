@@ -11,8 +11,6 @@ from torchdata._users_code import INDEXED, ITERATED, UsersCode, codes_of_dataset
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, sources_of
 from torchdata.datapipes._pipe.state.record import token_of
 
-__all__ = ["blamed_name", "codes_read_by", "counted_at"]
-
 
 def codes_read_by(datapipe: Any) -> list[UsersCode]:
     read = [source for source in sources_of(datapipe) if not is_iter_pipe(source)]

@@ -14,8 +14,6 @@ from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import pipes_in
 
-__all__ = ["chain", "parameters", "short_name"]
-
 _NUMBERS = (int, float, complex, bool, type(None))
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, enum.Enum)
 

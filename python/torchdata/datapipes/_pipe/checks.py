@@ -319,4 +319,4 @@ def certain_lengths() -> Iterator[None]:
 def warn_of_length(message: str) -> None:
     if _asking.certain:
         raise TypeError(message)
-    warn_outside(message, UserWarning)
+    warn_outside(message)

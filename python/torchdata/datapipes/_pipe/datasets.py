@@ -15,23 +15,6 @@ from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-__all__ = [
-    "UnorderedSet",
-    "epoch_of",
-    "has_fixed_order",
-    "in_fixed_order",
-    "is_built_in",
-    "is_coordinated",
-    "is_generator_function",
-    "is_indexed",
-    "is_indexed_only",
-    "is_iterable_dataset",
-    "is_known_to_split",
-    "shuffles_itself",
-    "splits_among_ranks",
-    "splits_itself",
-]
-
 #: Modules and names of dataset classes. If such a class derives from PyTorch's `IterableDataset`, it splits its items
 #: among PyTorch's workers.
 _SPLITTING = (

@@ -15,8 +15,6 @@ from torchdata._native import ShareIterator
 from torchdata.datapipes._pipe.seeking import passes_over
 from torchdata.datapipes._pipe.witnessing import SampleWatch, next_sample, sample_behind
 
-__all__ = ["Division"]
-
 
 @dataclass(frozen=True)
 class Division:

@@ -14,8 +14,6 @@ from torchdata.datapipes._pipe.blaming import blamed_name
 from torchdata.datapipes._pipe.graph.traversal import sources_of, walk
 from torchdata.datapipes._pipe.state.record import existing_record
 
-__all__ = ["explain", "no_fault_of_an_item", "not_the_end", "note_index"]
-
 E = TypeVar("E", bound=BaseException)
 
 #: The attribute of an exception that stores the dataset index whose access failed. `explain` writes the index to the

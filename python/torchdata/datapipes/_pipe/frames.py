@@ -15,8 +15,6 @@ from torchdata._optional import optional_import
 from torchdata.datapipes._pipe.arrow_arrays import arrays_of
 from torchdata.datapipes._pipe.checks import check_callable
 
-__all__ = ["FrameFormat", "check_column_names", "check_device"]
-
 #: The supported libraries, each with the extra of this package to install. "numpy" means dicts of arrays, which require
 #: pyarrow.
 LIBRARIES = {"pandas": "parquet", "polars": "polars", "pyarrow": "parquet", "numpy": "parquet"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torchdata.datapipes._pipe.checks import check_int
 
-__all__ = ["GivenLength"]
-
 
 class GivenLength:
     """Defines the length of a pipe. This class must precede IterDataPipe in the list of base classes."""

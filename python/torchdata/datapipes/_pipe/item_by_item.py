@@ -9,8 +9,6 @@ from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.graph.traversal import sources_of
 from torchdata.datapipes.datapipe import IterDataPipe
 
-__all__ = ["ItemByItem", "SameLength"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

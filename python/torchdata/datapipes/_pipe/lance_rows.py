@@ -16,8 +16,6 @@ from torchdata._redacting import shown
 from torchdata.datapipes._pipe.arrow_sources import ArrowSource
 from torchdata.datapipes._pipe.checks import explaining
 
-__all__ = ["LanceRows", "lance_dataset"]
-
 PART_ROWS = 1024
 
 #: Open datasets that a forked child has inherited. They are never freed, because freeing needs threads that exist only

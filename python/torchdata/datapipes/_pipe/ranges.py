@@ -12,8 +12,6 @@ from typing import Any
 
 from torchdata._reporting import name_of
 
-__all__ = ["ranges"]
-
 #: False in a forked child, because the parent's profiler does not record there.
 _is_main = True
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -137,7 +136,6 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
         # The result of the constructor is declared as None, but the functional form returns the new pipe.
         signature = signature_of(pipe)
         construct.__signature__ = signature.replace(return_annotation=pipe.__name__)  # type: ignore[attr-defined]
-        construct.__doc__ = _without(next(iter(signature.parameters), None), construct.__doc__)
     return construct
 
 
@@ -149,19 +147,6 @@ def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any
     names = [one.name for one in parameters]
     if not keywords.keys() <= set(names) and not any(one.kind is one.VAR_KEYWORD for one in parameters):
         error.add_note(f".{form}() takes {', '.join(names) or 'no argument'}.")
-
-
-def _without(parameter: str | None, docstring: str | None) -> str | None:
-    """Removes the description of `parameter`: the pipe on which the functional form is called."""
-    if parameter is None or docstring is None:
-        return docstring
-    found = re.search(rf"^( *)Args:\n\1    {parameter}: .*\n(?:\1     +.*\n)*", docstring, re.MULTILINE)
-    if found is None:
-        return docstring
-    head, rest = docstring[: found.start()], docstring[found.end() :]
-    if re.match(rf"{found[1]}    \S", rest):
-        return f"{head}{found[1]}Args:\n{rest}"
-    return head + rest.lstrip("\n")
 
 
 def _may_replace(before: Any, now: Any) -> bool:

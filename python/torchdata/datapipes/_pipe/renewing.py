@@ -17,8 +17,6 @@ from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, s
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
 
-__all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
-
 _OURS = "torchdata.datapipes."
 
 

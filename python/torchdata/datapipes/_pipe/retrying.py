@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from torchdata._reporting import warn_outside
 
-__all__ = ["retried"]
-
 R = TypeVar("R")
 
 #: The pause before the first repetition of a call, in seconds. Each further pause is twice as long.

@@ -21,8 +21,6 @@ from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 
-__all__ = ["SampledStream"]
-
 _END: Any = object()
 
 

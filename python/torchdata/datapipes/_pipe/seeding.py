@@ -8,8 +8,6 @@ from torchdata.datapipes._pipe.random import draw_seed
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import record_of
 
-__all__ = ["Seeded"]
-
 
 class Seeded:
     _epoch_seed: int | None = state(lasts=True, copied=True)  # the seed of the current iteration

@@ -12,17 +12,6 @@ from torchdata._native import IteratorGuard, SequenceIterator
 from torchdata.datapipes._pipe.datasets import is_built_in, is_generator_function, is_indexed_only
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = [
-    "can_pass_over",
-    "can_seek",
-    "is_read_by_index",
-    "is_stream",
-    "iterate_by_index",
-    "iterate_from",
-    "passes_over",
-    "seek",
-]
-
 
 class _BySubscript:
     """An object without `__iter__` and `__len__`. Python iterates over such objects by the indices 0, 1, …"""

@@ -9,24 +9,25 @@ from torchdata._drawing.html import page, picture_in, table
 from torchdata.datapipes._pipe.chain import parameters, short_name
 from torchdata.datapipes._pipe.graph.graph import Graph as PipeGraph
 
-__all__ = ["graph_of_pipe", "html_of_pipe"]
 
-
-def graph_of_pipe(datapipe: Any) -> DrawnGraph:
+def graph_of_pipe(datapipe: Any, *, debug: bool = False) -> DrawnGraph:
+    """If `debug` is False, the main pipe of a split replaces its children."""
     whole = PipeGraph(datapipe)
-    pipes = whole.pipes
-    nodes = [
-        Node(short_name(pipe), [f"{name}={value}" for name, value in parameters(pipe)][:4], key=number)
-        for number, pipe in enumerate(pipes)
-    ]
+    pipes = [pipe for pipe in whole if debug or not _is_child(pipe)]
     keys = {id(pipe): number for number, pipe in enumerate(pipes)}
-    graph = DrawnGraph()
-    graph.add(DrawnGroup("", nodes))
+    graph, arrows = DrawnGraph(), dict[Arrow, None]()
+    graph.add(DrawnGroup("", [Node(short_name(pipe), [*map("=".join, parameters(pipe))][:4]) for pipe in pipes]))
     for head, pipe in enumerate(pipes):
         for source in whole.sources(pipe):
-            graph.arrows.append(Arrow(keys[id(source)], head))
+            for drawn in [source] if id(source) in keys else whole.sources(source):
+                arrows[Arrow(keys[id(drawn)], head)] = None
+    graph.arrows = [*arrows]
     graph.mark_ends()
     return graph
+
+
+def _is_child(pipe: Any) -> bool:
+    return bool(getattr(type(pipe), "_is_child_datapipe", False))
 
 
 def html_of_pipe(datapipe: Any) -> str:

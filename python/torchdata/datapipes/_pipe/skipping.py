@@ -36,25 +36,6 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
 from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
 
-__all__ = [
-    "TooManySkipped",
-    "check_limit",
-    "claim",
-    "is_of_an_item",
-    "is_over",
-    "limit_error",
-    "line_of",
-    "note_epoch",
-    "plus_one",
-    "release",
-    "skip",
-    "skipped_of",
-    "skipper_of",
-    "tell",
-    "too_many",
-    "write_line",
-]
-
 #: The number of this worker, "dispatch" in the dispatching process, or None in the main process; set by the loader.
 worker: int | str | None = None
 

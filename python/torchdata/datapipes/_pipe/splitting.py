@@ -16,8 +16,6 @@ from weakref import WeakSet
 
 from torchdata.datapipes._pipe.datasets import is_indexed_only
 
-__all__ = ["begin_whole", "is_read_whole", "read_whole", "watched_info"]
-
 _WORKER = "torch.utils.data._utils.worker"
 
 _BASES = "torchdata.datapipes.datapipe"

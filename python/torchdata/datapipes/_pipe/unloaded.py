@@ -11,7 +11,7 @@ iteration of a filter decides whether the pipes before it yield indices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torchdata._native import IndexedIterator, TimedCall
 from torchdata.datapipes._pipe.explaining import explain, note_index
@@ -19,35 +19,14 @@ from torchdata.datapipes._pipe.state.hooks import depth_of
 from torchdata.datapipes._pipe.state.record import existing_record, token_of
 from torchdata.datapipes.datapipe import IterDataPipe, begin_iteration
 
-__all__ = [
-    "Load",
-    "PipeStep",
-    "ReadsByIndex",
-    "Unloadable",
-    "begin_sharing",
-    "begin_unloaded",
-    "can_share",
-    "can_wait",
-    "getter_of",
-]
-
 T_co = TypeVar("T_co", covariant=True)
 
 Load = Callable[[Any], Any]
 
 
-class Unloadable(Protocol):
-    """A pipe that can yield indices. If a subclass overrides `__iter__`, it must override these methods, too, to yield
-    indices."""
-
-    def _can_wait(self) -> bool:
-        """Returns whether the next iteration can yield indices."""
-
-    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
-        """Replaces `__iter__`: returns an iterator over indices, and the function that loads an item."""
-
-    def _loads(self) -> Load:
-        """Returns the function that loads an item, without a new iteration."""
+# A pipe that can yield indices defines `_can_wait` (whether its next iteration can yield indices), `_iter_unloaded`
+# (replaces `__iter__`, and returns an iterator over indices and the function that loads an item), and `_loads` (returns
+# this function without a new iteration). If a subclass overrides `__iter__`, it must override these methods, too.
 
 
 def can_wait(datapipe: Any) -> bool:
@@ -71,7 +50,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
         )
     loads: list[Load] = []
 
-    def begin(datapipe: Unloadable) -> Iterator[Any]:
+    def begin(datapipe: Any) -> Iterator[Any]:
+        indices: Iterator[Any]
         indices, load = datapipe._iter_unloaded()
         loads.append(load)
         return indices

@@ -22,8 +22,6 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 from zlib import crc32
 
-__all__ = ["Note", "SampleDigest", "SampleWatch", "Witness", "checksum_of", "current", "next_sample", "sample_behind"]
-
 _LOWER = (1 << 32) - 1
 
 _MOST_SAMPLES = 1 << 13

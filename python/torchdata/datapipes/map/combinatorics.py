@@ -7,7 +7,7 @@ import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from torchdata._native import sample_order
 from torchdata.datapipes._pipe.checks import check_iterable, check_map_pipe, length_of
@@ -16,6 +16,7 @@ from torchdata.datapipes._pipe.random import PrivateRandomness
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
 from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.seeking import iterate_by_index
+from torchdata.datapipes._pipe.shuffling import Switched
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes._pipe.unloaded import ReadsByIndex
@@ -26,7 +27,7 @@ __all__ = ["IndexSampler", "Shuffler"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Shuffler(Seeded, ReadsByIndex[T_co]):
+class Shuffler(Switched, ReadsByIndex[T_co]):
     """Yields the items of a map pipe in random order.
 
     The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
@@ -42,10 +43,6 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
     """
 
     data_attributes = frozenset({"indices"})
-    #: The setting `enable` of the adapter `Shuffle` changes the attribute `_enabled`.
-    set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
-
-    _shuffling: bool = state(True)
     #: The indices in the order in which the running iteration reads them.
     _order: Any = state(saved=False)
 
@@ -57,19 +54,6 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
         self.indices: Sequence[Any] = (
             range(length_of(self, datapipe)) if indices is None else list(in_fixed_order(indices))
         )
-        self._enabled = True
-
-    def set_shuffle(self, shuffle: bool = True) -> Shuffler[T_co]:
-        """Turns shuffling on or off from the next iteration on. Returns the pipe itself."""
-        self._enabled = shuffle
-        return self
-
-    def reset(self) -> None:
-        """Sets the seed of the iteration's order: the seed from `set_seed`, or a new seed."""
-        super().reset()
-        self._shuffling = self._enabled
-        if self._shuffling:
-            self._take_seed()
 
     def _indices(self) -> Iterator[Any]:
         if self._order is None:

@@ -47,8 +47,7 @@ class SequenceWrapper(MapDataPipe[T_co]):
             except TypeError:
                 warn_outside(
                     f"The sequence of type {type(sequence).__name__} given to SequenceWrapper cannot be deep-copied, "
-                    "so changing its items in place changes the source data; pass deepcopy=False to accept that.",
-                    UserWarning,
+                    "so changing its items in place changes the source data; pass deepcopy=False to accept that."
                 )
         self.sequence = sequence
 
@@ -99,10 +98,7 @@ class IterToMapConverter(MapDataPipe[Any]):
         for item in self.datapipe:
             key, value = self._pair(item)
             if key in loaded:
-                warn_outside(
-                    f"Found duplicate key {key!r}: its later value is kept. Please check your `key_value_fn`",
-                    UserWarning,
-                )
+                warn_outside(f"Found duplicate key {key!r}: its later value is kept. Please check your `key_value_fn`")
             loaded[key] = value
         self._map = loaded
 

@@ -18,17 +18,6 @@ from torchdata._plain_pickles import register
 from torchdata._redacting import redacted, shown
 from torchdata.datapipes._pipe.graph.torch import derives_from_twin, pair_streams_with_torch
 
-__all__ = [
-    "FileRecipe",
-    "Recipe",
-    "StreamWrapper",
-    "copied",
-    "detached",
-    "janitor",
-    "recipe_of",
-    "validate_pathname_binary_tuple",
-]
-
 _DEEPEST_STRUCTURE = 10
 
 #: The number of bytes per read when a stream without `seek` moves to an offset by reading.

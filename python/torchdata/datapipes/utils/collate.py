@@ -21,8 +21,7 @@ __all__ = [
     "default_collate",
     "is_stackable",
     "note_remedy",
-    "rebuilt_mapping",
-    "rebuilt_sequence",
+    "rebuilt",
     "stacked_tensors",
 ]
 
@@ -112,13 +111,13 @@ def _collated(batch: Any, to: Literal["numpy", "torch"] | None) -> Any:
     if isinstance(first, (bool, int, float)) and not hasattr(first, "dtype"):
         return _numbers(torch, batch, first)
     if isinstance(first, Mapping):
-        return rebuilt_mapping(first, {key: _collated([item[key] for item in batch], to) for key in first})
+        return rebuilt(first, {key: _collated([item[key] for item in batch], to) for key in first})
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*[_collated(column, to) for column in _columns(batch)])
     if isinstance(first, tuple):
         return [_collated(column, to) for column in _columns(batch)]
     if isinstance(first, Sequence):
-        return rebuilt_sequence(first, [_collated(column, to) for column in _columns(batch)])
+        return rebuilt(first, [_collated(column, to) for column in _columns(batch)])
     loaded = sys.modules.get("torch")
     if loaded is not None and isinstance(first, loaded.Tensor):
         if to == "numpy":
@@ -243,29 +242,21 @@ def _columns(batch: Any) -> list[tuple[Any, ...]]:
     return list(zip(*batch, strict=True))
 
 
-def rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
-    if type(first) is dict:
+def rebuilt(first: Any, collated: Any) -> Any:
+    """Converts `collated`, a dict or a list, to the class of `first` if possible."""
+    if type(first) is type(collated):
         return collated
     try:
-        if isinstance(first, MutableMapping):  # a copy also has the mapping's other data, for example a default factory
-            clone = copy.copy(first)
+        # A copy also has the other data of a container, for example a default factory.
+        if not isinstance(first, (MutableMapping, MutableSequence)):
+            return type(first)(collated)
+        clone: Any = copy.copy(first)
+        if isinstance(first, MutableMapping):
             clone.update(collated)
             return clone
-        return type(first)(collated)
-    except (TypeError, AttributeError):
-        return collated
-
-
-def rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
-    if type(first) is list:
-        return collated
-    try:
-        if isinstance(first, MutableSequence):
-            clone = copy.copy(first)
-            for index, member in enumerate(collated):
-                clone[index] = member
-            return clone
-        return type(first)(collated)
+        for index, member in enumerate(collated):
+            clone[index] = member
+        return clone
     except (TypeError, AttributeError):
         return collated
 

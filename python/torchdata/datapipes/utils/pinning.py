@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchdata.datapipes.utils.collate import rebuilt_mapping, rebuilt_sequence
+from torchdata.datapipes.utils.collate import rebuilt
 
 __all__ = ["pin_memory_fn"]
 
@@ -38,12 +38,12 @@ def pin_memory_fn(data: Any, device: Any = None) -> Any:
     if isinstance(data, (str, bytes)):
         return data
     if isinstance(data, Mapping):
-        return rebuilt_mapping(data, {key: pin_memory_fn(value, device) for key, value in data.items()})
+        return rebuilt(data, {key: pin_memory_fn(value, device) for key, value in data.items()})
     if isinstance(data, tuple):
         members = [pin_memory_fn(member, device) for member in data]
         return type(data)(*members) if hasattr(data, "_fields") else type(data)(members)
     if isinstance(data, Sequence) and not isinstance(data, (range, memoryview, bytearray)):
-        return rebuilt_sequence(data, [pin_memory_fn(member, device) for member in data])
+        return rebuilt(data, [pin_memory_fn(member, device) for member in data])
     return data
 
 

@@ -10,8 +10,6 @@ from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
 
-__all__ = ["MultiNode", "NothingThere"]
-
 _CRITERIA = [value for name, value in vars(StopCriteria).items() if name.isupper()]
 
 

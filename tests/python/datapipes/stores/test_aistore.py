@@ -1,6 +1,5 @@
 """AISFileLister and AISFileLoader work with a server that imitates an AIStore cluster."""
 
-import importlib.metadata
 import os
 import pickle
 import random
@@ -174,15 +173,6 @@ def test_an_invalid_object_url_is_refused(make, url):
 def test_wrong_values_are_refused_with_a_reason(make, arguments, options, error, message):
     with pytest.raises(error, match=f"{make.__name__}.*{message}"):
         list(make(*arguments, **options))
-
-
-@pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
-def test_with_an_old_aistore_the_constructor_says_so(make, monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.0rc1")
-    make([], "http://localhost:8080")
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0.1")
-    with pytest.raises(ImportError, match=rf"{make.__name__} needs aistore .*1\.0\.1 is installed"):
-        make([], "http://localhost:8080")
 
 
 def test_an_error_names_pipe_and_object_of_a_response_without_a_size(monkeypatch):

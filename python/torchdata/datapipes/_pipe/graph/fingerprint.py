@@ -21,8 +21,6 @@ from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "require_arguments", "short_name"]
-
 #: For each pipe, its `class`, the indices of its sources (`reads`), and its arguments as text by name (`parameters`).
 Fingerprint = list[dict[str, Any]]
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from torchdata.datapipes._pipe.graph.traversal import walk
 
-__all__ = ["Graph", "graph_of"]
-
 
 class Graph:
     """The pipes of a graph. `pipes` has no duplicates, and contains sources before their readers."""

@@ -23,17 +23,6 @@ from typing import Any
 
 from torchdata._importing import call_when_imported
 
-__all__ = [
-    "Counterpart",
-    "derives_from_twin",
-    "meet_torch",
-    "note_passes_of_torchs",
-    "pair_streams_with_torch",
-    "pair_with_torch",
-    "twin_of",
-    "yielded_so_far",
-]
-
 _MODULE = "torch.utils.data"
 
 _MISSING = object()
@@ -187,35 +176,11 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
     decorator.__call__ = __call__
 
 
-def yielded_so_far(datapipe: Any) -> int | None:
-    """Returns the number of items that a PyTorch pipe has yielded; None if it has never been iterated. Raises TypeError
-    for a random pipe, because its seed is unknown."""
+def has_begun(datapipe: Any) -> bool:
+    """Returns whether a PyTorch pipe has ever been iterated. Raises TypeError if its state cannot be saved."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "
             "build the pipeline with the pipe of torchdata.datapipes.iter instead"
         )
-    not_started = type(datapipe)._snapshot_state  # the class attribute contains the initial value
-    return None if datapipe._snapshot_state is not_started else int(datapipe._number_of_samples_yielded)
-
-
-def note_passes_of_torchs(note: Callable[[Any], None]) -> None:
-    """Makes PyTorch call `note` with each of its pipes whenever an iteration of the pipe begins.
-
-    If the `__iter__` of a pipe is not a generator function, the pipe may read its sources before `note` is called.
-    """
-
-    def change(_torchs: Any) -> None:
-        module = sys.modules.get(f"{_MODULE}.datapipes._hook_iterator")
-        begin = getattr(module, "_set_datapipe_valid_iterator_id", None)
-        if begin is None:
-            return
-
-        @functools.wraps(begin)
-        def _set_datapipe_valid_iterator_id(datapipe: Any) -> Any:
-            note(datapipe)
-            return begin(datapipe)
-
-        vars(module)[begin.__name__] = _set_datapipe_valid_iterator_id
-
-    _when_imported(change)
+    return datapipe._snapshot_state is not type(datapipe)._snapshot_state  # the class has the initial value

@@ -13,8 +13,6 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.iteration import entry_anew, load_entry
 from torchdata.datapipes._pipe.state.record import passed
 
-__all__ = ["AfterEnd"]
-
 
 class AfterEnd(Iterator[Any]):
     """The iterator of such an iteration.

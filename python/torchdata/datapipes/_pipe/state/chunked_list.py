@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-__all__ = ["CHUNK_SIZE", "ChunkedList"]
-
 #: The number of items in a chunk. `pop` moves at most this many items.
 CHUNK_SIZE = 16_384
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from torchdata.datapipes._pipe.state.chunked_list import ChunkedList
 
-__all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "random_state", "state"]
-
 _MISSING: Any = object()
 
 #: The maximum number of items in a loaded state. Larger numbers are rejected.

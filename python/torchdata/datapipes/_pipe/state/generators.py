@@ -23,8 +23,6 @@ from typing import Any
 from torchdata._importing import call_when_imported, loaded
 from torchdata._plain_pickles import from_plain, to_plain
 
-__all__ = ["await_again", "awaited", "awaited_seeds", "load_generators", "save_generators", "seed_when_imported"]
-
 
 def save_generators() -> dict[str, Any]:
     """Returns the states of the global random generators of `random`, NumPy and torch (on the CPU) as plain data.

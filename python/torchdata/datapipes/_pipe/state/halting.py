@@ -19,9 +19,6 @@ from torchdata._threads import Latch
 if TYPE_CHECKING:
     from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-__all__ = ["Halt", "Halts", "Lead", "await_beginning", "beginning_unread"]
-
-
 #: A paused thread checks at this interval, in seconds, whether the consumer is waiting for an item.
 _LOOK = 0.02
 

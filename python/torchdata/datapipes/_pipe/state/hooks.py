@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from torchdata.datapipes._pipe.state.halting import Halt, Lead
     from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-__all__ = ["PipeHooks", "depth_of", "hooks_of"]
-
 
 class PipeHooks:
     """The defaults are correct for a pipe that reads its sources in `__iter__`.

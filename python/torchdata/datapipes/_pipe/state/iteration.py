@@ -12,38 +12,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from itertools import count, islice
+from functools import cache, lru_cache
+from itertools import count
 from typing import Any
 
 from torchdata._plain_pickles import from_plain, to_plain
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
-from torchdata.datapipes._pipe.graph.torch import note_passes_of_torchs
+from torchdata.datapipes._pipe.graph.torch import has_begun
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
-from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
-from torchdata.datapipes._pipe.state.halting import Halts
+from torchdata.datapipes._pipe.state.generators import save_generators
 from torchdata.datapipes._pipe.state.hooks import PipeHooks, depth_of, hooks_of
 from torchdata.datapipes._pipe.state.layout import PipeEntry, explaining_damage
-from torchdata.datapipes._pipe.state.record import NEVER, Beginning, PassRecord, existing_record, record_of, token_of
-
-__all__ = [
-    "awaits_iteration",
-    "beginning_of",
-    "can_reset",
-    "entry_anew",
-    "entry_at_beginning",
-    "forget_state",
-    "is_restorable",
-    "is_torchs",
-    "iterate",
-    "load_entry",
-    "may_be_over",
-    "name_of",
-    "position_of",
-    "start_pass",
-    "unnoticed",
-    "with_seeds",
-]
+from torchdata.datapipes._pipe.state.record import Beginning, PassRecord, existing_record, record_of, token_of
 
 _tick = count(1).__next__
 
@@ -74,7 +54,7 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
     """Returns the entry of a pipe that is not being iterated. If the entry lacks the pipe's state, the second value is
     the state."""
     record: PassRecord | None = existing_record(pipe)
-    if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
+    if record is not None and record.loaded is not None:
         return with_pending(pipe, record, record.loaded), None
     entry = PipeEntry(name_of(pipe))
     if record is not None:
@@ -142,9 +122,8 @@ def position_of(datapipe: Any) -> dict[str, Any]:
 def iterate(datapipe: Any) -> Iterator[Any]:
     """Returns an iterator over the last pipe of a graph, so that the state of the graph can be saved.
 
-    Use this function if the graph ends with a PyTorch pipe. PyTorch reports the beginning of an iteration only at the
-    first item, and does not report the end. Without `iterate`, `save_state` therefore raises an error once the
-    iteration may have ended.
+    Use this function if the graph ends with a PyTorch pipe, because PyTorch reports neither the beginning nor the end
+    of an iteration.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -153,151 +132,64 @@ def iterate(datapipe: Any) -> Iterator[Any]:
         [0, 1, 2]
     """
     if is_torchs(datapipe):
-        _note_pass(datapipe)
-        record_of(datapipe).tells_end = True
-        entry = record_of(datapipe).loaded
-        if awaits_iteration(datapipe) and entry is not None and entry.drop is not None:
-            _replay_later(datapipe, None)
-            return _noting_end(datapipe, _repeated_pass(datapipe, entry))
-        return _noting_end(datapipe, iter(datapipe))
+        datapipe._fast_forward_iterator = None
+        datapipe = reader_of(datapipe)
     iterator: Iterator[Any] = iter(datapipe)
     return iterator
 
 
-def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
-    """Yields the items of a PyTorch pipe, and records the end of the iteration, which PyTorch does not report."""
-    yield from iterator
-    record_of(datapipe).ended = True
-
-
-def _note_pass(datapipe: Any) -> None:
+def reader_of(datapipe: Any) -> Any:
+    """Returns the hidden pipe that reads the PyTorch pipe at the end of a graph, and that has the state of the graph's
+    iteration."""
     record = record_of(datapipe)
-    record.asked = datapipe._valid_iterator_id
-    _note_beginning(Graph(datapipe), record, record.loaded if awaits_iteration(datapipe) else None)
-    record.stamp, record.ended, record.tells_end = _tick(), False, False
+    if record.reader is None or record.reader.source is not datapipe:
+        record.reader = _class_of_readers()(datapipe)
+    return record.reader
 
 
-def _record_pass(datapipe: Any) -> None:
-    """Records the beginning of an iteration of a PyTorch pipe. PyTorch calls this function at the first item."""
-    record = record_of(datapipe)
-    if record.asked == datapipe._valid_iterator_id:
-        return  # the iteration is already recorded
-    if _tells_beginning(datapipe):
-        _note_pass(datapipe)
-    else:
-        record.beginning = None
+@cache
+def _class_of_readers() -> Any:
+    class PipeOfTorch(iter_base()):  # type: ignore[misc]  # importing its base class in this module would be circular
+        iteration_state = ()
 
+        def __init__(self, source: Any) -> None:
+            self.source = source
 
-def _tells_beginning(datapipe: Any) -> bool:
-    return inspect.isgeneratorfunction(inspect.unwrap(type(datapipe).__iter__))
+        def __iter__(self) -> Iterator[Any]:
+            return iter(self.source)
 
-
-def awaits_iteration(datapipe: Any) -> bool:
-    """Returns whether a PyTorch pipe has a loaded state from which no iteration has resumed yet."""
-    record = record_of(datapipe)
-    return record.loaded is not None and record.before == datapipe._valid_iterator_id
-
-
-def beginning_of(datapipe: Any) -> Beginning | None:
-    beginning = record_of(datapipe).beginning
-    if beginning is None or not is_torchs(datapipe):
-        return beginning
-    before = beginning.torchs[id(datapipe)]
-    return beginning if datapipe._valid_iterator_id == (0 if before is None else before + 1) else None
-
-
-_BEGIN_BY_ITERATE = (
-    "Begin each pass by torchdata.datapipes.state.iterate(pipe) instead of iter(pipe), as loaders do, or append a pipe "
-    "of this package, such as .map()"
-)
+    return PipeOfTorch
 
 
 def unnoticed(datapipe: Any) -> TypeError:
     return TypeError(
-        f"a pipeline that ends in {name_of(datapipe)} can be neither saved nor resumed, because the beginning of its "
-        f"pass was not detected: it is a pipe of torch whose __iter__ is not a generator function. {_BEGIN_BY_ITERATE}"
+        f"a pipeline that ends in {name_of(datapipe)}, a pipe of torch, can be neither saved nor resumed, because the "
+        "beginning of its pass was not detected. Begin each pass by torchdata.datapipes.state.iterate(pipe) instead of "
+        "iter(pipe), as loaders do, or append a pipe of this package, such as .map()"
     )
 
 
-def perhaps_over(datapipe: Any) -> TypeError:
-    return TypeError(
-        f"a pipeline that ends in {name_of(datapipe)} cannot be saved here, because it is a pipe of torch, which "
-        f"does not show whether its pass is over or its next pass has begun. {_BEGIN_BY_ITERATE}"
-    )
-
-
-def may_be_over(datapipe: Any) -> bool:
-    """Returns whether the latest iteration of a PyTorch pipe may have ended.
-
-    PyTorch does not report the end of an iteration, and reports the next iteration only at its first item. Therefore,
-    unless `iterate` began the iteration, the result is True once a source has ended, or once `len(pipe)` items were
-    yielded.
-    """
-    if record_of(datapipe).tells_end:
+def is_unnoticed(datapipe: Any) -> bool:
+    """Returns whether an iteration of the PyTorch pipe at the end of a graph has begun without `iterate`."""
+    record = record_of(reader_of(datapipe))
+    if record.loaded is not None or not has_begun(datapipe):
         return False
-    sources: list[Any] = []
-    seen = {id(datapipe)}
-    waiting = [datapipe]
-    while waiting:
-        for source in filter(is_iter_pipe, sources_of(waiting.pop())):
-            if not is_torchs(source):
-                sources.append(source)
-            elif id(source) not in seen:
-                seen.add(id(source))
-                waiting.append(source)
-    if sources:
-        return any(token_of(source).finished for source in sources)
-    try:
-        return bool(datapipe._number_of_samples_yielded >= len(datapipe))
-    except (TypeError, NotImplementedError):
+    if record.beginning is None:
         return True
+    before = record.beginning.torchs[id(datapipe)]
+    return datapipe._valid_iterator_id not in (before, 0 if before is None else before + 1)
 
 
-def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
-    def begin() -> Iterator[Any]:
-        if not _tells_beginning(datapipe):
+def load_last_entry(datapipe: Any, entry: PipeEntry) -> None:
+    """Loads the entry of the PyTorch pipe at the end of a graph. The next iteration resumes even without `iterate`."""
+
+    def once_asked() -> Iterator[Any]:  # called at the first request, when the sources have been restored
+        if not inspect.isgeneratorfunction(inspect.unwrap(type(datapipe).__iter__)):
             raise unnoticed(datapipe)
-        if record_of(datapipe).asked != datapipe._valid_iterator_id:
-            _note_pass(datapipe)
-        return _repeated_pass(datapipe, entry)
+        yield from reader_of(datapipe)
 
-    _replay_later(datapipe, None if entry.drop is None else begin)
-    record = record_of(datapipe)
-    record.loaded, record.before, record.later = entry, datapipe._valid_iterator_id, entry.later
-    record.beginning, record.grown, record.asked = None, [], NEVER
-
-
-def _replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
-    """Makes the next iteration a replay that calls `begin`. If `begin` is None, the next iteration is not a replay."""
-
-    def once_asked() -> Iterator[Any]:  # `begin` is called at the first request, when the sources have been restored
-        if begin is not None:
-            yield from begin()
-
-    datapipe._fast_forward_iterator = None if begin is None else once_asked()
-
-
-def _repeated_pass(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
-    moved = None if entry.generators is None else save_generators()
-    beginning = record_of(datapipe).beginning
-    halts = Halts([] if beginning is None else beginning.entries())
-    if entry.generators is not None:
-        load_generators(entry.generators)
-    try:
-        datapipe._number_of_samples_yielded = 0
-        iterator: Iterator[Any] = iter(datapipe)
-        if entry.drop:
-            next(islice(iterator, entry.drop - 1, entry.drop), None)
-        if entry.finished:  # user code that runs after the last item may also draw random numbers
-            next(iterator, None)
-            record_of(datapipe).ended, iterator = True, iter(())
-        halts.wait()
-    finally:
-        if moved is not None:
-            load_generators(moved)
-        halts.release()
-    give_later_seeds(datapipe)
-    return iterator
+    load_entry(reader_of(datapipe), entry)
+    datapipe._fast_forward_iterator = once_asked()
 
 
 def can_reset(kind: type) -> bool:
@@ -512,9 +404,9 @@ def forget_below(datapipe: Any) -> None:
 def _forget(pipe: Any) -> None:
     record = record_of(pipe)
     if is_torchs(pipe):
-        _replay_later(pipe, None)
-        if record.loaded is not None:
-            record.loaded = PipeEntry(name_of(pipe))
+        pipe._fast_forward_iterator = None
+        if record.reader is not None:
+            _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
         # The loaded state requires a replay. Instead, the next iteration starts from the entry `left`.
@@ -537,8 +429,8 @@ def _forget(pipe: Any) -> None:
 
 
 def load_entry(pipe: Any, entry: PipeEntry) -> None:
-    if is_torchs(pipe):
-        _replay_torchs(pipe, entry)
+    if is_torchs(pipe):  # a PyTorch pipe is replayed by the pipe that reads it
+        pipe._fast_forward_iterator = None
         return
     record, token = record_of(pipe), token_of(pipe)
     record.watches, record.fed, record.ended = None, True, False
@@ -576,6 +468,3 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
             if each.saved and each.key in state:
                 each.check(state[each.key])
         take(state)
-
-
-note_passes_of_torchs(_record_pass)

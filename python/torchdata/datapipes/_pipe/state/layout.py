@@ -15,17 +15,6 @@ from typing import Any, NamedTuple
 from torchdata._plain_pickles import refuse_pickled
 from torchdata.datapipes._pipe.state.declared import MOST_ITEMS
 
-__all__ = [
-    "STATE_VERSION",
-    "PipeEntry",
-    "check_checksums",
-    "check_generators",
-    "checksums_of",
-    "dump_graph",
-    "explaining_damage",
-    "parse_graph",
-]
-
 STATE_VERSION = 3
 
 _PARTS = 1 << 20

@@ -10,8 +10,6 @@ from typing import Any
 
 from torchdata.datapipes._pipe.state.iteration import forget_state, iterate
 
-__all__ = ["PipePasses"]
-
 
 class PipePasses:
     """Iterates over a pipe. The first iteration after a state was loaded resumes; all other iterations start from the

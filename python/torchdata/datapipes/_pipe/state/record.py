@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
     from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-__all__ = ["NEVER", "Beginning", "PassRecord", "existing_record", "passed", "record_of", "token_of"]
-
 _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
-
-NEVER = object()
 
 
 @dataclass(slots=True, eq=False)
@@ -53,14 +49,10 @@ class Beginning:
 class PassRecord:
     """The current iteration of a pipe. A copy of a pipe, or an unpickled pipe, starts without a record."""
 
-    #: The `_valid_iterator_id` that a PyTorch pipe had when the beginning of its last iteration was recorded.
-    asked: Any = NEVER
-    #: The `_valid_iterator_id` that a PyTorch pipe had when a state was last loaded into it.
-    before: Any = NEVER
+    #: The hidden pipe that reads this PyTorch pipe, if this pipe ends a graph.
+    reader: Any = None
     #: The value of the counter of begun iterations when the running iteration began; 0 if no iteration is running.
     stamp: int = 0
-    #: Whether `iterate` began the running iteration of a PyTorch pipe. If so, the end of the iteration is recorded.
-    tells_end: bool = False
     #: The `PipeEntry` of a loaded state; None once an iteration has resumed from it.
     loaded: PipeEntry | None = None
     #: Whether the running iteration yields no items, because the loaded state was saved after the last item.
@@ -82,7 +74,7 @@ class PassRecord:
     later: Any = None
     #: Whether resuming requires a replay of this pipe or one of its sources; None if this is not determined yet.
     watches: bool | None = None
-    #: The state of the graph when the running iteration began, if `watches` is True or the pipe belongs to PyTorch.
+    #: The state of the graph when the running iteration began, if `watches` is True.
     beginning: Beginning | None = None
     fingerprint: Fingerprint | None = None
     #: Names of pipes that were added to this pipe's graph after its first iteration.

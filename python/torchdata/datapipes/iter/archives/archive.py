@@ -278,23 +278,21 @@ class EntryRecipe:
         return f"entry {self.key} of {shown(self.archive.path)}"
 
 
-class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
-    """Yields the members of archives. An archive stays open while one of the yielded streams refers to it."""
-
-    datapipe: Any
-    max_ratio: float | None
-    _archive: Any = state(saved=False)
+class LimitedFiles(GivenLength):
+    """The base class of pipes with the arguments `length` and `max_ratio`. It must precede IterDataPipe."""
 
     def __init__(
-        self,
-        datapipe: Iterable[tuple[str, Any]],
-        length: int = -1,
-        *,
-        max_ratio: float | None = MAX_RATIO,
+        self, datapipe: Iterable[tuple[str, Any]], length: int = -1, *, max_ratio: float | None = MAX_RATIO
     ) -> None:
-        self.datapipe = source_pipe(datapipe, self)
+        self.datapipe: Any = source_pipe(datapipe, self)
         self._set_length(length)
         self.max_ratio = check_max_ratio(type(self).__name__, max_ratio)
+
+
+class ArchiveLoader(LimitedFiles, HoldsStream[tuple[str, StreamWrapper]]):
+    """Yields the members of archives. An archive stays open while one of the yielded streams refers to it."""
+
+    _archive: Any = state(saved=False)
 
     def _place_of(self, archive: Any) -> Any:
         raise NotImplementedError

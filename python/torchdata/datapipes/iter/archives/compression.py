@@ -17,7 +17,6 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
-from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
@@ -25,6 +24,7 @@ from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
     CountedStream,
     LibraryMember,
+    LimitedFiles,
     Refused,
     bare,
     check_max_ratio,
@@ -307,17 +307,9 @@ class Extractor(Decompressor):
         return Decompressor(source_datapipe, file_type, max_ratio=max_ratio)
 
 
-class _OfOneKind(GivenLength, _Decompressing):
-    datapipe: Any
+class _OfOneKind(LimitedFiles, _Decompressing):
     _kind: CompressionType
     _suffix: str
-
-    def __init__(
-        self, datapipe: Iterable[tuple[str, Any]], length: int = -1, *, max_ratio: float | None = MAX_RATIO
-    ) -> None:
-        self.datapipe = source_pipe(datapipe, self)
-        self._set_length(length)
-        self.max_ratio = check_max_ratio(type(self).__name__, max_ratio)
 
     def _kind_of(self, path: str) -> CompressionType:
         return self._kind

@@ -12,8 +12,6 @@ from typing import Any
 
 from torchdata._optional import optional_import
 
-__all__ = ["bzip2_reader", "gzip_reader", "lzma_reader", "zstd_reader"]
-
 _AT_ONCE = 64 << 10
 
 #: The number of bytes to decompress at a time if the whole stream is read or skipped.

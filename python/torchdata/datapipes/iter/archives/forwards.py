@@ -9,8 +9,6 @@ import os
 import tarfile
 from collections.abc import Callable
 
-__all__ = ["Forwards", "Pieces"]
-
 #: A function that returns the next bytes of a stream, in pieces that are cheap to read at once. The result is empty at
 #: the end.
 Pieces = Callable[[], bytes]

@@ -25,6 +25,7 @@ from torchdata.datapipes.iter.archives.archive import (
     Archive,
     ArchiveLoader,
     CountedStream,
+    EntryRecipe,
     LibraryMember,
     MemberFile,
     bare,
@@ -70,32 +71,19 @@ BEFORE = 1
 _LONGEST_EXCERPT = 200
 
 
-def _pieces_of_gzip(source: Any) -> Pieces:
-    return _native.GzipReader(source.read).read
+def _pieces_of(reader: Callable[[Any], Any]) -> Callable[[Any], Pieces]:
+    return lambda source: partial(reader(source).read, AT_ONCE)
 
 
-def _pieces_of_bzip2(source: Any) -> Pieces:
-    return partial(bzip2_reader(source).read, AT_ONCE)
-
-
-def _pieces_of_lzma(source: Any) -> Pieces:
-    return partial(lzma_reader(source).read, AT_ONCE)
-
-
-def _pieces_of_zstd(source: Any) -> Pieces:
-    return partial(zstd_reader(source).read, AT_ONCE)
-
-
-def _pieces_of_plain(source: Any) -> Pieces:
-    return partial(source.read, AT_ONCE)
+_pieces_of_plain = _pieces_of(lambda source: source)
 
 
 #: For each compression in a mode: the first bytes of compressed files, and the function that decompresses the files.
 _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
-    "gz": ((b"\x1f\x8b",), _pieces_of_gzip),
-    "bz2": ((b"BZh",), _pieces_of_bzip2),
-    "xz": ((b"\xfd7zXZ\0", b"]\0\0"), _pieces_of_lzma),
-    "zst": ((b"\x28\xb5\x2f\xfd",), _pieces_of_zstd),
+    "gz": ((b"\x1f\x8b",), lambda source: _native.GzipReader(source.read).read),
+    "bz2": ((b"BZh",), _pieces_of(bzip2_reader)),
+    "xz": ((b"\xfd7zXZ\0", b"]\0\0"), _pieces_of(lzma_reader)),
+    "zst": ((b"\x28\xb5\x2f\xfd",), _pieces_of(zstd_reader)),
 }
 
 
@@ -351,11 +339,14 @@ class _TarArchive(Archive):
     def error_of(what: str, error: Exception) -> Exception:
         return explained(tarfile.ReadError, f"{what} in TarArchiveLoader", error)
 
-    def open_entry(self, offset: int) -> Any:
+    def open_entry(self, key: Any) -> Any:
+        """Opens a member by its name, offset and size, or a sparse file by the offset of its header."""
         tar: Any = self.tar
+        if isinstance(key, tuple):
+            return io.BufferedReader(_TarMember(self, tar.fileobj, *key))
         place = tar.offset, tar.firstmember
         try:
-            tar.offset, tar.firstmember = offset, None
+            tar.offset, tar.firstmember = key, None
             return io.BufferedReader(_SparseMember(self, tar.next()))
         finally:
             tar.offset, tar.firstmember = place
@@ -390,20 +381,6 @@ class _TarArchive(Archive):
             return info.name, io.BufferedReader(member)
 
 
-class _TarMemberRecipe:
-    __slots__ = ("archive", "name", "offset", "size")
-
-    def __init__(self, archive: _TarArchive, name: str, offset: int, size: int) -> None:
-        self.archive, self.name, self.offset, self.size = archive, name, offset, size
-
-    def open(self) -> Any:
-        fileobj = self.archive.tar.fileobj
-        return io.BufferedReader(_TarMember(self.archive, fileobj, self.name, self.offset, self.size))
-
-    def __repr__(self) -> str:
-        return f"member {self.name!r} of {shown(self.archive.path)}"
-
-
 class _TarMember(MemberFile):
     """An open member: equivalent to `tarfile.ExFileObject`, but faster. Each read first seeks in the archive, because
     all members read from one stream."""
@@ -415,8 +392,8 @@ class _TarMember(MemberFile):
         self._offset, self.size = offset, size
         self._position = 0
 
-    def recipe(self) -> _TarMemberRecipe:
-        return _TarMemberRecipe(self._archive, self._name, self._offset, self.size)
+    def recipe(self) -> EntryRecipe:
+        return EntryRecipe(self._archive, (self._name, self._offset, self.size))
 
     @property
     def seeks_cheaply(self) -> bool:

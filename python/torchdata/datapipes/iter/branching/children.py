@@ -62,8 +62,7 @@ class Main(IterDataPipe[Any]):
         if self.buffer_size < 0:
             warn_outside(
                 f"Unlimited buffer size is set for `{self.name}`, please be aware of OOM at random places: where one "
-                "child is read far ahead of another, the items in between all stay in memory.",
-                UserWarning,
+                "child is read far ahead of another, the items in between all stay in memory."
             )
         self._child_tokens = [IterationToken() for _ in range(num_instances)]
         self._joined = set()
@@ -78,8 +77,7 @@ class Main(IterDataPipe[Any]):
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
                     "Some child DataPipes are not exhausted when __iter__ is called: the buffer is emptied and every "
-                    "child reads from the start again. Exhaust all children, or iterate them together.",
-                    UserWarning,
+                    "child reads from the start again. Exhaust all children, or iterate them together."
                 )
             for instance, token in enumerate(self._child_tokens):
                 if instance != child.instance_id:

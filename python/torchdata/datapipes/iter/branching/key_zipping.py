@@ -125,8 +125,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
             warn_outside(
                 f"IterKeyZipper: Buffer reaches the upper limit of {self.buffer_size} items, so items of ref_datapipe "
                 "that wait longest for their match are dropped from now on; enlarge buffer_size, or bring the two "
-                "pipes into similar orders.",
-                UserWarning,
+                "pipes into similar orders."
             )
         self._dropped += 1
         close_dropped(self._waiting.pop(next(iter(self._waiting))))

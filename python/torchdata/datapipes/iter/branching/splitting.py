@@ -293,8 +293,7 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
             warn_outside(
                 "round_robin_demux: with num_instances=1 there is nothing to split. The operation of "
                 "`round_robin_demux` with `num_instances=1` is an no-op and returns the provided `datapipe` in a list "
-                "directly",
-                UserWarning,
+                "directly"
             )
             return [check_source("round_robin_demux", datapipe)]
         return _RoundRobinMain(datapipe, num_instances, buffer_size).children()

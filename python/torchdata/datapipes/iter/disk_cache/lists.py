@@ -18,8 +18,6 @@ from collections.abc import Iterable
 
 from torchdata.datapipes.iter.streams.atomic_files import open_regular
 
-__all__ = ["LIST_SUFFIX", "FolderSearch", "dumped", "is_reserved", "read_list"]
-
 LIST_SUFFIX = ".torchdata_list"
 
 #: Maximum size of a list in bytes, which is enough for several million paths.

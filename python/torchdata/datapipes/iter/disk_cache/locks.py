@@ -20,8 +20,6 @@ from torchdata._reporting import warn_outside
 from torchdata._threads import start
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 
-__all__ = ["Lock", "acquire", "lock_file_of", "pause", "release_all_of", "resume"]
-
 #: If the consumer requests no path for this number of seconds, it counts as paused.
 PAUSE = 1.0
 

@@ -13,8 +13,6 @@ from typing import Any, Literal
 from torchdata.datapipes.iter.disk_cache.locks import Lock
 from torchdata.datapipes.iter.streams.atomic_files import create_anew, temporary_name
 
-__all__ = ["Record", "mark_of"]
-
 #: "ready": all files exist; "missing": this process creates the files; "pending": another process may create the files.
 Kind = Literal["ready", "missing", "pending"]
 

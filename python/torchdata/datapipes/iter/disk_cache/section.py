@@ -24,8 +24,6 @@ from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, FolderSearch,
 from torchdata.datapipes.iter.disk_cache.record import Record
 from torchdata.datapipes.iter.streams.atomic_files import write_file
 
-__all__ = ["Section"]
-
 #: Maximum number of items that the section reads ahead while the path to yield next waits for another process.
 _AHEAD = 1000
 

@@ -44,8 +44,7 @@ def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
 def _warn_of_missing(pipe: str, columns: Any) -> None:
     warn_outside(
         f"{pipe}: at least one of the columns {columns!r} is not present in an item; what is passed on may lack "
-        "columns or keys.",
-        UserWarning,
+        "columns or keys."
     )
 
 
@@ -53,8 +52,7 @@ def _warn_of_type(pipe: str, item: Any) -> None:
     warn_outside(
         f"{pipe}: an item of type {type(item).__name__} is not a tuple, list or dict; it is passed on unchanged. "
         "The next item was not an iterable and cannot be filtered, please be aware that no filter was done or new item "
-        "created.",
-        UserWarning,
+        "created."
     )
 
 
@@ -149,8 +147,7 @@ class Slicer(ItemByItem[T_co]):
         if isinstance(index, list) and (stop or step):
             warn_outside(
                 "Slicer: A list of indices was passed as well as a stop or step for the slice, these arguments can't "
-                "be used together so only the indices list will be used.",
-                UserWarning,
+                "be used together so only the indices list will be used."
             )
         self.index = index
         self.stop = stop
@@ -177,8 +174,7 @@ class Slicer(ItemByItem[T_co]):
             warn_outside(
                 f"Slicer: a dict has no key {index!r}, and dicts are not sliced by position; it is passed on as it is. "
                 "Pass the keys to keep as a list. Dictionaries are not sliced by steps, only direct index. Please be "
-                "aware that no filter was done or new item created.",
-                UserWarning,
+                "aware that no filter was done or new item created."
             )
             return item
         _warn_of_type("Slicer", item)
@@ -214,35 +210,22 @@ class Flattener(ItemByItem[T_co]):
         check_hashable("Flattener", "indices", columns)
         self.indices: set[Hashable] = set(columns)
 
-    def _function(self) -> Callable[[Any], Any]:
-        return self._flattened if self.indices else self._flattened_whole
-
-    def _flattened_whole(self, item: Any) -> Any:
-        if isinstance(item, dict):
-            return self._flattened_dict(item)
-        flat: list[Any] = []
-        for member in item:
-            if isinstance(member, (list, tuple)):
-                flat.extend(member)
-            else:
-                flat.append(member)
-        return tuple(flat) if isinstance(item, tuple) else flat
-
-    def _flattened(self, item: Any) -> Any:
+    def _result(self, item: Any) -> Any:
         flat: Any
+        columns = self.indices
         if isinstance(item, dict):
             flat = self._flattened_dict(item)
         else:
             flat = []
             for column, member in enumerate(item):
-                if column in self.indices and isinstance(member, (list, tuple)):
+                if isinstance(member, (list, tuple)) and (not columns or column in columns):
                     flat.extend(member)
                 else:
                     flat.append(member)
             if isinstance(item, tuple):
                 flat = tuple(flat)
-        if _lacks("Flattener", item, self.indices):
-            _warn_of_missing("Flattener", list(self.indices))
+        if columns and _lacks("Flattener", item, columns):
+            _warn_of_missing("Flattener", list(columns))
         return flat
 
     def _flattened_dict(self, item: dict[Any, Any]) -> dict[Any, Any]:
@@ -256,8 +239,7 @@ class Flattener(ItemByItem[T_co]):
                 if inner in item:
                     warn_outside(
                         f"Flattener: the item has a key {inner!r} already; the pair that column {key!r} has of the "
-                        "same key is left out.",
-                        UserWarning,
+                        "same key is left out."
                     )
                 else:
                     flat[inner] = member

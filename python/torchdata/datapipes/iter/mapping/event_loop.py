@@ -9,24 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from torchdata._threads import Latch, start
-
-__all__ = ["EventLoop"]
-
 T = TypeVar("T")
-
-
-def _in_running_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any]) -> T:
@@ -34,33 +22,20 @@ def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any
 
     If Ctrl-C interrupts the wait for the new thread, calls `interrupt` and waits for the end of `function`.
     """
-    if not _in_running_loop():
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
         return function()
-    results: list[T] = []
-    errors: list[BaseException] = []
-    done = Latch()  # `join` is not used, because an interrupted `join` marks the thread as ended
-
-    def call() -> None:
+    with ThreadPoolExecutor(1, "torchdata-event-loop") as pool:
+        future = pool.submit(function)
         try:
-            results.append(function())
-        except BaseException as error:
-            errors.append(error)
+            return future.result()
+        except BaseException:
+            if not future.done():
+                interrupt()
+            raise
         finally:
-            done.set()
-
-    start(threading.Thread(target=call, name="torchdata-event-loop", daemon=True))
-    try:
-        done.wait()
-    except BaseException:
-        interrupt()
-        done.wait()
-        raise
-    try:
-        if errors:
-            raise errors[0]
-        return results[0]
-    finally:
-        errors.clear()  # the errors and this frame must not form a reference cycle
+            del future  # the error in the future and this frame must not form a reference cycle
 
 
 def _close(runner: asyncio.Runner, process: int) -> None:

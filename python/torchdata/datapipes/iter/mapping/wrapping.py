@@ -204,7 +204,7 @@ class IterableWrapper(IterDataPipe[T_co]):
                 f"{self._name()} is a one-shot iterator, of which an earlier epoch has left nothing; "
                 "give a list, or a generator function, which is called again in each epoch"
             )
-        warn_outside(f"{said}.", UserWarning)
+        warn_outside(f"{said}.")
 
     def _source(self) -> Any:
         source = self.iterable
@@ -220,8 +220,7 @@ class IterableWrapper(IterDataPipe[T_co]):
                 warn_outside(
                     f"The iterable of type {type(source).__name__} given to IterableWrapper cannot be deep-copied, so "
                     "changing its items in place changes them for later epochs too; pass deepcopy=False to accept "
-                    "that.",
-                    UserWarning,
+                    "that."
                 )
         return source
 

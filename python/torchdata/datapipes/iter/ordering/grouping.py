@@ -63,17 +63,7 @@ class Batcher(IterDataPipe[T_co]):
         datapipe: Iterable[T],
         batch_size: int,
         drop_last: bool = False,
-        *,
-        wrapper_class: Callable[[list[T]], R],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: Batcher[R],
-        datapipe: Iterable[T],
-        batch_size: int,
-        drop_last: bool,
-        wrapper_class: Callable[[list[T]], R],
+        wrapper_class: Callable[[list[T]], R] = ...,
     ) -> None: ...
 
     def __init__(

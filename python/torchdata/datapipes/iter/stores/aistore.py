@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,8 +23,6 @@ from torchdata.datapipes.iter.streams.pairs import source_pipe
 
 __all__ = ["AISFileLister", "AISFileLoader"]
 
-#: The oldest version of `aistore` that lists empty buckets and reads objects of any name.
-OLDEST_VERSION = (1, 18)
 DEFAULT_TIMEOUT_S = 20.0
 
 _LONGEST_NUMBER = 18
@@ -88,16 +85,6 @@ def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, st
 def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
     name = type(pipe).__name__
     require("aistore", extra="aistore", needed_by=name)
-    from importlib.metadata import version
-
-    installed = version("aistore")
-    numbers = re.match(r"(\d+)\.(\d+)", installed)
-    if numbers is not None and tuple(map(int, numbers.groups())) < OLDEST_VERSION:
-        oldest = ".".join(map(str, OLDEST_VERSION))
-        raise ImportError(
-            f"{name} needs aistore {oldest} or newer, but {installed} is installed; update it with "
-            "`pip install --upgrade aistore`"
-        )
     endpoint = check_name(name, "url", url)
     if not endpoint:
         raise ValueError(f"{name}: url must be the address of the cluster, such as 'http://localhost:8080', but got ''")
@@ -137,7 +124,6 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
 
     Raises:
         ModuleNotFoundError: aistore is not installed (extra `aistore`).
-        ImportError: the version of aistore is too old.
         aistore.sdk.errors.AISError: while iterating, the cluster answers with an error.
         requests.exceptions.ConnectionError: while iterating, the cluster does not answer.
         ValueError: while iterating, an item is not an AIStore URL.
@@ -261,7 +247,6 @@ class AISFileLoader(_OfCluster, LoadsObjects):
 
     Raises:
         ModuleNotFoundError: aistore is not installed (extra `aistore`).
-        ImportError: the version of aistore is too old.
         aistore.sdk.errors.AISError: while iterating, the cluster answers with an error, such as `ErrObjNotFound`.
         requests.exceptions.ConnectionError: while iterating, the cluster does not answer.
         OSError: while reading, the response of the cluster ends early, or the object has changed.

@@ -18,14 +18,6 @@ from torchdata.datapipes.iter.streams.files import check_masks, matches
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper
 
-__all__ = [
-    "ListsFolders",
-    "ListsRoots",
-    "OpensFiles",
-    "after_last",
-    "check_options",
-]
-
 
 def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
     if value is None:

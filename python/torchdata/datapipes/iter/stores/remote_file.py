@@ -19,8 +19,6 @@ from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper
 
-__all__ = ["LoadsObjects", "RemoteFile", "buffered"]
-
 #: Size in bytes of the buffer of a file, which makes small reads and reading lines cheap.
 _SMALL_READS = 64 << 10
 

@@ -20,16 +20,6 @@ from typing import Any
 from torchdata._optional import optional_import
 from torchdata._redacting import redacted, shown
 
-__all__ = [
-    "S3Error",
-    "S3NotFoundError",
-    "S3PermissionError",
-    "S3Settings",
-    "S3TimeoutError",
-    "explaining_s3",
-    "split_url",
-]
-
 DEFAULT_TIMEOUT_MS = 3000
 DEFAULT_RETRIES = 3
 #: Maximum duration of one request in seconds, even if data keeps arriving.

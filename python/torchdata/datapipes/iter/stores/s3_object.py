@@ -21,8 +21,6 @@ from torchdata.datapipes.iter.stores.s3_client import (
     split_url,
 )
 
-__all__ = ["DEFAULT_BUFFER_SIZE", "S3Object", "S3Recipe"]
-
 DEFAULT_BUFFER_SIZE = 16 << 20
 #: The number of bytes per request if several requests fetch a piece, and the maximum number for the first request.
 PART_SIZE = 4 << 20

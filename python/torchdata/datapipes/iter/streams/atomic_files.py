@@ -18,8 +18,6 @@ from typing import Any
 
 from torchdata._redacting import shown
 
-__all__ = ["appearing", "create_anew", "digest_of_file", "open_regular", "temporary_name", "write_file"]
-
 _CHUNK = 1 << 20
 
 

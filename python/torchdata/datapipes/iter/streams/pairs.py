@@ -18,8 +18,6 @@ from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.utils._streams import detached
 
-__all__ = ["HoldsStream", "pair_of", "path_and_stream", "position_of", "source_pipe"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

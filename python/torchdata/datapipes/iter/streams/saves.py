@@ -12,8 +12,6 @@ from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.utils.names import check_target
 
-__all__ = ["SavesItems"]
-
 
 class SavesItems(ItemByItem[str]):
     def __init__(

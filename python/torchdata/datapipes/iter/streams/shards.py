@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from math import prod
 from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_source
@@ -48,29 +47,22 @@ class ShardExpander(Unfolding, IterDataPipe[str]):
         return self._unfold(iter(self.source_datapipe), _expanded)
 
 
-def _expanded(name: Any) -> Iterable[str]:
-    """Yields the names on demand, because a range may have millions of numbers."""
+def _expanded(name: Any) -> Iterator[str]:
     if not isinstance(name, str):
         raise TypeError(f"ShardExpander expects names, but got {name!r} of type {type(name).__name__}")
-    pieces = re.split(_RANGE, name)  # text, first, last, text, first, last, …, text
-    ranges = [_numbers(first, last, name) for first, last in zip(pieces[1::3], pieces[2::3], strict=True)]
-    if not ranges:
-        return (name,)
-    texts = [text.replace("{", "{{").replace("}", "}}") for text in pieces[0::3]]
-    template = texts[0]
-    for (_, digits), text in zip(ranges, texts[1:], strict=True):
-        template += f"{{:0{digits}d}}{text}"
-    if len(ranges) == 1:
-        return map(template.format, ranges[0][0])
+    return _names(name, name)
 
-    def combination(number: int) -> str:
-        chosen = []
-        for numbers, _ in reversed(ranges):
-            number, place = divmod(number, len(numbers))
-            chosen.append(numbers[place])
-        return template.format(*reversed(chosen))
 
-    return map(combination, range(prod(len(numbers) for numbers, _ in ranges)))
+def _names(rest: str, name: str) -> Iterator[str]:
+    """Yields the expansions of `rest`, the end of `name`, on demand, because a range may have millions of numbers."""
+    found = re.search(_RANGE, rest)
+    if found is None:
+        yield rest
+        return
+    numbers, digits = _numbers(found[1], found[2], name)
+    for number in numbers:
+        for ending in _names(rest[found.end() :], name):
+            yield f"{rest[: found.start()]}{number:0{digits}d}{ending}"
 
 
 def _numbers(first: str, last: str, name: str) -> tuple[range, int]:

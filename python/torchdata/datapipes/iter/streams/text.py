@@ -45,8 +45,7 @@ def _drop(error: UnicodeError) -> tuple[str, int]:
         line = error.object[max(error.start - 60, 0) :][:120]
         warn_outside(
             f"bytes that are not {error.encoding} were left out of {line!r} ({error.reason}). Further bytes are "
-            "omitted without a warning. Pass the right encoding, or errors='strict' for an error, or errors='ignore'",
-            UserWarning,
+            "omitted without a warning. Pass the right encoding, or errors='strict' for an error, or errors='ignore'"
         )
         _told = True
     return "", error.end

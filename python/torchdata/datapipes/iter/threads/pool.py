@@ -15,8 +15,6 @@ from torchdata._threads import Work
 from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.datapipes._pipe.streams import PLAIN_TYPES, with_detached_streams
 
-__all__ = ["Pool"]
-
 
 class _PoolWork(ReadAhead):
     """The work of the threads. The threads keep this object alive, so it must not refer to the pool."""

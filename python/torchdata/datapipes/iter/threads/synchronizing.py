@@ -337,8 +337,7 @@ class FullSync(_PrefetchBase[T_co]):
             f"this rank has {left}{'' if is_all else ' or more'} items (batches, if the loader yields batches) left at "
             "the end of the epoch, because another rank has none: they are left out, and so it may be in every epoch. "
             "The ranks' shares are uneven: make the number of shards a multiple of the number of ranks times workers, "
-            "or put `.sharding_filter()` behind the pipe that makes items of shards",
-            UserWarning,
+            "or put `.sharding_filter()` behind the pipe that makes items of shards"
         )
 
     def make_again(self, count: int) -> None:

@@ -16,8 +16,6 @@ from torchdata._reporting import name_item
 from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.checks import check_int
 
-__all__ = ["DEFAULT_RETRIES", "DEFAULT_TIMEOUT", "Client", "Connections", "Retrying"]
-
 #: The default time limits in seconds: for connecting, and for a server that sends nothing.
 DEFAULT_TIMEOUT = (30.0, 120.0)
 DEFAULT_RETRIES = 3

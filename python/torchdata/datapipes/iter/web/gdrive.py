@@ -12,8 +12,6 @@ from torchdata._redacting import shown
 from torchdata.datapipes.iter.web.client import Client, Connections
 from torchdata.datapipes.utils.names import file_name
 
-__all__ = ["HOSTS", "DriveClient", "download_url"]
-
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
 #: The maximum number of bytes to read of a page: forty times the usual size.

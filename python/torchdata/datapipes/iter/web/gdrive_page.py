@@ -9,8 +9,6 @@ import contextlib
 import re
 from html.parser import HTMLParser
 
-__all__ = ["Page"]
-
 
 class Page(HTMLParser):
     def __init__(self, text: str) -> None:

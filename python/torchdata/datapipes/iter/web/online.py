@@ -30,18 +30,19 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
     def __init__(
         self,
         source_datapipe: Iterable[str],
-        timeout: Any,
-        skip_on_error: bool,
-        max_retries: int,
-        options: dict[str, Any],
+        timeout: float | tuple[float | None, float | None] | None = None,
+        skip_on_error: bool = False,
+        *,
+        max_retries: int = DEFAULT_RETRIES,
+        **kwargs: Any,
     ) -> None:
         name = type(self).__name__
         self.source_datapipe = source_pipe(source_datapipe, self, "source_datapipe")
         self.timeout = timeout
         self.skip_on_error = skip_on_error
-        self.query_params = options
+        self.query_params = kwargs
         self._retrying = Retrying(name, max_retries)
-        self._http = Client(name, timeout, self._retrying, options)
+        self._http, self._drive = (kind(name, timeout, self._retrying, kwargs) for kind in (Client, DriveClient))
 
     def _client(self, url: Any) -> Client:
         return self._http
@@ -104,34 +105,9 @@ class HttpReader(_UrlReader):
         2
     """
 
-    def __init__(
-        self,
-        source_datapipe: Iterable[str],
-        timeout: float | tuple[float | None, float | None] | None = None,
-        skip_on_error: bool = False,
-        *,
-        max_retries: int = DEFAULT_RETRIES,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(source_datapipe, timeout, skip_on_error, max_retries, kwargs)
-
-
-class _DriveReader(_UrlReader):
-    def __init__(
-        self,
-        source_datapipe: Iterable[str],
-        *,
-        timeout: float | tuple[float | None, float | None] | None = None,
-        skip_on_error: bool = False,
-        max_retries: int = DEFAULT_RETRIES,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(source_datapipe, timeout, skip_on_error, max_retries, kwargs)
-        self._drive = DriveClient(type(self).__name__, timeout, self._retrying, kwargs)
-
 
 @functional_datapipe("read_from_gdrive")
-class GDriveReader(_DriveReader):
+class GDriveReader(_UrlReader):
     """Opens files of Google Drive by their links: yields pairs of file name and binary stream.
 
     The file name is the last part of the name that the server sends, and never a path, so it is safe to join it to a
@@ -161,7 +137,7 @@ class GDriveReader(_DriveReader):
 
 
 @functional_datapipe("read_from_remote")
-class OnlineReader(_DriveReader):
+class OnlineReader(_UrlReader):
     """Opens files at URLs: URLs at drive.google.com and docs.google.com as `GDriveReader`, others as `HttpReader`.
 
     Args:

@@ -16,8 +16,6 @@ from torchdata._reporting import name_item
 from torchdata.datapipes.iter.web.client import Client, Connections
 from torchdata.datapipes.utils._streams import StreamWrapper
 
-__all__ = ["HttpRecipe", "HttpStream", "open_url"]
-
 #: The size of a stream's buffer in bytes. Most lines are read from the buffer, without a network call.
 _BUFFER = 1 << 16
 #: The number of bytes to read from the connection at a time if a stream is read to its end, or its first bytes are
