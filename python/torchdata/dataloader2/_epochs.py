@@ -274,16 +274,11 @@ class EpochRun:
 
     def _leave_shards(self) -> None:
         """Restores the user's reading service and graph, if the main process has run shards itself, and the next epoch
-        has other shards.
-
-        The user's pipes may count epochs in attributes. If the epoch was left before all shards had begun, their
-        attributes may differ, so the graph is restored, too.
-        """
-        output, pipeline, source = self.position.output, self.pipeline, self.delivery.source
+        has other shards."""
+        output, pipeline = self.position.output, self.pipeline
         if output is None or not output.is_local or output.lasts or lasts(pipeline.datapipe):
             return
-        was_left = isinstance(source, FinishedIterator) and source._error is not None
-        if output.divides_anew or (was_left and output.delivered < output.num_shards):
+        if output.divides_anew:
             pipeline.take_back()
             pipeline.datapipe = pipeline.snapshot.copy()
             self.forget()
