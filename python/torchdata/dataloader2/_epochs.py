@@ -196,7 +196,8 @@ class EpochRun:
 
     def _pass_over(self, position: Position, strict: bool) -> None:
         """Restores the graph to its state at the end of a saved epoch, and then begins the next epoch."""
-        if position.workers is not None or (not position.in_main and position.graph is None):
+        moves = position.in_main and position.graph is not None and self.pipeline.contract.has_workers()
+        if position.workers is not None or moves or (not position.in_main and position.graph is None):
             self.run(position, strict)
             for _ in self.delivery.source:
                 pass

@@ -485,7 +485,7 @@ class GraphProgram(EpochProgram):
 
     def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
-        if saved.read_out:
+        if saved.read_out and self._child.share is not None:
             self._read_share_out()  # this call must precede the loading, because a new epoch may interrupt its wait
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             # The main process read ahead when the state was saved.
@@ -496,6 +496,8 @@ class GraphProgram(EpochProgram):
             self._caches.put_back(saved.filled, cached, strict)
         if saved.generators is not None:
             load_generators(saved.generators)  # this call must precede the iterator, which starts threads
+        if saved.read_out and self._child.share is None and not entries[-1].finished:
+            return iter(())  # only pipes that read these pipes have noted the end of the epoch
         return self._iterate()
 
     def _read_share_out(self) -> None:
