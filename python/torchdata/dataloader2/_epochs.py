@@ -181,7 +181,8 @@ class EpochRun:
 
     def _pass_over(self, position: Position, strict: bool) -> None:
         """Restores the graph to its state at the end of a saved epoch, and then begins the next epoch."""
-        if position.workers is not None or (not position.in_main and position.graph is None):
+        moves = position.in_main and position.graph is not None and self.pipeline.contract.has_workers()
+        if position.workers is not None or moves or (not position.in_main and position.graph is None):
             self.run(position, strict)
             for _ in self.delivery.source:
                 pass
@@ -259,16 +260,11 @@ class EpochRun:
 
     def _leave_shards(self) -> None:
         """Restores the user's reading service and graph, if the main process has run shards itself, and the next epoch
-        has other shards.
-
-        The user's pipes may count epochs in attributes. If the epoch was left before all shards had begun, their
-        attributes may differ, so the graph is restored, too.
-        """
-        output, pipeline, source = self.position.output, self.pipeline, self.delivery.source
+        has other shards."""
+        output, pipeline = self.position.output, self.pipeline
         if output is None or not output.is_local or output.lasts or lasts(pipeline.datapipe):
             return
-        was_left = isinstance(source, FinishedIterator) and source._error is not None
-        if output.divides_anew or (was_left and output.delivered < output.num_shards):
+        if output.divides_anew:
             pipeline.take_back()
             pipeline.datapipe = pipeline.snapshot.copy()
             self.forget()

@@ -34,6 +34,7 @@ from torchdata.datapipes.iter.threads.pinning import PinMemory
 from torchdata.datapipes.iter.threads.prefetching import Prefetcher
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
+    beginning_entries,
     forget_state,
     is_one_to_one,
     iterate,
@@ -419,6 +420,12 @@ class Tracker:
         """Restores the state of the graph between two epochs, after the service has taken over the graph."""
         if position.graph is None:
             return
+        graph = Graph(self._pipeline.datapipe)
+        if self.output is None and not position.in_main:  # no pipe that ran in the workers has state
+            count = len(graph) - len(position.graph) + 1
+            entries = [*beginning_entries(graph)[:count], *position.graph[1:]]
+            position = position._replace(in_main=True, graph=entries)
+        assert position.graph is not None
         self._require_same_process(position, "after an epoch that", "as it holds what pipes remember beyond epochs")
         generators = save_generators()
         if position.beginning is not None:  # replayed pipes draw the same random numbers as before
@@ -426,7 +433,7 @@ class Tracker:
         self._is_behind_loaded = True
         if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
             set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # the ended epoch's seeds
-        load_entries(self._pipeline.datapipe, position.graph)
+        load_entries(graph, position.graph)
         if self.output is not None:
             self.output.is_between_epochs = True
         iterate(self._pipeline.datapipe)  # restores the pipes to the end of their last pass

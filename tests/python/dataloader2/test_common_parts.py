@@ -444,6 +444,16 @@ class EpochCounter(IterDataPipe[Any]):
             yield item, self.epoch
 
 
+class SavedCounter(EpochCounter):
+    """An `EpochCounter` with a state."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch = state["epoch"]
+
+
 class Through(IterDataPipe[Any]):
     """A pipe of the user, so that a filter before it has no common part."""
 
@@ -536,16 +546,20 @@ def test_all_shards_count_the_epochs_after_a_resumed_epoch(form: str) -> None:
             assert epochs_of(counting(form, workers, state), 3) == resumed
 
 
-@pytest.mark.parametrize("form", COUNTING)
+LEFT = COUNTING | {"with a state": lambda: SavedCounter(numbers(24)).sharding_filter().batch(2)}
+
+
+@pytest.mark.parametrize("form", LEFT)
 @pytest.mark.parametrize("count", [1, 3, 4, 6])
-def test_no_item_is_lost_after_an_epoch_that_was_left(form: str, count: int) -> None:
-    with counting(form, 0) as made:
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_all_shards_count_an_epoch_that_was_left(form: str, count: int, workers: int) -> None:
+    with begun(DataLoader2(LEFT[form](), num_workers=workers, splits=4)) as made:
         for _ in range(2):
             reading = iter(made)
             for _ in range(count):
                 next(reading)
             del reading
-        assert sorted(item for batch in made for item, _ in batch) == [*range(24)]
+        assert sorted(pair for batch in made for pair in batch) == [(item, 3) for item in range(24)]
 
 
 @pytest.mark.parametrize("form", COUNTING)

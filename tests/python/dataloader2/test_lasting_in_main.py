@@ -11,7 +11,7 @@ import pytest
 
 from pipes_of_users import plus_one
 from random_graphs.users import ByHand, NoState, Passing, Unstated, unpinned
-from resuming import begun, check_resumes, continued, epochs_of
+from resuming import begun, check_resumes, continued, epochs_of, saved
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
@@ -144,14 +144,28 @@ def test_a_state_after_an_error_begins_the_next_epoch(kind: Any) -> None:
         assert [until_nine(loader), until_nine(loader)] == expected
 
 
-def test_it_is_refused_if_the_main_process_runs_the_whole_pipeline() -> None:
-    with loader_of(PIPES["cache"]()) as loader:
-        list(loader)
-        state = loader.state_dict()
-    with DataLoader2(PIPES["cache"](), reading_service=InProcessReadingService()) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(ValueError, match="worker processes"):
-            list(loader)
+#: Pipelines whose last pipe keeps a state between epochs in the workers, and their readers in the main process.
+IN_WORKERS: dict[str, Build] = {
+    "cache in workers": lambda: IterableWrapper(range(12)).shuffle().sharding_filter().in_memory_cache().batch(2),
+    "user's pipe in workers": lambda: ByHand(IterableWrapper(range(12)).shuffle()).sharding_filter(),
+    "both": lambda: ByHand(ByHand(IterableWrapper(range(12)).sharding_filter()).pin_memory(pin_memory_fn=unpinned)),
+    "read ahead": lambda: ByHand(IterableWrapper(range(12)).sharding_filter()).pin_memory(pin_memory_fn=unpinned),
+}
+
+
+@pytest.mark.parametrize("build", (PIPES | IN_WORKERS).values(), ids=PIPES | IN_WORKERS)
+def test_a_state_between_epochs_moves_between_workers_and_the_main_process(build: Build) -> None:
+    def loader(workers: int | None, state: Any = None) -> DataLoader2[Any]:
+        if workers is None:
+            return begun(DataLoader2(build(), reading_service=InProcessReadingService()), state)
+        return begun(DataLoader2(build(), num_workers=workers), state)
+
+    for old, new in ((0, 1), (0, 3), (None, 2), (1, 0), (1, None)):
+        with loader(old) as made:
+            list(made)
+            state = saved(made)
+            expected = [list(made) for _ in range(3)]
+        assert epochs_of(loader(new, state), 3) == expected, (old, new)
 
 
 def shared_out(pipe: Pipe, dispatched: bool) -> Pipe:

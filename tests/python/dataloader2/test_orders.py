@@ -84,6 +84,14 @@ def test_workers_that_read_different_orders_are_an_error(size: int, method: str)
     fails(IterableWrapper(Shuffled(size)).sharding_filter(), 3, method)
 
 
+def test_shards_in_the_main_process_that_read_different_orders_are_an_error() -> None:
+    for size in (20, 500):
+        with DataLoader2(IterableWrapper(Shuffled(size)).sharding_filter().cycle(1), splits=3) as loader:
+            loader.seed(7)
+            with pytest.raises(RuntimeError, match="over Shuffled in different orders"):
+                list(loader)
+
+
 @pytest.mark.parametrize("make", [str, as_case, lambda number: {"id": number}], ids=["strings", "objects", "dicts"])
 def test_items_of_many_kinds_are_compared(make: Callable[[int], Any]) -> None:
     fails(IterableWrapper(Shuffled(30, make)).sharding_filter())

@@ -174,6 +174,33 @@ class WhoAmI(Passing):
             yield item, None if info is None else (info.id, info.num_workers)
 
 
+def slowly_drawn(item: int) -> float:
+    time.sleep(0.01)
+    return random.random()
+
+
+def slowly(item: Any) -> Any:
+    time.sleep(0.001)
+    return item
+
+
+def test_a_warning_names_the_pool_whose_threads_mix_the_random_numbers_of_shards() -> None:
+    numbers = IterableWrapper(range(12)).sharding_filter()
+    pooled = numbers.threadpool_map(slowly_drawn, max_workers=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for workers in (0, 1):
+            with pytest.raises(RuntimeWarning, match=r"ThreadPoolMapper: while its threads call.*Draw these numbers"):
+                epochs_of(DataLoader2(pooled, num_workers=workers, splits=3))
+        for silent in (
+            numbers.map(drawn).prefetch(2).threadpool_map(slowly).map(drawn),
+            numbers.threadpool_map(slowly),
+        ):
+            epochs_of(DataLoader2(silent, splits=3))
+        for options in ({"num_workers": 3, "splits": 3}, {"num_workers": 2}, {}):
+            epochs_of(DataLoader2(pooled, **options))
+
+
 def told(pipe: Any, info: Any) -> Any:
     return pipe.map(lambda item: (item, info.worker_id, info.num_workers))
 

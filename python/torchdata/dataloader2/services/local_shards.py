@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torchdata._engine.items.torch_worker import torch_as_it_was
 from torchdata._engine.snapshots import Account, Kept
 from torchdata._engine.workers.epochs import StopPosition
-from torchdata._engine.workers.program import ChildInfo, EpochProgram
+from torchdata._engine.workers.program import ChildInfo, EpochProgram, Listener
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 
@@ -40,14 +40,15 @@ class LocalShards:
     Args:
         program: the program to run for each shard.
         num_shards: the number of shards.
+        listener: receives the notes of the shards.
     """
 
     num_workers = 0
     dispatches = False
     is_forked = False
 
-    def __init__(self, program: EpochProgram, num_shards: int) -> None:
-        self.num_shards = num_shards
+    def __init__(self, program: EpochProgram, num_shards: int, listener: Listener) -> None:
+        self.num_shards, self._listener = num_shards, listener
         self.collector = self
         self.stall_warning: float | None = None
         self._programs = program.replicas(num_shards)
@@ -95,6 +96,7 @@ class LocalShards:
     ) -> None:
         """Begins an epoch in all shards; see `Children.start_epoch`."""
         turn, given = (0, [(0, 0)] * self.num_shards) if position is None else (position.turn, position.given)
+        self._listener.begin()
         self._positions.clear()
         self._positions.append(_Delivered(0, turn - 1, given))
         self._is_busy = self._is_stopped = False
@@ -149,6 +151,9 @@ class LocalShards:
                 self._is_busy = True
                 with self._as_shard(self._programs[shard]):
                     items = [*islice(iterator, 1)]
+                    note = self._programs[shard].note()
+                if note is not None:
+                    self._listener.hear(shard, note)
                 if items:
                     count, checksum = given[shard]
                     now = [*given[:shard], (count + 1, checksum), *given[shard + 1 :]]

@@ -276,7 +276,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
                     "this state was saved inside an epoch with a dispatching process, which needs workers: give "
                     "num_workers=1 or more, or save a state between two epochs"
                 )
-            return LocalShards(program, count)
+            return LocalShards(program, count, Orders())
         number = self._workers_for(count)
         ahead = _countable(worker - (-self.main_prefetch_cnt // number))
         return Children(

@@ -27,6 +27,7 @@ from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_shar
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.caches import Caches
 from torchdata.dataloader2.services.common_parts import CommonParts
+from torchdata.dataloader2.services.common_pipes import may_draw
 from torchdata.dataloader2.services.watching import watched_filters
 from torchdata.dataloader2.state.layout import opened, sealed
 from torchdata.dataloader2.state.position import Content, Filled, Shard
@@ -38,6 +39,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes._pipe.state.generators import seed_when_imported
 from torchdata.datapipes._pipe.state.halting import beginning_unread
+from torchdata.datapipes._pipe.state.iteration import is_torchs
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of
@@ -247,6 +249,8 @@ class GraphProgram(EpochProgram):
         self._unsaved: Exception | None = None
         self._saved = False
         self._is_behind_share = False
+        #: The running iterator, and the number of items that the graph had yielded when the iterator began.
+        self._running: tuple[Iterator[Any], int] | None = None
         self._watched: tuple[DataPipe, list[tuple[Any, str]]] | None = None
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
@@ -312,6 +316,7 @@ class GraphProgram(EpochProgram):
         )
 
     def begin_epoch(self, seeds: bytes, iter_reset_fn: Callable[[DataPipe], DataPipe] | None) -> None:
+        self._begin_left_epoch()
         self._passes, self._unsaved, self._saved, self._is_behind_share = 0, None, False, False
         skipping_items.epoch = self.epoch
         stop_reading(self.datapipe)
@@ -334,6 +339,19 @@ class GraphProgram(EpochProgram):
             self._tell_torch()
             self._watch_order()
             self._begin_common_part(seeds)
+
+    def _begin_left_epoch(self) -> None:
+        """Computes the first item of the last epoch, if the epoch was left before this item.
+
+        A pipe of the user may count epochs, and draw its order from this number. All shards must count the same epochs.
+        """
+        iterator, before = self._running or (None, 0)
+        is_alone = not self._child.dispatches and self._child.share is None
+        is_left = iterator is not None and is_alone and _yielded(self.datapipe) == before
+        if iterator is not None and is_left and any(map(may_draw, Graph(self.datapipe))):
+            with suppress(Exception):  # the error belongs to the epoch that was left
+                next(iterator, None)
+        self._running = None
 
     def _begin_common_part(self, seeds: bytes) -> None:
         """The pipes can run once for all shards only if the number of shards is fixed, and no function of the user may
@@ -462,11 +480,12 @@ class GraphProgram(EpochProgram):
     def _iterate(self) -> Iterator[Any]:
         iterator = iterate(self.datapipe)
         self._caches.note_iterator(self.datapipe)
+        self._running = iterator, _yielded(self.datapipe)
         return iterator
 
     def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
-        if saved.read_out:
+        if saved.read_out and self._child.share is not None:
             self._read_share_out()  # this call must precede the loading, because a new epoch may interrupt its wait
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             # The main process read ahead when the state was saved.
@@ -477,6 +496,8 @@ class GraphProgram(EpochProgram):
             self._caches.put_back(saved.filled, cached, strict)
         if saved.generators is not None:
             load_generators(saved.generators)  # this call must precede the iterator, which starts threads
+        if saved.read_out and self._child.share is None and not entries[-1].finished:
+            return iter(())  # only pipes that read these pipes have noted the end of the epoch
         return self._iterate()
 
     def _read_share_out(self) -> None:
@@ -542,6 +563,10 @@ def _seed_torch(torch: Any, seed: int) -> None:
             delattr(sys, _LIMIT)
         else:
             setattr(sys, _LIMIT, limit)
+
+
+def _yielded(pipe: Any) -> int:
+    return int(pipe._number_of_samples_yielded) if is_torchs(pipe) else token_of(pipe).yielded
 
 
 def _is_dispatched(pipe: Any) -> bool:

@@ -135,7 +135,8 @@ class Content(NamedTuple):
     """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
     Args:
-        read_out: whether the worker had read all items that were dispatched to it.
+        read_out: whether the worker had read all items that were dispatched to it or, without a dispatching process,
+            whether the epoch had ended.
         filled: the epoch that fills or has filled the caches; None if this epoch cannot be repeated.
     """
 

@@ -100,10 +100,11 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
             own, others = entries[: len(own) + 1], others[1:]
         holds = bool(others)  # these pipes may have buffered items
         read = own[-1].yielded if holds else position.given - position.drop
-        content = sealed(Content(own, generators))
+        content = sealed(Content(own, generators, read_out=position.ended))
         snapshot = None if alone and (holds or position.drop) else ((read, 0), 1, (0, 0), content)
         if holds and snapshot is not None:
-            graph = [PipeEntry("WorkerOutput", restores=True, yielded=read, state={}), *others]
+            output = PipeEntry("WorkerOutput", restores=True, yielded=read, finished=position.ended, state={})
+            graph = [output, *others]
     shard = ShardPosition((position.given if alone and snapshot is None else read, 0), snapshot)
     return position._replace(
         drop=position.drop if snapshot is not None else 0 if alone else position.given,

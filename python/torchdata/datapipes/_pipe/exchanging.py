@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from torchdata._importing import loaded
 from torchdata._native import Exchange, SavedGlobals
+from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping, splitting, witnessing
 from torchdata.datapipes._pipe.state import generators
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
@@ -70,8 +71,9 @@ _turn = threading.RLock()
 
 
 def _begin_in_child() -> None:
-    global _turn
+    global _turn, _has_exchanged
     _turn = threading.RLock()  # in a forked child, a thread of the parent may hold the inherited lock
+    _has_exchanged = False
 
 
 os.register_at_fork(after_in_child=_begin_in_child)
@@ -96,6 +98,8 @@ class ShardGlobals(SavedGlobals):
         Pass `is_all=True` if nothing else of the shard must be stopped or saved. `ShardTurns` may then switch to
         another shard without calling `enter` and `leave`.
         """
+        global _has_exchanged
+        _has_exchanged = True
         exchange, self._others = _exchange()
         self.save(exchange)
         self._kept = [save() for save, _ in self._others]
@@ -118,6 +122,7 @@ _Others = Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]
 _known: tuple[Exchange, _Others] | None = None
 _parts: Sequence[memoryview] = ()
 _saved: tuple[list[Any], dict[str, Any]] | None = None
+_has_exchanged = False
 
 
 def current_generators() -> dict[str, Any]:
@@ -131,6 +136,11 @@ def current_generators() -> dict[str, Any]:
     if _saved is None or _saved[0] != contents:
         _saved = contents, save_generators()
     return _saved[1]
+
+
+def exchanged_generators() -> Sequence[bytes]:
+    """Returns the memory of the global generators, if shards take turns in this process."""
+    return [*map(bytes, _parts)] if _has_exchanged and own_random.is_replica else ()
 
 
 def _exchange() -> tuple[Exchange, _Others]:

@@ -91,7 +91,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
         return tuple(
             (pipe.num_of_instances, pipe.instance_id, pipe._block, pipe._sharding_enabled)
             for pipe in Graph(self.source_dp)
-            if isinstance(pipe, ShardingFilter)
+            if isinstance(pipe, ShardingFilter) and pipe.num_of_instances > 1
         )
 
     def __iter__(self) -> Iterator[T_co]:

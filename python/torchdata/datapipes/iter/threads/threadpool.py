@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import current_thread, main_thread
 from typing import Any, ClassVar, TypeVar, overload
 
+from torchdata._importing import loaded
+from torchdata._reporting import warn_outside
 from torchdata._threads import Work
 from torchdata.datapipes._pipe.checks import (
     POSITIVE,
@@ -20,9 +23,11 @@ from torchdata.datapipes._pipe.checks import (
     check_source,
 )
 from torchdata.datapipes._pipe.columns import replacing_columns
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.threads.pool import Pool
 
@@ -33,6 +38,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _END = object()
+_EXCHANGING = "torchdata.datapipes._pipe.exchanging"
+_DRAWS = (
+    "ThreadPoolMapper: while its threads call the function, numbers are drawn from the global random generators, which "
+    "belong to the running shard. The items therefore depend on the timing and on the number of workers. Draw these "
+    "numbers in a later `map`, or from a generator that each call seeds"
+)
 
 
 class _Results(Iterator[Any]):
@@ -41,13 +52,14 @@ class _Results(Iterator[Any]):
     The pool has up to `ahead` submitted items while the consumer uses a result.
     """
 
-    __slots__ = ("_ahead", "_pool", "_source")
+    __slots__ = ("_ahead", "_is_watched", "_pool", "_source")
 
     #: The iterator yields further items after an exception; see `_pipe/skipping.py`.
     outlives_errors = True
 
-    def __init__(self, source: Iterator[Any], pool: Pool, ahead: int) -> None:
+    def __init__(self, source: Iterator[Any], pool: Pool, ahead: int, is_watched: bool) -> None:
         self._pool = pool
+        self._is_watched = is_watched
         self._source = source
         self._ahead = ahead
 
@@ -59,13 +71,21 @@ class _Results(Iterator[Any]):
             self._read_ahead(self._ahead)
             if not len(pool):
                 self._end()
+        before = self._generators()
         pool.wait()
+        if before and before != self._generators():
+            warn_outside(_DRAWS, RuntimeWarning)
         # The threads process these items while the consumer uses the result. They are submitted after the wait for the
         # result, so that an interruption of this wait loses no item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, which would keep these objects alive
         return take()
+
+    def _generators(self) -> Sequence[bytes]:
+        """Returns the global generators, if only the threads of this pool may draw during a wait."""
+        exchanging = loaded(_EXCHANGING) if self._is_watched else None
+        return () if exchanging is None or current_thread() is not main_thread() else exchanging.exchanged_generators()
 
     def _read_ahead(self, wanted: int) -> None:
         pool = self._pool
@@ -108,6 +128,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
 
     Use threads if the function waits (for files or a network) or releases the GIL. An exception is raised at the
     position of its result. The results after it can still be read. The thread that iterates this pipe reads the source.
+    Numbers from the global random generators depend on the timing of the threads, so draw them in a later `map`.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
     because a call may modify its item. If the items are numbers, strings or bytes, saving does not wait, and a resumed
@@ -196,7 +217,8 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         workers = self.max_workers or min(32, (os.cpu_count() or 1) + 4)
         # Threads beyond the number of concurrent tasks would be idle.
         pool = Pool(fn, min(workers, self.scheduled_tasks + 1), **{**_OPTIONS, **self.threadpool_kwargs})
-        results = _Results(iter(self.datapipe), pool, self.scheduled_tasks)
+        is_alone = not any(hooks_of(pipe)._may_have_threads() for pipe in Graph(self) if pipe is not self)
+        results = _Results(iter(self.datapipe), pool, self.scheduled_tasks, is_alone)
         if self._restored is not None:
             state, self._restored = self._restored, None
             pool.source_error = state["error"]
