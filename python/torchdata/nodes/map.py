@@ -87,9 +87,9 @@ class _InlineMapper(BaseNode[T]):
 class _ThreadMapper(ThreadedNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers", "_pages"})
 
-    #: The processes, which keep running when the node is reset. `_pages`: the statistics in which the processes count
-    #: items.
+    #: The processes, which keep running when the node is reset.
     _workers: Workers | None = None
+    #: The statistics in which the processes count items.
     _pages: Pages | None = None
 
     def __init__(self, mapper: ParallelMapper[T]) -> None:

@@ -4,9 +4,9 @@ Role: `read` and `write` are fast and use opaque values. `encoded` converts an o
 state, and `decoded` validates the plain values and converts them back.
 
 The default generators of torch, NumPy and Python are Mersenne Twisters. Each stores 624 words of 32 bits and the index
-of the next word. The three libraries derive the first words from a seed in different ways. If the seed is known, a
-saved state contains the seed and the number of words drawn since seeding, instead of 2.5 KB. A torch generator that is
-set to the words of one of these generators produces the same words as that generator.
+of the next word. torch, NumPy and Python derive the first 624 words from a seed in different ways. If the seed is
+known, a saved state contains the seed and the number of words drawn since seeding, instead of 2.5 KB. A torch generator
+with the words of a NumPy or Python generator produces the same further words.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def encoded(state: Any, seeded: Any = None) -> Any:
     """Converts a generator's state to plain values: if possible, only the seed and the number of drawn words.
 
     Args:
-        seeded: for NumPy and Python, an earlier state of the generator, which replaces the seed.
+        seeded: for NumPy and Python, an earlier state of the generator, from which drawn words are counted.
     """
     origin: Any = None
     seed, kept = None, list[Any]()  # normal numbers are generated in pairs, and the generator stores the second number
@@ -332,8 +332,8 @@ class _Search:
         self.passed, self._size = 0, _FIRST
 
     def step(self, most: int) -> int | None:
-        """Generates up to `most` words. Returns the number of words before the needle, or None if they do not contain
-        it."""
+        """Searches up to `most` words for the needle, a sequence of words. Returns the number of words before the
+        needle, or None."""
         size = min(self._size, most)
         heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
         for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():
@@ -360,8 +360,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     """Returns how many words lie between two positions; None if `target` precedes `origin` or is too far away.
 
     Args:
-        seeded: a new generator with the same seed, if the seed is known. If `target` is reached from the seed in fewer
-            steps than from `origin`, the generator was seeded again, and the result is None.
+        seeded: a new generator with the seed of `origin`, if known. If `target` is closer to the new generator than to
+            `origin`, the generator was seeded again, and the result is None.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0
@@ -372,7 +372,7 @@ class _Known:
     """Caches positions in the sequence of words that one seed produces, to speed up searches.
 
     Args:
-        origin: the beginning of the sequence: a seed, or the words (as bytes) and the index of the next word.
+        origin: the beginning of the sequence: a seed, or a generator's words (as bytes) and the index of the next word.
     """
 
     def __init__(self, origin: int | tuple[bytes, int]) -> None:
@@ -382,7 +382,7 @@ class _Known:
             self.seeded = stream_of((numpy.frombuffer(origin[0], dtype="<u4"), origin[1]))
         self.count, self.stream = 0, _clone(self.seeded)
         self.target: tuple[bytes, int] | None = None
-        #: The last position that was not among the first `LIMIT` words. Positions shortly after this position need no
+        #: The last target that was more than `LIMIT` words after the origin. Targets shortly after `beyond` need no
         #: search.
         self.beyond: torch.Generator | None = None
 
