@@ -85,8 +85,7 @@ class EpochRun:
             save.
         epochs: the number of epochs that have begun.
         is_iterating: whether an epoch is running: it has begun, and `finalize_iteration` has not been called for it.
-        patience: how many seconds the end of an epoch waits for a thread that is computing an item. With None, it waits
-            without limit.
+        patience: how many seconds the end of an epoch waits for a thread that is computing an item; None for no limit.
     """
 
     def __init__(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
@@ -101,8 +100,8 @@ class EpochRun:
         self.patience: float | None = None
         self.position = Tracker(self)
         self._knows_idle = False
-        #: For the message about skipped items: the counters at the beginning of the epoch, and words for the epoch's
-        #: items; None if no pipe skips items after an exception.
+        #: For the message about skipped items: the counters at the beginning of the epoch, and a phrase such as "items
+        #: of this epoch"; None if no pipe skips items after an exception.
         self._counted: tuple[Reading | None, str] | None = None
         self._is_paused = self._is_limited = False
 
@@ -273,11 +272,11 @@ class EpochRun:
         self.delivery.begun = False
 
     def _leave_shards(self) -> None:
-        """Restores the user's reading service and graph, if the main process has run shards itself, and the next epoch
-        has other shards.
+        """Restores the user's reading service and graph if the main process has run shards, but the next epoch has
+        different shards.
 
-        The user's pipes may count epochs in attributes. If the epoch was left before all shards had begun, their
-        attributes may differ, so the graph is restored, too.
+        The graph is also restored if the epoch was left before all shards had begun, because the shards' pipes may
+        count epochs in attributes.
         """
         output, pipeline, source = self.position.output, self.pipeline, self.delivery.source
         if output is None or not output.is_local or output.lasts or lasts(pipeline.datapipe):
@@ -294,8 +293,8 @@ class EpochRun:
 
         Args:
             at_end: whether all items of the epoch have been delivered.
-            because: the error that ended the epoch, if any. If ending the epoch also fails, a note is added to this
-                error.
+            because: the error that ended the epoch, if any. An error of the service's `finalize_iteration` is added to
+                `because` as a note.
         """
         if not self.is_iterating:
             return

@@ -55,9 +55,9 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last pipe that runs in the dispatching process, if any.
 
-    This pipe is the closest one to the sources through which the items of all `sharding_round_robin_dispatch` pipes
-    pass. If a branch shares a source with a dispatched branch, both are dispatched. Pipes that read from each other in
-    a cycle are dispatched together.
+    Of the pipes through which the items of all `sharding_round_robin_dispatch` pipes pass, this pipe is the closest to
+    the sources. If a branch shares a source with a dispatched branch, both are dispatched. Pipes that read from each
+    other in a cycle are dispatched together.
     """
     graph = whole(graph)
     dispatched: set[int] = set()
@@ -90,9 +90,8 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends `on_error` to a part of the graph, if the whole graph has a later `on_error`.
-
-    The part runs in other processes, which can skip only their own exceptions.
+    """Appends `on_error` to a part of a graph for other processes, if `on_error` follows in the rest of the graph,
+    because each process can skip only its own exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):
@@ -150,7 +149,7 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
 
 
 def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
-    """Returns the sources of each pipe. In a cycle, omits a source that is closer to the graph's end than the pipe."""
+    """Returns the sources of each pipe, without sources in the same cycle that are closer to the graph's last pipe."""
     distance = {id(graph.end): 0}
     waiting = deque([graph.end])
     reads: dict[int, list[DataPipe]] = {}
