@@ -36,7 +36,7 @@ class StateKeeper:
     """Takes and loads the states of a loader.
 
     Args:
-        run: the epochs of the loader.
+        run: the object that runs the loader's epochs.
 
     Attributes:
         loaded: the state that was loaded last; None if no state was loaded.
@@ -94,7 +94,7 @@ class StateKeeper:
         """Returns the position, the randomness and the ranks for a state.
 
         Args:
-            looks: whether to save the current state of the main process's pipes. Saving it may wait for threads.
+            looks: whether to save the current state of the main process's pipes, which may wait for the pipes' threads.
         """
         run = self._run
         with run.held:
@@ -114,8 +114,8 @@ class StateKeeper:
             return position, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
 
     def begin(self) -> None:
-        """Begins an epoch. States that are requested meanwhile, in a signal handler or another thread, are from before
-        the epoch."""
+        """Begins an epoch. While the epoch begins, signal handlers and other threads receive states from before the
+        epoch."""
         run = self._run
         run.leave()
         with run.held:
@@ -169,8 +169,8 @@ class StateKeeper:
     def read_again(self) -> None:
         """Resumes the running epoch after the computation of an item was interrupted, for example by Ctrl-C.
 
-        A pipe that was interrupted may have lost items, and a generator that was interrupted yields nothing more. The
-        loader therefore loads its own state, which does not contain the interrupted item.
+        The loader loads its own state from before the interrupted item, because an interrupted pipe may have lost
+        items, and an interrupted generator yields nothing more.
 
         Raises:
             RuntimeError: the pipeline reads a one-shot iterator, so its items cannot be computed again.
@@ -195,7 +195,7 @@ class StateKeeper:
             delivery.begun = True
 
     def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> GraphTemplate | None:
-        """Returns a template of the pipe in the state, or None if the loader keeps its own pipe."""
+        """Returns a template for copies of the saved pipe; None if the loader keeps its own pipe."""
         pipeline = self._pipeline
         if state.is_of_0_9:
             warn_of_0_9(stacklevel=4)

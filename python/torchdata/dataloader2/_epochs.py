@@ -87,8 +87,7 @@ class EpochRun:
         is_paused: whether no items are delivered until `resume` is called.
         is_limited: whether the iterator pauses after a number of items; see `DataLoader2Iterator.limit`.
         is_iterating: whether an epoch is running: it has begun, and `finalize_iteration` has not been called for it.
-        patience: how many seconds the end of an epoch waits for a thread that is computing an item. With None, it waits
-            without limit.
+        patience: how many seconds the end of an epoch waits for a thread that is computing an item; None for no limit.
     """
 
     def __init__(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
@@ -103,8 +102,8 @@ class EpochRun:
         self.patience: float | None = None
         self.position = Tracker(self)
         self._knows_idle = False
-        #: For the message about skipped items: the counters at the beginning of the epoch, and words for the epoch's
-        #: items; None if no pipe skips items after an exception.
+        #: For the message about skipped items: the counters at the beginning of the epoch, and a phrase such as "items
+        #: of this epoch"; None if no pipe skips items after an exception.
         self._counted: tuple[Reading | None, str] | None = None
         self.is_paused = self.is_limited = False
 
@@ -259,8 +258,8 @@ class EpochRun:
         self.delivery.begun = False
 
     def _leave_shards(self) -> None:
-        """Restores the user's reading service and graph, if the main process has run shards itself, and the next epoch
-        has other shards."""
+        """Restores the user's reading service and graph if the main process has run shards, but the next epoch has
+        different shards."""
         output, pipeline = self.position.output, self.pipeline
         if output is None or not output.is_local or output.lasts or lasts(pipeline.datapipe):
             return
@@ -275,8 +274,8 @@ class EpochRun:
 
         Args:
             at_end: whether all items of the epoch have been delivered.
-            because: the error that ended the epoch, if any. If ending the epoch also fails, a note is added to this
-                error.
+            because: the error that ended the epoch, if any. An error of the service's `finalize_iteration` is added to
+                `because` as a note.
         """
         if not self.is_iterating:
             return

@@ -1,11 +1,10 @@
 """The iterator of a loader.
 
-Role: yields the items of one epoch while it is the loader's valid iterator. The code runs in the main process. If
+Role: yields the items of one epoch while it is the loader's valid iterator. The iterator runs in the main process. If
 several threads read the loader, they take turns. The loader owns the epoch, and the iterator owns the item limit.
 
-`__next__` runs for every item, so the native class `DeliveryIterator` implements it. For a valid iterator of a loader
-without pause or limit, `DeliveryIterator` only requests the next item. In other cases, it calls methods of its subclass
-`DataLoader2Iterator`.
+`__next__` runs for every item, so the native class `DeliveryIterator` implements it. `DeliveryIterator` calls methods
+of its subclass `DataLoader2Iterator` only if the iterator is invalid, or if the loader is paused or limited.
 """
 
 from __future__ import annotations
@@ -109,8 +108,8 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
     def limit(self, num_batches: int | None) -> None:
         """Pauses the loader after every `num_batches` items, counted from now on.
 
-        A loop over the iterator ends at the pause and can continue after `resume()`. While the loader is paused, its
-        threads and processes stop, so that you can inspect their state.
+        A loop over the iterator ends when the loader pauses, and can continue after `resume()`. While the loader is
+        paused, its threads and processes stop, so that you can inspect their state.
 
         Args:
             num_batches: the number of items between two pauses; None removes the limit.

@@ -1,7 +1,7 @@
 """The pipeline of a loader: the pipe graph, and the service that runs it.
 
-Role: the graph and the service are copies of the user's objects, and can be recreated from unchanged copies. Only the
-thread that begins an epoch or loads a state may change them.
+Role: the graph and the service are copies of the user's objects, can be recreated from unchanged copies, and may be
+changed only by the thread that begins an epoch or loads a state.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Pipeline:
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies the other ranks that this rank has left the epoch. If `for_good` is True, they raise an error."""
+        """Notifies the other ranks, which raise an error if `for_good`, that this rank has left the epoch."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)

@@ -69,10 +69,10 @@ class Tracker:
         #: `_is_resumed`: whether the running epoch was resumed from a loaded state. `_is_strict`: whether items that
         #: are recomputed for resuming must equal the items delivered earlier.
         self._is_resumed, self._is_strict = False, True
-        #: In a resumed epoch, the number of items that had been delivered when the loaded mark was recorded; otherwise
+        #: In a resumed epoch, the number of items that had been delivered when the loaded state was recorded; otherwise
         #: 0.
         self._before = 0
-        #: In a resumed epoch, how many items of the workers the main process had read when the loaded mark was
+        #: In a resumed epoch, the number of workers' items that the main process had read when the loaded state was
         #: recorded.
         self._yielded_before = 0
         #: Marks, oldest first. The first mark is the beginning of the epoch, or the position where the epoch resumed.
@@ -142,8 +142,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest mark that precedes the last `items_ago` items, and the number of items delivered before
-        them.
+        """Returns the newest recorded state before the last `items_ago` items, and the number of delivered items
+        without these items.
         """
         given = self._delivery.given - items_ago
         if given < 0:
@@ -218,7 +218,7 @@ class Tracker:
         return Position(given, graph=entries, workers=position, in_main=False, untold=output.untold(position))
 
     def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
-        """Returns how many of the workers' items the main process does not read again if it resumes from `entry`.
+        """Returns the number of the workers' items that the main process had read at the position `entry`.
 
         Returns:
             None if the main process has read all items of the workers, or if one of its pipes must reread the epoch.
@@ -270,7 +270,7 @@ class Tracker:
     # -- epochs ------------------------------------------------------------------------------------
 
     def find_output(self) -> None:
-        """Finds the `WorkerOutput` in the graph. The service must have taken over the graph before."""
+        """Finds the `WorkerOutput` in the graph. Must be called after the service has taken over the graph."""
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
@@ -462,7 +462,7 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Prevents `fullsync` at the end of a graph from synchronizing with other ranks for items that are recomputed.
 
-    Each rank may have to recompute a different number of items, so the ranks would synchronize for different items.
+    Synchronizing for recomputed items would pair different items, because each rank may recompute a different number.
 
     Args:
         drop: the number of recomputed items to drop after the state was loaded.

@@ -1,4 +1,4 @@
-"""The positions of all ranks of a distributed job, and how one rank resumes from them.
+"""The positions of all ranks of a distributed job, and how one rank resumes.
 
 If the number of ranks has changed, the shards of all saved ranks are distributed among the current ranks.
 """
@@ -33,8 +33,8 @@ class SavedPositions:
         return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
-        """Returns whether workers, or a different number of ranks, began the epoch. A main process without workers must
-        then run shards itself.
+        """Returns whether workers, or another number of ranks, began the saved epoch, so that a main process without
+        workers runs the saved shards.
         """
         if not all(position.in_main for position in self.positions.values()):
             return True

@@ -88,7 +88,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         num_workers: number of worker processes, 0 by default. `num_workers` is short for
             `reading_service=MultiProcessingReadingService(num_workers)`.
         splits: the number of shards of each epoch, for any number of workers and ranks; None for one shard for each
-            worker. This argument is short for the adapter `ShardingPolicy(splits=splits)`.
+            worker. `splits` is short for the adapter `ShardingPolicy(splits=splits)`.
         stats: "counts", which costs nothing, or "full", which also measures the time of each pipe. With `stats=None`,
             the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set. See `stats()`.
         stall_warning: the number of seconds without an item after which a `RuntimeWarning` describes which processes
@@ -259,8 +259,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
             splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items.
                 With None, the loader assumes that an iterable divides its items if its library does so, or if its code
-                uses `get_worker_info` and `num_workers`. In the second case, an error is raised if two workers read the
-                same items.
+                uses `get_worker_info` and `num_workers`. If the loader relies on the code, an error is raised if
+                workers read the same items.
 
         Returns:
             The loader.
@@ -416,8 +416,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             strict: whether a different pipeline is an error, and whether recomputed items must equal the original
                 items; True by default. If `strict` is False, only the classes of the pipes must be the same.
             allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. If
-                `allow_pickle` is False, a value that needs pickle raises an error that names the pipe, and the loader
-                must have a pipe.
+                `allow_pickle` is False, a value that needs pickle raises an error that names the pipe, and a loader
+                without a pipe cannot load the state.
 
         Raises:
             RuntimeError: an item was requested before, or the loader was shut down.
@@ -463,8 +463,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def shutdown(self) -> None:
         """Ends the epoch and the reading service. The loader cannot be iterated afterwards.
 
-        Threads of pipes in the main process end after their current item. This method waits up to 2 s for these
-        threads, because they might still draw random numbers.
+        This method waits up to 2 s for threads of pipes in the main process, which may draw random numbers until their
+        current item is done.
 
         You may call this method several times, and from several threads. A thread that is reading the loader gets a
         RuntimeError. If Ctrl-C interrupts the call, the next call continues. A forked child that has inherited the
@@ -532,8 +532,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return [] if processes is None else [processes]
 
     def picture(self) -> Picture:
-        """Draws the loader's processes with their counters. Before the first epoch, draws the pipeline instead.
-        See `stats().picture()`."""
+        """Draws the loader's processes with their counters, or the pipeline before the first epoch. See
+        `stats().picture()`."""
         from torchdata._drawing.picture import Picture
 
         return Picture(self._torchdata_graph())
@@ -574,7 +574,7 @@ def _serialized(snapshot: GraphTemplate) -> bytes:
 
 
 def _service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> Any:
-    """Raises TypeError if `service` is not a reading service, and ValueError if both arguments are given."""
+    """Raises TypeError if `service` is not a reading service, and ValueError if `num_workers` is also given."""
     if service is not None and num_workers:
         raise ValueError(f"{whose}: give num_workers or a reading_service, not both")
     if service is None and not (isinstance(num_workers, int) and num_workers == 0):

@@ -60,8 +60,8 @@ class Finding:
         kind: the name of the mistake.
         message: one sentence with the mistake, the pipe and the remedy; `str(finding)` returns it.
         datapipe: the pipe that the finding is about.
-        silent: whether it is certain that data is duplicated or lost without an error. False if your own pipes or
-            iterables are involved, because their code may already divide the items among workers.
+        silent: whether data is certainly duplicated or lost without an error. With your own pipes or iterables,
+            `silent` is False, because their code may already divide the items among workers.
 
     Example:
         >>> from torchdata.dataloader2.linter import lint
@@ -397,7 +397,7 @@ _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Returns whether the pipe calls a user's function. Built-in functions do not count, because they are cheap."""
+    """Returns whether the pipe calls a user's function, other than a built-in function, which is cheap."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")

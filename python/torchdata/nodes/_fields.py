@@ -1,8 +1,7 @@
 """Reads and checks the fields of a node's saved state, and requests the states of its sources.
 
-Role: some nodes request the state of their source although the program requests no state. For example, nodes that read
-ahead request it at each item. If the source does not support states, its error is stored, and raised only if the
-program requests a state.
+Role: nodes that read ahead request the state of their source at each item, although the program requests no state. If
+the source does not support states, its error is stored, and raised only if the program requests a state.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The processes of a ParallelMapper. They receive items from threads of the main process, and return results.
+"""The processes of a ParallelMapper, which receive items from threads of the main process, and return results.
 
 Role: a thread of the main process sends one item, or several small items in one message, and waits for the answers.
 Each answer is a separate message, so if a process exits, only unfinished answers are lost.
 
 The first message to a process also contains its worker number and the base seed, from which it seeds its generators.
-The base seed is the number that PyTorch's loader would draw from torch's global generator. It is drawn from a copy of
-this generator, so the random numbers of the main process do not change. If a program restores the global generator
-before it resumes, the processes get the same seeds as in the uninterrupted run.
+The base seed is the number that PyTorch's loader would draw from torch's global generator. The base seed is drawn from
+a copy of the global generator, so the random numbers of the main process do not change. If a program restores the
+global generator before it resumes, the processes get the same seeds as in the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Workers(Group):
 
 
 class MapWorker:
-    """Sends items to one process, and receives the results. The reference to the group is weak."""
+    """Sends items to one process, and receives the results."""
 
     def __init__(self, group: Workers, number: int, output: Link) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
@@ -131,7 +131,7 @@ class MapWorker:
         self.spent = 0.0
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:
-        """Calls the function with each item in the process.
+        """Calls `map_fn` in the worker process with each item.
 
         Yields lists of results as they arrive. If a call raises, yields the error of the call. If the items take too
         long, the process stops early; then yields None and ends, without the remaining items.
@@ -268,7 +268,7 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # If a variable referred to the result, the sender would copy its memory.
+                # `send` would copy the memory of a result that was stored in a variable.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:  # raised by the function, or by pickling its result
                 spent = monotonic() - begun

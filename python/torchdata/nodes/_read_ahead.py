@@ -3,16 +3,14 @@
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
 takes an item from the source. While this thread processes the item, another thread can take the next item.
 
-The queue stores the results, and returns them in the source's order if required. It also tracks the position: a
-snapshot of the source, and the numbers of the items that were yielded after the snapshot. A state does not contain
-items in progress, because a resumed node rereads them.
+The queue stores the results, returns them in the source's order if required, and tracks the position: a snapshot of the
+source, and the numbers of the items that were yielded after the snapshot. A state does not contain items in progress,
+because a resumed node rereads them.
 
-If the program abandons an epoch, a thread first reads the source up to the maximum read-ahead. Then the source begins
-its next epoch. As a result, counters and random draws of the source depend only on the number of yielded items, not on
-timing.
+If the program abandons an epoch, a thread reads all items that could have been read ahead. This reading makes the
+counters and random draws of the source depend only on the number of yielded items, not on timing.
 
-Threads refer to `_Work` and the source, but never to the node. Therefore, the node can be deleted, which ends the
-threads.
+Threads refer to `_Work` and the source, but never to the node, so that the deletion of the node ends the threads.
 """
 
 from __future__ import annotations
@@ -51,8 +49,8 @@ class _Work(ReadAhead):
 
     Args:
         limit: the maximum number of items that were taken from the source but not yet yielded.
-        wanted: the number of items after the snapshot that the loaded state says were read. If the source has fewer
-            items, this is an error.
+        wanted: the number of items that the source must yield after its snapshot, according to the loaded state. The
+            node raises ValueError if the source has fewer than `wanted` items.
         **options: the arguments `in_order`, `place` and `grows` of the queue. `place` consists of a snapshot of the
             source, the number of items to drop directly after the snapshot, and the positions of further items to drop.
             `grows` consists of the maximum to which `limit` grows while items are small, the number of consecutive
@@ -147,7 +145,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads the source up to `read_on_to`. Called while no other thread reads the source."""
+        """Reads the source until `read_on_to` items have been taken. Called while no other thread reads the source."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -228,7 +226,8 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """Returns the number of consecutive small items so far, and the current limit; see `_Work`."""
+        """Returns two numbers of a state: the consecutive small items so far, and the current limit of the
+        read-ahead."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
@@ -264,9 +263,9 @@ class ReadSource:
     # -- shutdown -----------------------------------------------------------------------------------
 
     def leave(self, read_on: bool) -> None:
-        """Closes the queue, and waits for the threads to stop reading. If `read_on` is True, the source is then read up
-        to the maximum read-ahead, for at most `patience` seconds. Its position at the beginning of the next epoch thus
-        does not depend on timing."""
+        """Closes the queue, and waits for the threads to stop reading. If `read_on` is True, then reads the source up
+        to the maximum read-ahead, for at most `patience` seconds, so that the next epoch of the source does not depend
+        on timing."""
         work = self.work
         work.close()
         if work.is_inherited:
@@ -322,8 +321,8 @@ class ThreadedNode(PassingNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`. Threads from before the reset end, and new threads read ahead from the new position.
 
-        If the last epoch is not over, the source is first read up to the maximum read-ahead. As a result, the state of
-        the source (for example, the number of epochs in a sampler) does not depend on how far the threads had read.
+        If the last epoch is not over, the source is first read as far as the threads may read ahead, so that its state
+        (for example, the number of epochs in a sampler) does not depend on timing.
         """
         if self._run is not None:
             self._run.leave(read_on=initial_state is None)
@@ -350,8 +349,7 @@ class ThreadedNode(PassingNode[T]):
             run.work.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Closes the current run and returns it. The caller needs the result, because another thread may replace
-        `_run`."""
+        """Closes the current run, and returns the run, because another thread may replace `_run`."""
         run = self._run
         if run is not None:
             run.work.close()

@@ -46,7 +46,7 @@ class IteratingNode(BaseNode[T]):
     )
 
     _it: Iterator[Any] = iter(())
-    #: The iterable, if it has a state. `_is_exact`: whether this state is exact even before the first item.
+    #: The iterable, if it has a state. `_is_exact`: whether the iterable's state is exact even before the first item.
     _stateful: Stateful | None = None
     _is_exact = False
     _stream: StatefulStream | None = None
@@ -67,8 +67,7 @@ class IteratingNode(BaseNode[T]):
     ITERABLE: ClassVar[str]
 
     def _prepare(self) -> None:
-        """Prepares the iterable before an iteration, or before a state is loaded. Subclasses may override this
-        method."""
+        """Prepares the iterable before an iteration, or before a state is loaded."""
 
     # -- resets -------------------------------------------------------------------------------------
 
@@ -251,11 +250,12 @@ class IterableWrapper(IteratingNode[T]):
     A state contains the position of the iterable if the iterable is `Stateful`, or a pipe of `torchdata.datapipes` (see
     `from_pipe`). Any other iterable is reread when a state is loaded, and the items that were already yielded are
     dropped. If some reread items differ from the first reading, for example in an unseeded random order, a
-    `RuntimeWarning` is issued. If the iterators of the iterable have a state, this state is saved as well. The
-    methods `state_dict` are also called once at the beginning of each epoch.
+    `RuntimeWarning` is issued. The state of a `Stateful` iterator is saved as well. `state_dict` of the iterable and of
+    its iterator is also called at the beginning of each epoch.
 
     A set of strings, numbers, paths, Enum members, or tuples and frozensets of such values, is read in sorted order,
-    which is the same in every process. For any other set, a state that was saved within an epoch cannot be loaded.
+    which is the same in every process. For a set of other objects, a state that was saved within an epoch cannot be
+    loaded.
 
     The node has a length if the iterable has a length.
 
@@ -326,17 +326,17 @@ class SamplerWrapper(IteratingNode[T]):
     """Creates a node from a sampler. If the sampler has `set_epoch`, the node calls it with the number of each epoch.
 
     A sampler that is not `Stateful` is reread when a state is loaded, so the epoch must determine its order. If the
-    order differs when the sampler is reread, a `RuntimeWarning` is issued. A state contains the number of the epoch.
-    `set_epoch` is called with this number before the state of the sampler is loaded.
+    order differs when the sampler is reread, a `RuntimeWarning` is issued. A state contains the number of the epoch,
+    which is passed to `set_epoch` before the state of the sampler is loaded.
 
     The node has a length if the sampler has a length.
 
     Args:
         sampler: the sampler, which is read once per epoch.
         initial_epoch: the number of the first epoch; 0 by default.
-        epoch_updater: a function that takes the number of an epoch, and returns the number of the next epoch. The
-            function is called only if an item of the epoch was requested. By default, the function adds one. If the
-            function is `Stateful`, its state is part of the node's state.
+        epoch_updater: a function that takes the number of an epoch, and returns the number of the next epoch.
+            `epoch_updater` is called only if an item of the epoch was requested. The default function adds one to the
+            number. If the function is `Stateful`, its state is part of the node's state.
 
     Raises:
         TypeError: `sampler` is not iterable, `initial_epoch` is not an integer, or `epoch_updater` is not a function.

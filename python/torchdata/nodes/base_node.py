@@ -21,9 +21,9 @@ _NEVER = object()
 
 
 class NotReset:
-    """The initial value of `_advance`. Calling it raises an error, because the node was never reset.
+    """The initial value of `_advance`: a function that raises an error, because the node was never reset.
 
-    `BaseNode` has no method `_advance`, because a method of this name would slow down access to the instance attribute.
+    `BaseNode` has no method `_advance`, because a method would slow down access to the instance attribute.
     """
 
     def __init__(self, name: str) -> None:

@@ -148,7 +148,7 @@ class Unbatcher(BaseNode[T]):
     """Yields the members of the source's items, one by one.
 
     A state that is saved within a batch contains the position before the batch, and the batch is reread when the state
-    is loaded. If the order of batches is not fixed, the state instead contains the members that were not yielded yet.
+    is loaded. If the order of batches is not fixed, the state contains the unread members of the batch.
 
     Args:
         source: the node to read. The items have a length and are read by index: lists, tuples, arrays, tensors.
@@ -171,7 +171,7 @@ class Unbatcher(BaseNode[T]):
     )
 
     _batch: Any = ()
-    #: The state of the source before the current batch; None if a state contains the members of the batch instead.
+    #: The source's state before the current batch; None if states contain the remaining members of the batch.
     _before: Any = None
     #: The number of yielded members of the current batch. `_length`: the length of this batch.
     _index = _length = 0
@@ -187,8 +187,8 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # The program has loaded a state from within a batch, and begins a new epoch without reading the rest of
-            # this batch. The source must return this batch first, because its next epoch may depend on the position.
+            # The program has loaded a state from within a batch, but begins a new epoch. The source first rereads the
+            # unfinished batch, because the source's next epoch may depend on its position.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

@@ -28,8 +28,8 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
     Args:
         pipe: the last pipe of a graph.
         seed: the seed of the graph's random pipes in each epoch. With a seed, a resumed
-            run has the same later epochs as an uninterrupted run. None (the default) draws new seeds from the global
-            generator for each epoch, so that only the resumed epoch is the same as in an uninterrupted run.
+            run has the same later epochs as an uninterrupted run. With `seed=None` (the default), each epoch draws new
+            seeds from the global generator, so that only the resumed epoch is the same as in an uninterrupted run.
 
     Raises:
         TypeError: `pipe` is not an iterable-style pipe, or `seed` is not an integer.
@@ -66,8 +66,8 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: Whether an iteration has begun. `_began_for_state`: whether it has begun only because a state was requested, and
-    #: no item has been requested since.
+    #: Whether an iteration has begun. `_began_for_state`: whether the iteration has begun only because a state was
+    #: requested, and no item has been requested since.
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:
@@ -90,7 +90,7 @@ class NodePipe(IterDataPipe[T]):
             self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the node's state. If the node was never read, it is first reset to its beginning."""
+        """Returns the node's state. A node that was never read is first reset to its beginning."""
         if self._restored is None and not self._begun:
             self.source_node.reset(None)
             self._begun = self._began_for_state = True

@@ -219,15 +219,14 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     #: The item that `has_next` has read in advance. `_before_item`: the position before this item.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of items of the epoch that were yielded before the loaded state was saved. If the graph yields no
-    #: further item, the state is from the end of the epoch, and the next epoch begins. None if this check is not
-    #: needed.
+    #: The number of yielded items in the loaded state. If the graph yields no further item, the state is from the end
+    #: of the epoch, and the next epoch begins. None if no state was loaded, or `restart_on_stop_iteration` is False.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:
         super().__init__()
         end_at_exit(self.turn)
-        # The iterator does not refer to the loader. Otherwise, a reference cycle would keep an unused loader alive.
+        # The iterator does not refer to the loader, because a reference cycle would keep an unused loader alive.
         self.root = loader.root
         self._recorder, self._restarts = loader._recorder, loader.restart_on_stop_iteration
         self._advance = self._first
@@ -241,8 +240,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """Makes this iterator resume from the loaded state if it has yielded no item. Otherwise, its next call raises
-        RuntimeError."""
+        """Makes this iterator resume from the loaded state. If the iterator has already yielded items, its next call
+        raises RuntimeError."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 

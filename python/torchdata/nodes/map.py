@@ -87,9 +87,9 @@ class _InlineMapper(BaseNode[T]):
 class _ThreadMapper(ThreadedNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers", "_pages"})
 
-    #: The processes, which keep running when the node is reset. `_pages`: the statistics in which the processes count
-    #: items.
+    #: The processes, which keep running when the node is reset.
     _workers: Workers | None = None
+    #: The statistics in which the processes count items.
     _pages: Pages | None = None
 
     def __init__(self, mapper: ParallelMapper[T]) -> None:
@@ -140,7 +140,7 @@ class _ThreadMapper(ThreadedNode[T]):
 
 
 class _Unpacker(Unbatcher[T]):
-    """Yields the results in lists of results. If a result is a `Failure`, its error is raised."""
+    """Yields the members of lists of results. If a member is a `Failure`, its error is raised."""
 
     def next(self) -> T:
         item: Any = super().next()
@@ -185,16 +185,16 @@ class ParallelMapper(PassingNode[T]):
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
         max_concurrent: the maximum number of items that were taken from the source but not yet yielded; at most
-            `num_workers`. By default (None), the maximum is twice `num_workers`. With processes, the default maximum
-            grows while items and results are small (numbers, short strings, and tuples of these): by one for each eight
-            yielded items, up to 128 times `num_workers`. If several small items are available, they are sent together.
-        snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`. With
-            `prebatch`, the number of batches.
+            `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, the default
+            maximum grows while items and results are small (numbers, short strings, and tuples of these): by one for
+            each eight yielded items, up to 128 times `num_workers`. Several small items are sent together.
+        snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source, as for
+            `Prefetcher`.
         prebatch: the number of items that a worker receives together, which helps if items are small; None (the
             default) for single items.
         on_worker_exit: what happens if a process exits. "error" (the default) raises `WorkerExitedError`. "restart"
-            replaces the process, issues a `RuntimeWarning`, and gives the item of the process to the replacement. The
-            third exit at the same item always raises an error.
+            replaces the process, issues a `RuntimeWarning`, and gives the item of the process to the replacement. If
+            processes exit three times at the same item, `WorkerExitedError` is raised.
         timeout: the number of seconds within which a process must return the result for an item; None (or 0) for no
             limit. The timeout does not apply to threads, because a thread cannot be killed.
         on_timeout: what happens after the timeout. "error" (the default) raises `TimeoutError` in the position of the

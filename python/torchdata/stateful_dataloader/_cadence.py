@@ -26,8 +26,8 @@ class SnapshotCadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: The durations of the last three snapshots. The shortest of them counts, because the operating system may
-        #: suspend the process during a snapshot.
+        #: The durations of the last three snapshots. Only the shortest duration is used, because the operating system
+        #: may suspend the process during a snapshot.
         self._costs: deque[float] = deque(maxlen=3)
         self.due = 0.0
 
@@ -75,10 +75,10 @@ class GeneratorWatch:
 def next_due(now: float, took: float) -> float:
     """Returns the time of the next snapshot: a multiple of the worker's period, on the clock that all workers share.
 
-    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. If the
-    workers took their snapshots at different times, the delays would add up. The period of each worker is the shortest
-    period times a power of two. As a result, workers with longer periods take snapshots only when workers with shorter
-    periods also do.
+    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. Workers
+    that take snapshots at the same time cause only one delay. The time between snapshots of a worker is `_AT_LEAST`
+    times a power of two, so that each worker takes its snapshots together with the workers whose snapshots are more
+    frequent.
 
     Args:
         took: how long the last snapshot took, in seconds.

@@ -2,16 +2,16 @@
 numbers, even if the program has seeded the global generators differently.
 
 Role: a state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to
-the saved positions. It does not set the global generators, which belong to the program.
+the saved positions, but not the global generators, which belong to the program.
 
-Instead of a global generator, a resumed loader uses a *displaced* copy, which starts from the saved position. When the
-program draws from the global generator or the loader draws from the copy, both advance. If the program seeds or sets
-the global generator, the loader drops the copy and draws from the global generator.
+Instead of a global generator, a resumed loader uses a *displaced* copy, which starts from the saved position. A draw
+from the global generator or from its copy advances both generators. If the program seeds or sets the global generator,
+the loader drops the copy and draws from the global generator.
 
 For a sampler without a state, `Replay` reads a new iterator of the sampler, after setting the generators to their
-states from before the first index. The new iterator repeats the order if only the sampler draws from these generators.
-If the program or the dataset also draws from one of these generators, `Draws` records the position of this generator
-before the sampler's next draw. A checksum of some indices verifies that the order is repeated.
+states from before the first index. The new iterator repeats the order if only the sampler draws from its generators. If
+the program or the dataset also draws from a generator of the sampler, `Draws` records the position of the generator
+before the sampler's next draw. A checksum of some indices verifies that the new iterator repeats the saved order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from torchdata.stateful_dataloader.sampler import pass_over
 #: If a generator is more 32-bit words than this ahead of its last known position, the loader assumes that the program
 #: has set the generator. One random number takes one or more words.
 _FAR = 1 << 28
-#: The limit that replaces `_FAR` between the loading of a state and the beginning of the next epoch.
+#: The maximum number of words that a generator may advance between the loading of a state and the next epoch.
 _NEAR = 1 << 22
 
 
@@ -57,8 +57,8 @@ class Moments(NamedTuple):
     """The states of all generators at one time.
 
     Args:
-        order: the generators from which the loader draws.
-        program: returns the state of a global generator of the program, by its name.
+        order: the states of the generators for orders and seeds.
+        program: a function from a global generator's name to its state in the program.
     """
 
     order: Moment
@@ -72,13 +72,13 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: The global generators that change while an epoch begins. Without workers, the dataset may use all of them.
+        #: The global generators that change when an epoch begins. Without workers, the dataset may use any generator.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: For each displaced copy: its state, and the state of the global generator when the copy had this state.
+        #: For each displaced copy of a global generator: the copy's state, and the generator's state at the same time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator: its state and its count in `_restores`, both from when this loader loaded a state.
+        #: For each global generator: the state and the number of restores when this loader loaded a state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -104,7 +104,7 @@ class Drawing:
             raise
 
     def marks(self) -> Moment:
-        """Returns a value for each generator. The value changes when the generator is used. Call this method within
+        """Returns, for each generator, a value that changes when the generator is used. Call this method within
         `under_way`."""
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
@@ -119,7 +119,7 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Within this context, the global generators have the states of their displaced copies."""
+        """Within this context, each global generator has the state of the copy that the loader uses instead."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -152,7 +152,7 @@ class Drawing:
     def restore(self, moment: Moment) -> None:
         """Sets the program's global generators to the states that a loaded state contains.
 
-        Other loaders of this process that loaded a state before then also draw from the restored generators.
+        Other loaders of this process that loaded a state before this call also draw from the restored generators.
         """
         set_all(moment)
         self._restores.update([*moment])
@@ -172,7 +172,7 @@ class Drawing:
     def has_passed(self, name: str, saved: Any) -> bool:
         """Returns whether a global generator has reached or passed its saved state since this loader loaded a state.
 
-        True means that the program itself has restored the generator, and may then have drawn from the generator.
+        True means that the program itself has restored the generator.
         """
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None
@@ -182,8 +182,8 @@ class Drawing:
     def going_on(self, moment: Moment) -> Iterator[None]:
         """Within this context, the generators have the states in `moment`, while a sampler's position is restored.
 
-        At the end, the global generators return to the program's states. The states that they had before become the
-        loader's displaced copies.
+        At the end, the loader stores the generators' states in its displaced copies, and the global generators return
+        to the program's states.
         """
         program = {name: read(name) for name in self._names}
         kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
@@ -250,7 +250,7 @@ def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
 
 # -- samplers without a state ------------------------------------------------------------------------------
 
-#: Only this many draws are recorded per epoch. A sampler needs only its latest draw.
+#: The maximum number of draws that are recorded per epoch; older draws are dropped.
 _MOST = 1024
 
 

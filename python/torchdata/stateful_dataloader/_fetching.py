@@ -1,6 +1,6 @@
 """Reads the samples of a batch from the dataset and collates them, as PyTorch's fetchers do.
 
-Role: if the dataset raises an exception for a sample, the fetcher adds a note with the number of the sample to the
+Role: if the dataset raises an exception for a sample, the fetcher adds a note with the sample's number to the
 exception, or omits the sample and reports it. If Ctrl-C interrupts a batch of an iterable dataset, the samples that
 were already read are kept for the next call.
 """
@@ -148,14 +148,14 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         #: The number of samples that were read or raised an exception in this epoch; None if the dataset has loaded a
         #: state within the epoch.
         self.position: int | None = 0
-        #: The samples of the current batch that were already read. `_is_cut_off` is True if reading this batch was
+        #: The samples of the current batch that were already read. `_is_cut_off`: whether reading this batch was
         #: interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
-        #: The number of samples in `_data` that `position` includes.
+        #: The number of samples in `_data` that `position` already counts.
         self._counted = 0
         #: A checksum of some samples of all complete batches, to detect an iterable dataset that does not repeat its
-        #: samples; None for a dataset with a state. `_samples` also includes the current batch.
+        #: samples; None for a dataset with a state. `_samples`: a checksum that also includes the current batch.
         self.digest: int | None = None
         self._samples = SampleDigest()
 

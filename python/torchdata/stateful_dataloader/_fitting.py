@@ -2,8 +2,8 @@
 
 Role: a state that was saved between two epochs also fits a loader with a larger dataset or another number of ranks.
 A state from within an epoch fits only a loader with the same length of the dataset and the same number of ranks,
-because both determine the order of the samples. If the state was saved before the first batch of an epoch and the order
-differs, the epoch starts over, because no batch can be lost or repeated.
+which determine the order of the samples. A loader with another order starts the epoch over if the state was saved
+before the first batch, so that no batch is lost or repeated.
 
 The state before the first loop is created without iterating over the dataset or over a user's sampler.
 """
@@ -48,8 +48,8 @@ def iterates_as(one: Any, cls: Any) -> bool:
 
 
 def unstarted_at(loader: Any) -> StateAt:
-    """Returns a function that creates the state of a loader that has not begun. While an epoch begins, the function can
-    still be called."""
+    """Returns a function that creates the state of a loader before its first epoch, and that may be called while the
+    epoch begins."""
     kind, workers = int(loader._dataset_kind), loader.num_workers
     dataset = source_of(loader.dataset) if kind else loader.dataset
     sampler, iterator = unstarted_sampler(loader._index_sampler)
@@ -127,8 +127,8 @@ def facts_of(loader: Any) -> LoaderFacts:
 
 
 def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
-    """Raises ValueError if the order within the epoch differs. With `strict=False`, removes the checksums instead, so
-    that neither another order nor other samples raise an error."""
+    """Raises ValueError if the loader's order differs from the saved order. With `strict=False`, removes the checksums
+    from the state, so that neither another order nor other samples raise an error."""
     there, here = state.facts, facts_of(loader)
     if here.rank != there.rank and None not in (here.rank, there.rank):
         warnings.warn(

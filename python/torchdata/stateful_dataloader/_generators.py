@@ -270,8 +270,8 @@ class _Search:
         self.passed, self._size = 0, _FIRST
 
     def step(self, most: int) -> int | None:
-        """Generates up to `most` words. Returns the number of words before the needle, or None if they do not contain
-        it."""
+        """Searches up to `most` words for the needle, a sequence of words. Returns the number of words before the
+        needle, or None."""
         size = min(self._size, most)
         heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
         for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():
@@ -298,8 +298,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     """Returns how many words lie between two positions; None if `target` precedes `origin` or is too far away.
 
     Args:
-        seeded: a new generator with the same seed, if the seed is known. If `target` is reached from the seed in fewer
-            steps than from `origin`, the generator was seeded again, and the result is None.
+        seeded: a new generator with the seed of `origin`, if known. If `target` is closer to the new generator than to
+            `origin`, the generator was seeded again, and the result is None.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0

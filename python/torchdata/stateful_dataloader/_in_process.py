@@ -89,11 +89,11 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._reader.begin()
 
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
-        """Sets the program's global generators to their saved states if they were used while the epoch was read,
-        because the dataset and the program share these generators.
+        """Sets the global generators to their saved states if they were used while the epoch was read, because the
+        dataset and the program share these generators.
 
-        If the state was saved between two epochs, generators that the program or another loader has set since then are
-        left unchanged.
+        If the state was saved between two epochs, skips generators that the program or another loader has set since the
+        state was loaded.
         """
         position = state.positions[0]
         if state.workers or position is None:

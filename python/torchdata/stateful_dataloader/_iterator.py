@@ -38,7 +38,7 @@ _OF_WORKERS = (
 class StatefulIterator(_BaseDataLoaderIter):
     _sampler_iter: Iterator[Any]
     _in_order = True
-    #: Whether the workers exit after this epoch. True if the next epoch has another number of shards.
+    #: Whether the workers exit after this epoch, because the next epoch has another number of shards.
     lasts_one_epoch = False
 
     if TYPE_CHECKING:  # the base class of the native extension
@@ -54,8 +54,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         #: A loader that loads a state of this iterator must have the same properties.
         self._facts = facts_of(loader)
-        #: The loader, if it has loaded a state since this iterator was created. `_successor` is the iterator that
-        #: resumes from the loaded state.
+        #: The loader, if it has loaded a state since this iterator was created. `_successor`: the iterator that resumes
+        #: from the loaded state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
         #: `_lives_on` is True if the loaded state is from the end of an epoch that workers have read, and the workers
@@ -185,8 +185,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         """See `state_at`.
 
         Args:
-            waiting: the drawn indices whose batches the user has not received, in the order of drawing.
-            positions_at: creates the positions; its argument returns the state of a global generator.
+            waiting: the drawn indices whose batches the user has not received, in drawing order.
+            positions_at: a function that creates the positions from a function that returns generator states.
         """
         reading = self._reading
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)

@@ -7,10 +7,10 @@ value, and which contains a single dict with these keys:
 
 - "generators": the states of the generators for orders and seeds at the time of the state ("now"). For samplers without
   a position, "iter" contains the generators from before the sampler's iterator was created, and "first" the generators
-  from before its first index. A generator is omitted from "first" and "now" if it has not changed since the earlier
-  state.
+  from before its first index. "first" omits generators that are equal in "iter", and "now" omits generators that are
+  equal in "first".
 - "indices": the indices that the sampler had returned before its saved state, but whose batches the user had not
-  received. The key exists before the first batch with a user's sampler, and if batches may be out of order
+  received. The key exists if batches may be out of order, and, for a user's sampler, before the first batch
 - "indices_since": the number of indices that were drawn after the sampler's state was saved
 - for a sampler without a state, "ahead": the number of indices (or of samples, if this package forms the batches) that
   the sampler had returned, but whose samples the user had not received; "used_up": whether the sampler had returned all
@@ -47,11 +47,10 @@ from torchdata.stateful_dataloader._position import (
 OURS = "_torchdata_rs"
 _MANY = 1 << 53
 _WORKERS = 1 << 16
-#: The maximum number of batches or indices that a state may make a loader reread. Larger numbers are rejected as
-#: damage.
+#: The maximum number of batches or indices that a valid state makes a loader reread.
 _AGAIN = 1 << 24
 _STEPS = 1 << 31
-#: Keys of torchdata 0.11 that the state of a new loader may lack, because their values are user-defined dicts.
+#: Keys of torchdata 0.11 for states of a user's iterators, which the state of a new loader lacks.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 _KINDS = {"_num_yielded", "_snapshot"}
 _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
@@ -103,8 +102,8 @@ def _known(value: Any) -> Any:
 
 
 def _shown(order: OrderState) -> Any:
-    """Returns the state of the sampler's iterator. For a user's sampler, keys that a new loader's state lacks are
-    removed."""
+    """Returns the state of the sampler's iterator; for a user's sampler, only the keys that are known before the first
+    epoch."""
     if not order.is_users or order.iterator is UNKNOWN:
         return order.iterator
     if not order.is_batched:
@@ -321,8 +320,8 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Converts a saved position. A value that is missing under its key of torchdata 0.11 is taken from the data under
-    `OURS`."""
+    """Converts a saved position. Values of missing keys of torchdata 0.11 are taken from `own`, the data that only this
+    package saves."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None
@@ -340,7 +339,8 @@ def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
-    """Returns the value of a key of torchdata 0.11. Members that it lacks are taken from the data under `OURS`."""
+    """Returns the value of a key of torchdata 0.11. Members that the value lacks are taken from this package's data,
+    `ours`."""
     if not fills:
         return theirs[key]
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):
@@ -352,11 +352,11 @@ def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool 
 
 
 def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
-    """Adds the data that torchdata 0.11 does not save to a position.
+    """Completes a position with the data that torchdata 0.11 does not save.
 
     Args:
-        given: the number of batches that the user has received in the epoch, which limits the number after the
-            snapshot.
+        given: the number of batches that the user has received in the epoch, which limits the number of batches after
+            the snapshot.
     """
     is_list = isinstance(position.since, list)
     since, later = more.get("since", [] if is_list else 0), None

@@ -1,16 +1,16 @@
 """Determines the order of an epoch: draws the next index or batch, and saves and restores the order.
 
 Role: indices are drawn from the loader's sampler in the same way as in PyTorch's loader. When workers read ahead, the
-sampler has returned indices whose batches the user has not received. Nevertheless, a state must contain the position
-after the last received batch. The contents of a state depend on the kind of the sampler:
+sampler has returned indices whose batches the user has not received, but a state must contain the position after the
+last received batch. The contents of a state depend on the kind of the sampler:
 
 - For PyTorch's `RandomSampler`, or batches of its indices, a state contains the generator from before the order was
   drawn, and the number of indices that the user has received.
 - If the sampler or its iterator has `state_dict`, the loader calls this method after each n-th index, and keeps the
   result until the user has received the batch of this index.
-- A resumed loader reads any other sampler from its beginning up to the saved position, with the generators' states from
-  the beginning of the epoch. Then it sets the generators to their saved states. Indices whose batches the user had not
-  received are returned next.
+- For any other sampler without a state, a resumed loader sets the generators to their states from the beginning of the
+  epoch, reads the sampler up to the saved position, and sets the generators to their saved states. Indices whose
+  batches the user had not received are returned next.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class IndexOrder:
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
         self.begin(iter(()))
-        #: The generators' states before the sampler's iterator was created. `_at_first`: the states before its first
-        #: index.
+        #: The generators' states before the sampler's iterator was created. `_at_first`: the states before the
+        #: iterator's first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
         #: Records the random draws of a sampler that may also draw random numbers after its first index.
         self._draws = Draws(drawing)
-        #: Whether the user's sampler has a state. If so, `_kept` stores its states after some of the indices.
+        #: Whether the user's sampler has a state, so that `_kept` stores states of the sampler after some indices.
         self._is_kept = False
 
     def note_random(self) -> None:
@@ -108,8 +108,9 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iterator
         #: Indices that were drawn from the sampler in advance, and that `draw` returns first.
         self._owed: deque[Any] = deque()
-        #: `_read`: an index that the sampler has returned, and that is not counted yet. `_counted`: an index that is
-        #: counted, and that `draw` has not returned yet. Ctrl-C may interrupt `draw` while these are not `_NONE`.
+        #: `_read`: an index that the sampler has returned, and that `drawn` does not count. `_counted`: an index that
+        #: `drawn` counts, and that `draw` has not returned yet. `_read` or `_counted` keeps the index if Ctrl-C
+        #: interrupts `draw`.
         self._read = self._counted = _NONE
         #: Whether an exception such as KeyboardInterrupt has ended the sampler's iterator, which is a generator.
         self._is_broken = False
@@ -117,7 +118,7 @@ class IndexOrder:
         #: whether the saved sampler had returned all indices.
         self._early, self._is_used_up = deque[Any](), False
         #: Saved states of a user's sampler: the number of returned indices, the states of the sampler and its iterator,
-        #: and the states of the generators.
+        #: and the generators' states.
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
         #: Whether the user may have received batches in another order than that of their indices.
         self._has_holes = False
@@ -216,8 +217,7 @@ class IndexOrder:
     ) -> Callable[[Moment], OrderState]:
         """Returns a function that creates the state of the order after the batches that the user has received.
 
-        The function's argument is the generators' states. The function can still be called after the next epoch has
-        begun.
+        The function takes the generators' states, and can still be called after the next epoch has begun.
 
         Args:
             waiting: the indices of batches that the user has not received, in the order of drawing.
@@ -281,7 +281,7 @@ class IndexOrder:
         return self._keeps_position or is_stateful(innermost_of(self._sampler))
 
     def draw_first(self) -> None:
-        """Draws the first index of a user's sampler, because a state that is requested before then contains it."""
+        """Draws the first index of a user's sampler, because a state from before the first batch contains the index."""
         begins = self.drawn == 0 and self._read is _NONE and not self._ended
         if begins and not self._never_ends and self._keeps_user_s:
             self._draw_ahead()
@@ -307,8 +307,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # A resumed sampler starts from the kept state and repeats its draws after that state. Therefore, the generators
-        # of these draws must be saved with their states from the same time.
+        # A resumed sampler starts from the kept state and repeats its later draws, so the generators of the later draws
+        # must have their states from the time of the kept state.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -328,9 +328,9 @@ class IndexOrder:
                 if self._is_kept and self.drawn:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
-                    # Some samplers apply a loaded state only when an index is requested. If the program abandoned the
-                    # epoch before requesting an index, such a sampler would apply the state to the next epoch.
-                    # Therefore, an index is requested now.
+                    # An index is requested here, because some samplers apply a loaded state only at the next index.
+                    # Without this request, a sampler would apply the state to the next epoch if the program abandoned
+                    # the epoch before the first index.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -409,14 +409,12 @@ class IndexOrder:
             self._drawing.set(now)
 
     def _end_again(self, state: OrderState) -> None:
-        """Requests an index of a user's sampler after its last index, because samplers may then prepare the
-        next epoch."""
+        """Requests an index of a user's sampler after its last index, so that samplers can prepare the next epoch."""
         try:
             next(self._iterator)
         except StopIteration:
             return
-        # The sampler has returned an index, so the loaded state already belongs to the next epoch. Loading the state
-        # again undoes the request.
+        # A sampler that returns an index here has begun the next epoch. Loading the state again undoes this draw.
         inner = innermost_of(self._sampler)
         if is_stateful(self._sampler) and state.sampler is not None:
             give(self._sampler, state.sampler)

@@ -31,8 +31,8 @@ class PipeSource(PipePasses):
     """Reads a pipe with seeds that follow from the loader's seed in each epoch.
 
     The state of the graph is serialized to bytes, which a checkpoint treats as one value, and which need not be copied.
-    The graph cannot always be saved, for example while it holds a stream that cannot be pickled. Then the state
-    contains the number of read items, and a resumed reader rereads and drops these items.
+    If the graph cannot be saved, for example while it holds a stream that cannot be pickled, the state contains the
+    number of read items, and a resumed reader rereads and drops these items.
     """
 
     PIPE_KEY, INSIDE_KEY, AGAIN_KEY = "pipe", "inside", "again"

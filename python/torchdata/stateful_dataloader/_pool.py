@@ -6,9 +6,9 @@ Role: a `Collector` receives batches from the workers in turn, and detects exite
 The main process never blocks on a worker that may itself wait for the main process. If a command link is full, an order
 stays in a queue of the main process until the worker has taken an earlier order.
 
-`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While this thread
-runs, no other thread receives messages from the workers. The thread does not refer to the iterator, so the iterator can
-be deleted, which ends the thread.
+`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While the pinning
+thread runs, no other thread receives messages from the workers. The thread does not refer to the iterator, so deleting
+the iterator ends the thread.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class WorkerPool(Group):
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
-        #: Whether workers read only batches that the main process has ordered. Otherwise, workers read ahead as far as
-        #: the main process allows. Persistent workers receive orders even for an iterable dataset, because they must
-        #: complete outstanding orders if the program abandons an epoch.
+        #: Whether workers read only batches that the main process has requested. If False, workers read ahead as far as
+        #: the main process allows. Persistent workers receive requests even for an iterable dataset, because they must
+        #: complete outstanding requests if the program abandons an epoch.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: For each shard, the outstanding orders, as pairs of number and index. `_taken`: how many of these orders were
-        #: sent. Unsent orders wait for space in the command link.
+        #: For each shard, the outstanding orders (batch requests), as pairs of number and index. `_taken`: how many
+        #: orders were sent. Unsent orders wait for space in the command link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -84,7 +84,7 @@ class WorkerPool(Group):
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Makes `shutdown` end the epoch first. Otherwise, workers would wait for space in a link, and not exit."""
+        """Makes `shutdown` end the epoch first, because workers that wait for space in a link do not exit."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
     #: Only `LocalPool` stores the first snapshots of its shards here; worker processes send them with their messages.
@@ -128,10 +128,10 @@ class WorkerPool(Group):
         return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, starts)
 
     def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:
-        """Sends the outstanding orders of an exited worker to its replacement process.
+        """Sends the batch requests that an exited worker has not answered to its replacement process.
 
         Args:
-            worker: the index of the worker. If `is_ordered` is True, its only shard has the same index.
+            worker: the index of the worker, and of the worker's only shard if `is_ordered` is True.
             beginning: commands that move the replacement process to the failed worker's position.
             received: the number of outstanding orders for which batches have already arrived.
         """
@@ -205,8 +205,7 @@ class WorkerPool(Group):
 
 #: Maximum number of batches that wait in pinned memory.
 _AHEAD = 2
-#: How long to wait for the end of the pinning thread, in seconds. The thread may be copying a batch or replacing a
-#: worker.
+#: How many seconds to wait for the end of the pinning thread, which may be copying a batch or replacing a worker.
 _LEAVING = 60.0
 
 

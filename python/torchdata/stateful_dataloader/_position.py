@@ -1,5 +1,5 @@
-"""Defines the contents of a loader's state, as typed values. `_layout.parse` creates the values from a state, and
-`_layout.dump` converts the values back.
+"""Defines the typed values to which `_layout.parse` converts a loader's state, and which `_layout.dump` converts back
+to a state.
 
 Role: each reader has its own `Trails`, in the process that reads the dataset. The main process has a `Progress` for
 each worker.
@@ -39,19 +39,16 @@ class ReadingPosition(NamedTuple):
 
     Args:
         dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
-        random: the states of the random generators at the time of the snapshot. Without workers, the states at the time
-            when the loader's state was saved.
-        since: the number of batches that were read after the snapshot. For a map-style dataset, the indices of these
-            batches.
+        random: the states of the random generators when the snapshot was taken, or, without workers, when the loader's
+            state was saved.
+        since: the batches that were read after the snapshot: their number, or their indices for a map-style dataset.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, for an iterable dataset without a state; otherwise None.
-        base: an earlier snapshot. A resumed reader loads `base`, and then repeats the epochs in `later`. None if no
-            epoch had begun.
-        later: for each epoch that began after `base`, the number of batches that were read in it. None if this snapshot
-            was taken within an epoch.
+        base: an earlier snapshot, or None before the first epoch. A resumed reader loads `base`, and then repeats the
+            epochs in `later`.
+        later: the number of batches that were read in each epoch after `base`; None for a position within an epoch.
         unbegun: whether the snapshot is from before the first epoch.
-        then: the states of the generators at the beginning of the epoch, for generators whose state differs from
-            `random`.
+        then: the generators' states at the beginning of the epoch, if they differ from `random`.
         now: the states of the generators for recomputing the last `now_since` batches.
         now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before the loader's first epoch.
@@ -88,8 +85,7 @@ class ReadingPosition(NamedTuple):
             return self
         if self.base is not None or self.later:
             return self.base
-        # Before the first epoch, no other iterator exists, so `iterator` is set only if the dataset is its own
-        # iterator.
+        # Before the first epoch, `iterator` is None unless the dataset is its own iterator.
         own = self.iterator if self.dataset is None else self.dataset
         return ReadingPosition(own, None, self.collate, unbegun=True)
 
@@ -120,15 +116,15 @@ class OrderState(NamedTuple):
         indices: the indices that the sampler returned before its state was saved, but whose batches the user has not
             received.
         indices_since: the number of indices that the sampler returned after its state was saved.
-        ahead: for a sampler without a state, the number of drawn indices whose samples the user had not received. The
-            number of samples, if this package forms the batches.
+        ahead: for a sampler without a state, the number of drawn indices (or samples, if this package forms the
+            batches) that the user had not received.
         used_up: whether the sampler had returned all indices.
-        draws: an entry for each time that the sampler drew random numbers after other code had used the generator. An
-            entry contains the number of indices drawn before that time, and the states of the generators.
+        draws: an entry for each random draw of the sampler after other code had used the generator: the number of
+            indices before the draw, and the states of the generators.
         digest: a checksum of the sampler's indices.
         generators: the states of the generators at the time of the state, in the saved form.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
-        at_first: the states before the first index was drawn, for generators that have changed since `at_iter`.
+        at_first: the generators' states before the first index was drawn, if they differ from `at_iter`.
         batch_size: the number of samples per batch, if the sampler provides it.
     """
 
@@ -207,18 +203,18 @@ class EpochState(NamedTuple):
 class _Trail:
     """A snapshot of an iterable dataset, and the batches and epochs that were read after the snapshot.
 
-    Before the first batch of an epoch, the only snapshot is from the previous epoch. This snapshot is not sufficient,
-    because some datasets continue from the position that the previous epoch reached, and other datasets start over.
-    Reading the recorded batches and epochs again leads to the correct position for both kinds of datasets.
+    Before the first batch of an epoch, the only snapshot is from the previous epoch. A snapshot alone does not
+    determine the next epoch, because some datasets continue from the position that the previous epoch reached, and
+    other datasets start over. Rereading the recorded batches and epochs leads to the correct position for all datasets.
 
     Args:
-        base: a snapshot, which may be pickled. It is from within an epoch, from the end of an epoch, or from before the
-            first epoch. None if no snapshot was taken or loaded.
+        base: a snapshot (possibly pickled) from within an epoch, from the end of an epoch, or from before the first
+            epoch; None if no snapshot was taken or loaded.
         since: the number of batches that were read in the epoch of the snapshot, after the snapshot.
         later: for each epoch that began after the snapshot, the number of batches that were read.
         is_whole: True if the dataset has loaded this snapshot in this process, or if the snapshot is from the end of an
-            epoch. Otherwise, at least one batch must be read after the snapshot is loaded, because a generator function
-            applies a loaded state only when it yields its first item.
+            epoch. If False, a reader must read a batch after loading the snapshot, because a generator function applies
+            a loaded state only when it yields its first item.
     """
 
     base: ReadingPosition | bytes | None = None
@@ -231,7 +227,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position `now` with this snapshot as its base, and with the batches to reread after the base."""
+        """Returns the position `now` with the snapshot `base`, and with the batches to reread after the snapshot."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -298,12 +294,11 @@ class Trails:
         self._trails = [trail]
 
     def at_the_beginning(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position before the first batch of an epoch, from `now`, which contains the current states."""
+        """Returns the position before the first batch of an epoch. `now` contains the current states."""
         return self._trails[0].position(now)
 
     def inside(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position in an epoch that has yielded at least one batch, from `now`, which contains the current
-        states."""
+        """Returns the position after at least one batch of an epoch. `now` contains the current states."""
         trail = self._trails[-1]
         if trail.later:
             return trail.position(now)._replace(ended=False)
@@ -313,7 +308,7 @@ class Trails:
 
 
 class Progress:
-    """The position of one worker after the batches that the main process has received from it."""
+    """The position of one worker after the batches that the main process has received."""
 
     def __init__(self, since: Any) -> None:
         #: The last snapshot of the worker's reader, which may be pickled.
@@ -348,7 +343,7 @@ class Progress:
             self.position = self.position._replace(since=type(self.since)())
 
     def reached(self) -> ReadingPosition:
-        """Returns the worker's position after these batches, in the form that a reader can restore."""
+        """Returns the worker's position after the received batches, in the form that a reader can restore."""
         if isinstance(self.position, bytes):
             self.position = ReadingPosition.thawed(self.position)  # several calls unpickle the snapshot only once
         position = self.position or ReadingPosition(since=type(self.since)())
@@ -369,8 +364,8 @@ class Progress:
         """Returns the position in the form in which it is saved.
 
         Args:
-            is_stateful: whether the worker's dataset has a state. If a map-style dataset has none, its position is
-                saved only if random generators were used.
+            is_stateful: whether the worker's dataset has a state. The position of a map-style dataset without a state
+                is saved only if random generators were used.
         """
         position = self.reached()
         has_position = self.position is not None or not self.since

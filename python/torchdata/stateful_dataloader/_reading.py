@@ -1,13 +1,14 @@
 """Reads a dataset through PyTorch's fetchers, and saves the states of dataset, iterator and collate function.
 
 A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
-read after the snapshot (`since`). A resumed reader loads the snapshot, and then reads and drops these batches. This
-makes a snapshot at each batch unnecessary.
+read after the snapshot (`since`). A resumed reader loads the snapshot, and then reads and drops the batches in `since`,
+so that not every batch needs a snapshot.
 
 Before the first batch of an epoch, the next items of an iterable dataset depend on how far the previous epochs were
-read. A `ReadingPosition` from before the first batch contains an earlier snapshot (`base`), and the number of batches
-that were read in each later epoch (`later`). A resumed reader loads `base`, and repeats the epochs in `later`. A `base`
-from before the first epoch has `unbegun=True`, and is loaded only if the dataset's current state differs.
+read. A `ReadingPosition` from before the first batch contains `base`, a snapshot from an earlier epoch, and `later`,
+the number of batches that were read in each epoch after the snapshot. A resumed reader loads the snapshot, and rereads
+the batches that `later` counts. A snapshot from before the first epoch (`unbegun=True`) is loaded only if it differs
+from the dataset's current state.
 
 A position that is requested while a batch is being read contains an earlier snapshot, because the current state of an
 iterable dataset already includes a part of the batch.
@@ -93,7 +94,7 @@ class EpochReader:
         self._trial: _Trial | None = None
         #: Whether the reader takes snapshots without a request, at the times that `_cadence` determines.
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
-        #: The clock that measures batches. `_timed_next`: the number of the next batch to measure.
+        #: The clock that measures batches; `_timed_next` is the number of the next batch to measure.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
@@ -191,7 +192,7 @@ class EpochReader:
         now: _Now = position.now, position.now_since
         self._trails = Trails(position if self.reading.is_iterable else None)
         # Loading a dataset's state may set the global generators. A state from before the loader's first epoch contains
-        # the generators of the main process. They must not replace the generators of a worker.
+        # the generators of the main process, which must not replace the generators of a worker.
         with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
             if base is not None and base.unbegun:
@@ -294,12 +295,12 @@ class EpochReader:
 
     def _end_again(self, base: ReadingPosition) -> None:
         """Requests an item after the end of the dataset, so that the dataset applies the loaded state now and not in a
-        later epoch. An iterator that has loaded its own state is already at its end, and is not read."""
+        later epoch. An iterator that has its own state has already applied the loaded state, and is not read."""
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL):
                 if self._read_once_more(None) is None:
                     # The loaded state already belonged to the next epoch, so `_read_once_more` has read a batch of that
-                    # epoch. Loading the state again undoes this.
+                    # epoch. Loading the state again undoes the read.
                     if self._of_dataset(base) is not None:
                         give(self._source, self._of_dataset(base))
                     self._trial = None
@@ -313,8 +314,8 @@ class EpochReader:
 
         Args:
             now: the states of the generators for recomputing the last batches, and the number of these batches.
-            is_left: whether a later epoch had begun when the state was saved, so that the dataset may end before all
-                `since` batches were reread.
+            is_left: whether the dataset may end before `since` batches, because the next epoch had begun when the state
+                was saved.
         """
         indices = since if isinstance(since, list) else range(since)
         for number, index in enumerate(indices):
@@ -357,7 +358,7 @@ class EpochReader:
         return batch
 
     def count_last(self) -> None:
-        """Makes `_trails` count the last batch, because the program has received it."""
+        """Records in `_trails` that the program has received the last batch."""
         if self._is_uncounted:
             self._trails.count()
             self._is_uncounted = False
@@ -424,8 +425,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program has received the last batch. If not, the snapshot must be from before this
-                batch.
+            is_given: whether the program has received the last batch. If False, the snapshot must be from before the
+                last batch.
         """
         if self._back is not None:
             return self._back
@@ -434,7 +435,7 @@ class EpochReader:
             return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
-            # The checksum and the end of the dataset may include a batch that the program has not received.
+            # `digest` and `ended` may reflect a batch that the program has not received.
             is_exact = not self._is_cut_off and (is_given or not self._is_uncounted)
             return state if is_exact else state._replace(digest=None, ended=False)
         return self._position_at_the_beginning()
@@ -444,8 +445,7 @@ class EpochReader:
             return self._came_from
         if not self.restores_position:
             return self._state()._replace(digest=None)
-        # The position also contains the dataset's current states. User code may inspect these states; no reader loads
-        # them.
+        # The position also contains the dataset's current states, which user code may inspect, and no reader loads.
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:

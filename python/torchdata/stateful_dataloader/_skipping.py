@@ -1,7 +1,7 @@
 """Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
-Role: the fetcher omits samples for which the dataset raises. Its report is sent with the batch, and the main process
-counts the omitted samples when it returns the batch to the user. As a result, the counts match what the user has
+Role: the fetcher omits samples for which the dataset raises, and reports the omitted samples with the batch. The main
+process counts the omitted samples when it returns the batch to the user, so that the counts match what the user has
 received, even if workers read ahead or are replaced.
 """
 

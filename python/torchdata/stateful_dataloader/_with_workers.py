@@ -5,8 +5,8 @@ workers may prefetch, and then one index whenever a batch is returned.
 
 `RestartingIterator` replaces workers that exit, or that hang and are killed. A replacement process loads the worker's
 last snapshot, then reads and drops the batches that the main process has received since, and finally receives the
-outstanding orders. A worker that exits before its first batch of an epoch has sent no snapshot of this epoch.
-Therefore, its replacement first repeats the epoch before, and then begins this epoch.
+outstanding orders. A worker that exits before its first batch of an epoch has sent no snapshot of this epoch, so its
+replacement first repeats the previous epoch.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first use of `record_function` imports a module of torch. This import reads files. During an epoch, these reads
-# would prevent `processes/positions.py` from detecting that workers share open files.
+# The first use of `record_function` imports a module of torch. Reading the module's files during an epoch would prevent
+# `processes/positions.py` from detecting that workers share open files.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -57,7 +57,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._has_begun = False
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order
-        #: The ids of threads that were reading an epoch when another thread began the next epoch. Their next read
+        #: The ids of threads that were reading an epoch when another thread began the next epoch, and whose next read
         #: raises an error.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
@@ -109,8 +109,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
-            # PyTorch's loader creates the sampler's iterator twice, and draws two seeds for pipes, of which it uses the
-            # first. The same draws are made here.
+            # As PyTorch's loader does, creates the sampler's iterator twice, and draws two seeds for pipes, but uses
+            # only the first seed.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -154,8 +154,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return found
 
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
-        """Converts a position of the main process. Batches before the saved state are recomputed with the generators
-        from the beginning of the epoch, and later batches are computed with the generators from the saved state."""
+        """Converts a position of the main process for a worker. Batches before the saved state are recomputed with the
+        generators from the beginning of the epoch, and later batches with the generators from the saved state."""
         if position is None:
             return None
         now = {name: decoded(name, one) for name, one in (position.random or {}).items()}
@@ -186,14 +186,14 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, position in zip(self._progress, positions, strict=True):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        #: Workers that have not sent a message in this epoch. Their recorded positions may be out of date.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
+        #: Workers that have sent no message in this epoch, so that their recorded positions may be out of date.
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
         #: Whether Ctrl-C or an error has interrupted the return of a batch.
         self._is_cut_off = False
         self._hand: list[Any] = []
-        #: Messages that arrived while `state_dict()` waited for workers. Requests for batches process these messages
+        #: Messages that arrived while `state_dict()` waited for workers, and that the next requests for batches process
         #: first.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
@@ -208,7 +208,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._order_next((first + number) % self._num_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begins the next epoch. Other threads that were reading the last epoch then raise an error."""
+        """Begins the next epoch. An error is raised in other threads that were reading the last epoch."""
         if not self.is_finished:
             self._left_behind = self._readers - {threading.get_ident()}
         self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
@@ -317,7 +317,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state, after each worker has sent a message in this epoch."""
+        """Waits until each worker has sent a message in this epoch, and returns the state."""
         self._hear_all()
         return super().state_dict()
 

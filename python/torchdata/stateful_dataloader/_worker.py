@@ -1,14 +1,14 @@
 """The program of a `StatefulDataLoader` worker: reads the batches that the main process requests, and sends them.
 
 Role: commands of the main process arrive over a link, and are executed in sequence: begin an epoch, read the batch of
-an index (an *order*), stop. For an iterable dataset, the main process may send no orders. It then only limits the
-number of batches that the worker reads ahead.
+an index (an *order*), stop. For an iterable dataset, the main process may limit the number of batches that the worker
+reads ahead, instead of sending orders.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If the loaded
 state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
-Each message to the main process is called a *unit*: a tuple of shard, number of the order, batch, and news. The news is
-None in most units; otherwise, it is a tuple of the fields of `News`.
+Each message to the main process is called a *unit*: a tuple of shard, number of the order, batch, and either None (in
+most units) or a tuple of the fields of `News`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class News(NamedTuple):
         failure: the error that was raised instead of returning the batch.
         seen: the number of samples of the batch, including skipped samples; None if it equals the requested number.
         empty: whether all samples were skipped, so that the batch is missing.
-        digest: a checksum of some samples of this epoch, for a dataset without a state. None if the checksum has not
+        digest: a checksum of some samples of this epoch, for a dataset without a state; None if the checksum has not
             changed.
     """
 
@@ -127,8 +127,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads the requested batches of an epoch that the program has abandoned, as PyTorch's workers do. Otherwise,
-        the dataset's state in the next epoch would depend on the speed of this worker."""
+        """Reads the requested batches of an epoch that the program has abandoned, as PyTorch's workers do, so that the
+        dataset's state in the next epoch does not depend on the speed of this worker."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -141,8 +141,8 @@ class ShardReader:
         """Begins an epoch, or resumes an epoch.
 
         Args:
-            iterates: whether the shard reads an iterable dataset without orders.
-            fresh: whether the snapshot was taken between two epochs. If so, a new epoch begins after it is loaded.
+            iterates: whether the shard reads an iterable dataset without waiting for batch requests.
+            fresh: whether the snapshot was taken between two epochs, so that a new epoch begins after loading.
         """
         position, again = start.position, start.again
         batches = Batches(self, iterates)
@@ -163,7 +163,7 @@ class ShardReader:
         return batches
 
     def _read_again(self, indices: Sequence[Any]) -> bool:
-        """Rereads the batches that the failed worker had read. Returns False if the dataset ends earlier."""
+        """Rereads the batches that the failed worker had read, and returns False if the dataset has fewer batches."""
         assert self.reader is not None
         is_whole = True
         for index in indices:
@@ -208,7 +208,7 @@ class _Worker:
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
         self._turns = ShardTurns((), self._exchange, 0)
-        #: The indices of orders that were unread when the main process ended the last epoch.
+        #: The indices of requested batches that were unread when the main process ended the last epoch.
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
@@ -281,8 +281,8 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards; 0 if a worker resumes an epoch of a loader without workers. Such a worker has copies of the
-    #: main process's global generators, and no worker info.
+    #: The number of shards; 0 if a worker resumes an epoch of a loader without workers, with copies of the main
+    #: process's global generators and without worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
@@ -309,7 +309,7 @@ class Job(Program):
     def exit_error(
         cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
     ) -> WorkerExitedError:
-        """Returns the error for an exited worker. Its message contains PyTorch's wording, because programs match it."""
+        """Returns the error for an exited worker, with PyTorch's wording, which programs match."""
         error = super().exit_error(process, worker, text, item)
         text = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}"
         if process.exitcode is not None and process.exitcode < 0:
@@ -345,8 +345,8 @@ class Batches(Iterator[Unit]):
 
         Args:
             went_on: whether the epoch resumes from a saved position, which the main process already knows.
-            told: whether the main process has received messages of this epoch, but has not processed them. It would
-                then assign a snapshot to the wrong batch, so no snapshot is taken.
+            told: whether the main process has unprocessed messages of this epoch, so that it would assign a snapshot to
+                the wrong batch. If True, no snapshot is taken.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -407,7 +407,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Waits for the next order and reads its batch. A command of another kind ends the epoch."""
+        """Returns the index of the next order. Any command other than an order ends the epoch."""
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()

@@ -99,7 +99,7 @@ class RandomIndices(Iterator[int]):
         return taken
 
     def _draw(self, state: bytes | None) -> None:
-        """Draws the order. If `state` is not None, the generator is set to this state before."""
+        """Draws the order, after setting the generator to `state` if `state` is not None."""
         generator = self._sampler.generator
         if generator is None:
             generator = torch.Generator()
@@ -232,7 +232,7 @@ class BatchIndices(Iterator[list[int]]):
         self._iterator, self.samples_yielded = iterator, yielded
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler. The sampler may end up to `most_missing` indices earlier."""
+        """Skips `count` indices of the sampler, or up to `most_missing` indices fewer if the sampler ends."""
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)
         pass_over(self._iterator, count - most_missing)
@@ -278,8 +278,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self._iterator, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
-            # `next` has returned an index, so the state already belongs to the next epoch. Loading the state again
-            # undoes the request.
+            # A sampler that returns an index after its end has begun the next epoch. Loading the state again undoes
+            # this draw.
             give(sampler, state_dict["sampler_state"])
 
 

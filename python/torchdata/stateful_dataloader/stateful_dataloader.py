@@ -101,14 +101,14 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             `timeout / 2` seconds. With `patience=None`, `timeout` applies to all workers.
         on_error: what happens to a sample if `dataset[index]` or `__getitems__` raises. "raise" raises the exception,
             and the batch is lost. "skip" omits the sample, which makes the batch shorter; an empty batch is not
-            returned. If `__getitems__` raises, it is called again for each index of the batch. For an iterable dataset,
-            the call of `__next__` of its iterator is repeated. A generator ends when it raises, so a dataset is
-            refused if its `__iter__` is a generator function. Exceptions of `collate_fn`, `MemoryError`,
-            `KeyboardInterrupt`, `SystemExit` and worker exits are never skipped. Skipped samples are counted by kind of
-            exception. The state contains the counts, and a `RuntimeWarning` reports the counts at the end of an epoch.
-        error_limit: the number of samples that all workers together may skip per epoch. A float is a fraction of the
-            samples, and is checked from the 100th sample on and at the end of the epoch. If more samples are skipped,
-            `TooManySkipped` is raised. None for no limit.
+            returned. If `__getitems__` raises, it is called again for each index of the batch. If `__next__` of an
+            iterable dataset's iterator raises, `__next__` is called again. A generator ends when it raises, so a
+            dataset is refused if its `__iter__` is a generator function. Exceptions of `collate_fn`, `MemoryError`,
+            `KeyboardInterrupt`, `SystemExit` and worker exits are never skipped. The state contains the number of
+            skipped samples per kind of exception, and a `RuntimeWarning` reports these numbers after an epoch.
+        error_limit: the number (or, as a float, the fraction) of samples that all workers together may skip per epoch
+            before `TooManySkipped` is raised; None for no limit. A fraction is checked from the 100th sample on and at
+            the end of the epoch.
         error_log: the path of a file; a JSON line is appended for each skipped sample of a returned batch: `epoch` (of
             this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
             and line), `index`, `error`, `message` and `notes`. For an iterable dataset, `index` is the number of the
@@ -118,8 +118,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             times every batch. With `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it
             is not set. See `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
-            least 10 seconds that exceeds this fraction issues a `RuntimeWarning`, which names the slow function with
-            its file and line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
+            least 10 seconds that exceeds `wait_warning` issues a `RuntimeWarning`, which names the slow function with
+            its file and line. `wait_warning=None` or the environment variable `TORCHDATA_WAIT_WARNING=0` disables the
+            `RuntimeWarning`.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
         TypeError: `multiprocessing_context` is not valid, or `error_limit` is not a number.
@@ -204,8 +205,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.error_log = None if error_log is None else os.fspath(error_log)
         #: The number of epochs that have begun, which `error_log` contains.
         self._epochs_begun = 0
-        # PyTorch's loader refuses to replace its samplers. Setting them through `vars` bypasses this check, which is
-        # safe because the new samplers have the same order.
+        # Setting the samplers through `vars` bypasses a check of PyTorch's loader, which refuses new samplers. The new
+        # samplers have the same order.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
@@ -213,8 +214,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
         self._loaded: Any = None
         self._is_strict = True
-        #: The state from before the epoch that is beginning, and the generators' states at that time. If beginning the
-        #: epoch has failed, the generators are None, because the next attempt uses their current states.
+        #: The state from before the epoch that is beginning, and the generators' states at that time. After a failure
+        #: to begin the epoch, the generators' states are None, which stands for their states at the next attempt.
         self._before: tuple[StateAt, Moments | None] | None = None
         #: The generators for orders and seeds.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
@@ -309,22 +310,21 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Makes the next loop resume from a saved state of this package, or of torchdata 0.8 to 0.11.
 
-        The number of workers may differ from the number in the saved run. Until the epoch ends, `get_worker_info` still
-        shows an iterable dataset the saved number of workers. If the loader has fewer workers, a process reads several
-        copies of the dataset, which must be picklable. Persistent workers are stopped. An existing iterator also
-        resumes from the state if it has returned no batch. If an existing iterator has returned a batch, its next batch
-        raises `RuntimeError`.
+        The number of workers may differ from the number in the saved run. Until the epoch ends, `get_worker_info` shows
+        an iterable dataset the number of workers in the saved run, not in this loader. If the loader has fewer workers,
+        a process reads several copies of the dataset, which must be picklable. Persistent workers are stopped. An
+        existing iterator also resumes from the state if it has returned no batch. If an existing iterator has returned
+        a batch, its next batch raises `RuntimeError`.
 
-        If a state was saved within an epoch, the sampler's class, the length of a map-style dataset and the number of
-        ranks must be the same as in the saved run. Otherwise, the next loop raises `ValueError`. If the state was saved
-        before the first batch of the epoch, the epoch starts over instead. The loop warns if the state belongs to
-        another rank.
+        For a state from within an epoch, the next loop raises `ValueError` unless the sampler's class, the length of a
+        map-style dataset and the number of ranks are the same as in the saved run. If the state was saved before the
+        first batch of the epoch, the epoch starts over instead. The loop warns if the state belongs to another rank.
 
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.
             strict: whether the next loop raises `ValueError` if the order differs, or if an iterable dataset or a
                 sampler without a state yields different items when it is reread. With `strict=False`, the loop skips
-                the saved number of batches instead, so samples may be repeated or missing.
+                the saved number of batches without a check, so samples may be repeated or missing.
 
         Raises:
             TypeError: `state_dict` is not a dict.

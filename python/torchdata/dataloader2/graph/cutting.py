@@ -54,9 +54,9 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last pipe that runs in the dispatching process, if any.
 
-    This pipe is the closest one to the sources through which the items of all `sharding_round_robin_dispatch` pipes
-    pass. If a branch shares a source with a dispatched branch, both are dispatched. Pipes that read from each other in
-    a cycle are dispatched together.
+    Of the pipes through which the items of all `sharding_round_robin_dispatch` pipes pass, this pipe is the closest to
+    the sources. If a branch shares a source with a dispatched branch, both are dispatched. Pipes that read from each
+    other in a cycle are dispatched together.
     """
     graph = whole(graph)
     dispatched: set[int] = set()
@@ -89,9 +89,8 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends `on_error` to a part of the graph, if the whole graph has a later `on_error`.
-
-    The part runs in other processes, which can skip only their own exceptions.
+    """Appends `on_error` to a part of a graph for other processes, if `on_error` follows in the rest of the graph,
+    because each process can skip only its own exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):

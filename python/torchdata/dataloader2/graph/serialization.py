@@ -33,9 +33,7 @@ _WHY_PICKLED = (
 
 
 class GraphTemplate:
-    """Copies an object repeatedly. Raises TypeError, with the name of the pipe and the attribute, if this is
-    impossible.
-    """
+    """Copies an object repeatedly. If copying fails, raises TypeError with the name of the pipe and the attribute."""
 
     def __init__(self, obj: Any) -> None:
         self._kept = clone(obj)
@@ -160,7 +158,7 @@ def _cloudpickled(obj: Any) -> bytes:
 
 
 def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
-    """Returns an error message with the attribute that fails."""
+    """Returns an error message with the attribute that `attempt` refuses."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()

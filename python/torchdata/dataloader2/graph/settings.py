@@ -41,7 +41,7 @@ def is_shuffler(datapipe: Any) -> bool:
 
 
 def is_sharding(datapipe: Any) -> bool:
-    """Such a pipe keeps only its share of the items after `apply_sharding`."""
+    """Returns whether the pipe can divide its items among shards, by `apply_sharding`."""
     return has_method(datapipe, "apply_sharding")
 
 

@@ -210,7 +210,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Returns the new last pipe of the graph."""
-    # In a cycle of pipes, a pipe that reads from the old pipe may also be its source.
+    # Pipes that the new pipe reads, which in a cycle may read the old pipe, stay unchanged.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:

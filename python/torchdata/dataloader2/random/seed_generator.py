@@ -26,9 +26,9 @@ class SeedGenerator:
     """Draws seeds that are all derived from one number.
 
     The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
-    every worker. Seeds of the second stream are also equal at first, but `spawn` makes these seeds different in each
-    worker. As a result, a shuffle before a `sharding_filter` has the same order in a single process and in workers.
-    ChaCha12 generates both streams.
+    every worker. In the second stream, `spawn` makes the seeds different in each worker. A shuffle before a
+    `sharding_filter` uses shared seeds, so it has the same order in a single process and in workers. ChaCha12 generates
+    both streams.
 
     Args:
         seed: an integer from 0 to 2**64 - 1; None (the default) draws a seed from torch's global generator if torch is

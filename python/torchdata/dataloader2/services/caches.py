@@ -78,7 +78,7 @@ class Caches:
         self._left_out, self._measure, self._is_untouched = values, measure, False
 
     def forget(self) -> None:
-        """From now on, snapshots contain the cached items, until an epoch fills empty caches."""
+        """Makes snapshots contain the cached items until an epoch fills the caches anew."""
         self._filled, self._left_out, self._measure, self._lacks_start = None, [], None, False
 
     def note_iterator(self, datapipe: DataPipe) -> None:
@@ -154,7 +154,7 @@ class Caches:
 
 
 def _complain(is_noise: bool) -> None:
-    """Only warns if `is_noise`, because then only floating-point numbers and arrays differ."""
+    """Only warns if `is_noise`: the recomputed items differ only in floating-point numbers and arrays."""
     if is_noise:
         warn_outside(
             "the items of a cache were recomputed for resuming, and have other numbers than the cached items. If these "
@@ -180,7 +180,7 @@ def _digest(values: Sequence[Any]) -> int:
 
 
 class _Measure(NamedTuple):
-    """The size of cached items in bytes, and a checksum of their pickles, which may differ in another process."""
+    """The size of cached items in bytes, and a checksum of their pickles in this process."""
 
     size: int
     checksum: int

@@ -1,14 +1,14 @@
 """Runs the pipes before a `sharding_filter` once for all shards of a process, if the number of shards is fixed.
 
 Role: with `splits`, a process may run dozens of shards. Each shard has a replica of the whole graph, but only one
-replica reads the pipes before the filter, the *common part*. The common part gives each item to the shard that the item
-belongs to, and queues the items that the shards have not requested yet. The code runs in the thread that runs the
-shards, in workers and in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
+replica reads the pipes before the filter, the *common part*. The common part gives each item to its shard, and queues
+the items that the shards have not requested yet. The code runs in the thread that runs the shards, in workers and in
+the main process. A `CommonPart` belongs to one filter, one epoch and one process.
 
-The common part has random generators of its own, which are seeded equally in all processes, and torch's worker info
-reports a single worker to the common part. An item therefore does not depend on the number of workers. The state of a
-shard contains an earlier state of the common part, and how many items the common part must recompute from there. Any
-process can load such a state into the replica of one shard.
+The pipes before the filter have their own random generators, which are seeded equally in all processes, and torch's
+worker info shows a single worker to these pipes, so that their items do not depend on the number of workers. The state
+of a shard contains an earlier state of the pipes before the filter, and the number of items that the pipes must
+recompute. Any process can load the state of a shard.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from torchdata.datapipes.state import beginning_entries, load_entries, load_gene
 
 #: The maximum number of items in the queue of a shard. A shard that falls further behind runs its own replica.
 MOST_WAITING = 1 << 14
-#: The maximum number of snapshots of a common part.
+#: The maximum number of snapshots of the pipes before a filter.
 _MOST_SNAPSHOTS = 8
 
 
 class _Start(NamedTuple):
-    """A position of a common part.
+    """A position in the items of the pipes before a filter.
 
     Args:
         position: the number of items that the pipes before the filter have yielded.
-        entries: the states of these pipes; None if the replica of the shard is already at the position.
+        entries: the states of the pipes before the filter; None if the shard's replica is already at `position`.
         generators: the states of the random generators; None if no number was drawn since the beginning of the epoch.
     """
 
@@ -59,8 +59,8 @@ class CommonParts:
     """The common parts of the shards of one process.
 
     Args:
-        is_alone: whether the process runs a single shard. A single shard reads pipes without user code directly,
-            because they draw no random numbers.
+        is_alone: whether the process runs a single shard, which needs a `CommonPart` only for pipes that may draw
+            random numbers.
     """
 
     def __init__(self, *, is_alone: bool) -> None:
@@ -95,7 +95,7 @@ class CommonParts:
 
 
 class Share:
-    """The items of a common part that belong to one shard.
+    """The items of one shard, from pipes that run once for all shards.
 
     Args:
         datapipe: the filter of the shard.
@@ -128,7 +128,7 @@ class Share:
 
         Args:
             position: the position of the shard's own replica.
-            generators: the states of the common part's generators at this position; see `_Start`.
+            generators: the states at `position` of the generators for the pipes before the filter; see `_Start`.
         """
         part, begun = self.part, token_of(self.datapipe).yielded
         if part is None or (self.start is not None and begun != self._begun):
@@ -161,9 +161,7 @@ class Share:
         return self.start if self.part is None else self.part.before(self) or self.start
 
     def entries(self) -> dict[int, PipeEntry]:
-        """Returns the entries of the pipes before the filter, by the ids of the pipes, at the position that `saved`
-        returns.
-        """
+        """Returns the states of the pipes before the sharding filter, by pipe id, for the position from `saved()`."""
         found = self.saved()
         if found is None or found.entries is None:
             return {}
@@ -174,7 +172,7 @@ class CommonPart:
     """The pipes before a filter, which one replica runs for several shards of a process.
 
     Args:
-        seed: a function that seeds the generators of the process for this part.
+        seed: a function that seeds the process's generators for the pipes before the filter.
     """
 
     def __init__(self, seed: Callable[[], None]) -> None:
@@ -189,11 +187,10 @@ class CommonPart:
         #: An iterator that appends one item to the queue of its shard in each step.
         self._dealt: Iterator[None] = iter(())
         self._has_ended = False
-        #: Snapshots in the order of their positions. The first snapshot precedes the positions of all shards.
+        #: Snapshots in the order of their positions. No shard is at an earlier position than the first snapshot.
         self._snapshots: list[_Start] = []
         self._wants_snapshot = False
-        #: The number of shards, the number of consecutive items for each shard, and the shards of this part by their
-        #: numbers.
+        #: The number of shards, the number of consecutive items for each shard, and the shards by number.
         self._dealing = 1, 1
         self._by_number: dict[int, Share] = {}
         self._reused = ReusedObjects(self._waits, self._oldest)
@@ -201,10 +198,10 @@ class CommonPart:
         self._attributes: Sequence[dict[str, Any]] | None = None
         self._whose: Share | None = None
         self._seeded: dict[str, Any] = {}
-        #: The generators of the shard that requests an item, and the generators of this part.
+        #: The generators of the shard that requests an item, and the generators of the pipes before the filter.
         self._globals = ShardGlobals(), ShardGlobals()
         self._turns = ShardTurns(self._globals, self._exchange, 0)
-        #: Switches to the generators of the shard (0) or of this part (1), unless this part contains no user code.
+        #: `_turns.enter`, or `_stay` if the pipes before the filter contain no user code.
         self._enter: Callable[[int], object] = self._turns.enter
 
     @property
@@ -222,7 +219,7 @@ class CommonPart:
         self._shares.append(share)
 
     def join(self, share: Share) -> None:
-        """Lets a shard receive its items, even if other shards have begun to read."""
+        """Adds a shard that begins to read, possibly after other shards."""
         assert share.start is not None
         if not self.is_running:
             return
@@ -242,7 +239,7 @@ class CommonPart:
         self._shares.remove(share)
 
     def fill(self, share: Share) -> bool:
-        """Runs the replica until the shard has an item. Returns False if the replica has ended."""
+        """Runs the pipes before the filter until the shard has an item. Returns False if the pipes have ended."""
         if self._has_ended:
             return False
         self._whose = share
@@ -328,7 +325,8 @@ class CommonPart:
             start = start._replace(entries=beginning_entries(graph))
         else:
             assert self._attributes is not None
-            # Other replicas have not counted the earlier epochs, and this replica may have counted the epoch already.
+            # Epoch counters of a user's pipes must be equal in all replicas, although not every replica runs in every
+            # epoch.
             for pipe, attributes in zip(graph, self._attributes, strict=True):
                 vars(pipe).update(deepcopy(attributes))
             load_entries(graph, deepcopy(start.entries))

@@ -22,8 +22,8 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.state.iteration import is_torchs
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
-#: Pipes of this package that must not follow a filter with a common part, because they read their source several times
-#: in a pass, join branches of it, or skip exceptions of earlier pipes.
+#: Pipes of this package that prevent earlier pipes from running once for all shards, because they read their source
+#: several times in a pass, join branches, or skip exceptions of earlier pipes.
 _UNSUITED = frozenset({"Cycler", "IterKeyZipper", "OnError", "Repeater", "Sampler", "_Split"})
 #: Pipes that lock files. A shard releases its locks before another shard runs.
 _LOCKING = frozenset({"EndOnDiskCacheHolder", "OnDiskCacheHolder"})
@@ -36,12 +36,12 @@ _COUNTERS = frozenset({NoneType, bool, int, float, str, bytes, random.Random})
 
 
 def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
-    """Returns the filters of a graph whose earlier pipes run once for all shards. The result depends only on the graph.
+    """Returns the filters of a graph whose earlier pipes run once for all shards.
 
-    Every pipe after such a filter is known to read its source once in an epoch, and only the filter reads the pipes
-    before it. No pipe keeps state beyond an epoch. No thread reads ahead, because a thread would draw the random
-    numbers of a shard while the common part runs. A filter that skips the items of other shards, without computing
-    them, needs no common part.
+    Every pipe after a returned filter is known to read its source once in an epoch, and only the filter reads the pipes
+    before it. No filter is returned if a pipe keeps state beyond an epoch, or if a thread reads ahead, because the
+    thread would draw a shard's random numbers while shared pipes run. Filters that skip the items of other shards
+    without computing the items are not returned.
     """
     if lasts(graph):
         return []
@@ -61,7 +61,7 @@ def _is_suited(pipe: Any) -> bool:
 
 
 def _is_apart(graph: Graph, datapipe: ShardingFilter[Any]) -> bool:
-    """Returns whether the filter alone reads its sources, and whether one replica of them can serve all shards."""
+    """Returns whether only the filter reads its sources, and one replica of the sources can serve all shards."""
     source = datapipe.source_datapipe
     if not datapipe._gives_each_item_to_one_worker() or not is_iter_pipe(source) or datapipe._skips_others():
         return False

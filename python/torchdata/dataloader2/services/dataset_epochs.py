@@ -23,7 +23,7 @@ class DatasetEpochs:
         return [epoch_of(holder) for holder in self._holders]
 
     def and_then(self, reset_fn: _ResetFn | None) -> _ResetFn | None:
-        """Returns `reset_fn` unchanged if the user has never called `set_epoch`, because the objects in the workers may
+        """Makes `reset_fn` set the epochs in workers only after the user has called `set_epoch`, because datasets may
         count epochs themselves.
         """
         before, self._last = self._last, self._now()

@@ -34,7 +34,7 @@ class DistributedReadingService(ReadingServiceInterface):
 
     Args:
         timeout: seconds after which an operation between the ranks fails. A process group or device mesh of torch may
-            be passed instead, as in `DistributedReadingService(mesh["dp"])`.
+            be the first argument, as in `DistributedReadingService(mesh["dp"])`.
         process_group: the ranks that share the items: a `ProcessGroup` of torch, or a `DeviceMesh` of one dimension. By
             default, all ranks of `torch.distributed`, which must be initialized, share the items. Data-parallel groups
             of the same size in one job use the same seeds, so ranks with the same number in their groups get the same
@@ -159,7 +159,7 @@ class DistributedReadingService(ReadingServiceInterface):
         raise TypeError("the number of ranks is not known before torch.distributed is initialised")
 
     def count_shares(self) -> Shares:
-        """Returns one share for each rank."""
+        """Returns the number of ranks that share the items."""
         return Shares(ranks=self.count_ranks())
 
     def rank_in_epoch(self) -> RankInEpoch | None:
@@ -219,7 +219,7 @@ class DistributedReadingService(ReadingServiceInterface):
             seed_generator.__setstate__(bytes.fromhex(self._pg.agree(seed_generator.exported().hex())))
 
     def keep_seeds(self) -> None:
-        """Makes the next epoch use seeds on which the ranks have not agreed, as in the run that began this epoch."""
+        """Makes the next epoch use each rank's own seeds, as in the resumed epoch."""
         self._keeps_next = True
 
     def finalize(self) -> None:

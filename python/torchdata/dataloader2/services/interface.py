@@ -164,11 +164,11 @@ class ReadingServiceInterface(ABC):
         return None
 
     def count_shares(self) -> Shares:
-        """Returns the numbers of processes among which `sharding_filter` divides the items. This method may be called
-        at any time, and starts no processes.
+        """Returns the numbers of processes among which `sharding_filter` divides the items. May be called at any time,
+        and starts no processes.
 
         Raises:
-            TypeError: the numbers and the loader's length are unknown; the message gives the reason.
+            TypeError: the numbers of processes and the loader's length are unknown; the message gives the reason.
         """
         raise TypeError(f"it depends on how {type(self).__name__} shares out the items")
 

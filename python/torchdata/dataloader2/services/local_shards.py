@@ -20,7 +20,7 @@ from torchdata._engine.workers.program import ChildInfo, EpochProgram, Listener
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 
-#: The number of recent items for which the shard of each item is remembered.
+#: The number of recent items whose shards are remembered.
 _REMEMBERED = 1 << 12
 
 
@@ -34,8 +34,8 @@ class _Delivered(NamedTuple):
 
 
 class LocalShards:
-    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. `LocalShards` has the
-    methods of `Children` and of its collector.
+    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. `LocalShards` replaces
+    the objects for worker processes: `Children` and its collector.
 
     Args:
         program: the program to run for each shard.

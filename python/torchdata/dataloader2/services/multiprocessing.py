@@ -72,16 +72,16 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
     processes. A process counts as hanging if the main process has waited `timeout` seconds for its items, and none
-    of its pipes has yielded an item. A filter that drops all items does not hang, because the pipes before the filter
-    yield items. If a function needs `timeout` seconds for one item, its process counts as hanging, unless `patience`
-    grants more time. The timeout doubles each time a process is killed at the same item, and is at least a minute while
-    a process starts.
+    of its pipes has yielded an item. A process whose filter drops all items does not count as hanging, because earlier
+    pipes yield items. If a function needs `timeout` seconds for one item, its process counts as hanging, unless
+    `patience` grants more time. The timeout doubles each time a process is killed at the same item, and is at least a
+    minute while a process starts.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
             number when the loader starts: one less than the cores that this process may use, but at least 2 and at most
-            16. The choice is logged, and `DataLoader2.diagnose` shows whether another number would be faster. With
-            ranks, "auto" raises a ValueError, because all ranks need the same number.
+            16. The chosen number is logged, and `DataLoader2.diagnose` shows whether another number would be faster.
+            With ranks, `num_workers="auto"` raises a ValueError, because all ranks need the same number of workers.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
         worker_prefetch_cnt: number of items that each worker prepares before they are requested; 10 by default.
         main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by
@@ -91,24 +91,25 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         worker_reset_fn: a function that is called in each worker and in the dispatching process at the start of an
             epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph.
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
-            default. With `in_order=False`, the first item that is ready is taken from any worker. The dispatching
-            process always sends its items to the workers in turn.
-        memory_budget: bytes of shared memory that all items of the workers may use together, until the program frees
-            the items; None for a quarter of the machine's memory. Only memory that items actually use is allocated.
-            Items beyond this budget are copied, which is slower.
+            default. With `in_order=False`, the first ready item of any worker is taken. The dispatching process always
+            sends its items to the workers in turn.
+        memory_budget: bytes of shared memory that all the workers' items may use together, until the program frees the
+            items; None for a quarter of the machine's memory. Only memory that items actually use is allocated. Items
+            beyond `memory_budget` are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
             replaces the process that has exited. The new process resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
             that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
-        patience: with `on_timeout="restart"`, the time limit in seconds for processes whose threads have run, or waited
-            for a processor, for at least a tenth of the last `timeout / 2` seconds. None (the default) for `timeout`.
+        patience: with `on_timeout="restart"`, the time limit in seconds for busy processes; None (the default) for
+            `timeout`. A process is busy if its threads have run or waited for a processor for at least a tenth of the
+            last `timeout / 2` seconds.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
-            for no limit. If a worker's pipes hold more data than the worker's share of this budget (`shuffle` or
-            `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. A restart then
-            recomputes the items since an earlier snapshot, or since the beginning of the epoch. To refill a cache, a
-            restarted worker repeats the epoch that filled the cache. If the cached items were modified, the snapshot at
-            the start of an epoch contains the cached items regardless of this budget.
+            for no limit. If a worker's pipes hold more data than the worker's share of `snapshot_budget` (`shuffle` or
+            `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. A restart
+            without a recent snapshot recomputes the items since an older snapshot or the beginning of the epoch. To
+            refill a cache, a restarted worker repeats the epoch that filled the cache. If the cached items were
+            modified, the snapshot at the start of an epoch contains the cached items regardless of `snapshot_budget`.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -119,7 +120,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         [0, 1, 2, 3]
     """
 
-    #: The loader sets this attribute before the workers start.
     _full_stats = False
 
     def __init__(
@@ -257,7 +257,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return shards if self._dispatches else min(shards, self.num_workers)
 
     def _own_shards(self) -> Sequence[Shard]:
-        """Returns one shard for each worker, or this rank's share of the splits."""
+        """Returns this rank's splits if `splits` is set; otherwise one shard for each worker."""
         if self.splits is not None:
             rank, ranks, _ = self._rank
             if ranks > self.splits:
@@ -298,7 +298,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     @property
     def num_workers(self) -> int:
-        """The number of worker processes. The number is also known before the processes start."""
+        """The number of worker processes, which is known before the processes start."""
         return self._chosen().number if self._num_workers == "auto" else self._num_workers
 
     @num_workers.setter
@@ -337,7 +337,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
 
     def count_shares(self) -> Shares:
-        """Returns one share for each worker. Raises TypeError if a user's function may change the graph."""
+        """Returns the number of workers or splits. Raises TypeError if a user's function may change the graph."""
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
@@ -346,7 +346,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return Shares(workers=self.splits or self.num_workers)
 
     def has_workers(self) -> bool:
-        """Whether there is at least one worker; without workers, the graph runs in the main process."""
+        """Whether worker processes run the graph."""
         return self.num_workers > 0
 
     def stats_notes(self) -> Sequence[str]:
@@ -385,7 +385,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     def _divide_anew(self, output: WorkerOutput) -> None:
-        """Replaces the workers if the last epoch had the shards of a loaded state.
+        """Replaces workers that run the shards of a loaded state, to run this loader's own shards.
 
         If pipes keep state from one epoch to the next, the shards do not change, because each state belongs to a shard.
         """
@@ -405,7 +405,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self._children.collector.stop()
 
     def finalize(self) -> None:
-        """Ends all processes. The duration is limited, and repeated calls have no effect."""
+        """Ends all processes within a limited time. Repeated calls have no effect."""
         children: Children | None = getattr(self, "_children", None)
         if children is not None:
             children.shutdown()
@@ -466,7 +466,7 @@ def _none() -> None:
 
 
 def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
-    """The `generator` belongs to this rank, or to the whole job for a shard with `moved=True`."""
+    """`generator` draws the seeds of this rank or, for a shard that may run on any rank (`moved`), of all ranks."""
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:

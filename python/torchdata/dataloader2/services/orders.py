@@ -2,8 +2,8 @@
 
 Role: receives the samples that each worker takes before its `sharding_filter`, and raises an exception if workers read
 the same items in different orders. Different items at one position do not prove different orders, because a source may
-augment its items at random. If an item has different positions in two workers, their orders differ, unless the workers
-agree at all positions that both have sampled.
+augment its items at random. Two orders differ if the same items have different positions, and the same positions have
+different items.
 
 Workers must not read the same items of a source that divides its items among the workers.
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from torchdata.datapipes._pipe.witnessing import Note
 
 #: Two orders differ if at least this many items have different positions, and at least this many positions have
-#: different items. If the items are random values from a small set, both conditions are met by chance only once in a
+#: different items. With random items from a small set, equal orders are mistaken for different orders only once in a
 #: million epochs.
 _PROOF = 20
 
@@ -29,12 +29,12 @@ class _Order:
         #: many items have different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
-        #: The checksums of a worker's samples: until the worker has read the whole source, and after that.
+        #: The checksums of each worker's samples: `_begun` while the worker reads the source, `_whole` afterwards.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """If the orders differ, returns an item's position, another worker, and the item's position in that worker."""
+        """Returns an item's position, another worker with a different order, and the item's position there, or None."""
         found: tuple[int, int, int] | None = None
         positions, at = self._positions.setdefault(worker, {}), self._at.setdefault(worker, {})
         for position, checksum in note.samples:

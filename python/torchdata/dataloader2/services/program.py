@@ -152,7 +152,7 @@ def process_reset_fn(
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
         distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. In the
-            dispatching process, this argument is True, because no other process runs the same pipes.
+            dispatching process, `distributed_shared_seed` is True, because no other process runs the same pipes.
         iter_reset_fn: the reset function of the reading services before this one, such as that of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
@@ -211,8 +211,8 @@ class _Share(NamedTuple):
     """The position in the items that are dispatched to a worker.
 
     Args:
-        number: the number of the iteration over these items, from 1; 0 if no items are dispatched.
-        is_read_out: whether the worker has read all of these items.
+        number: the number of the iteration over the dispatched items, from 1; 0 if no items are dispatched.
+        is_read_out: whether the worker has read all dispatched items.
     """
 
     number: int
@@ -398,8 +398,8 @@ class GraphProgram(EpochProgram):
         return beginning_unread()
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
-        """Returns None if the graph cannot be saved, a pipe is rereading the epoch, or code may have changed cached
-        items that the snapshot would omit.
+        """Returns None if the graph cannot be saved, a pipe is rereading the epoch, or cached items, which the snapshot
+        would omit, may have been modified.
 
         Raises TooLargeError if the state has more than `most` bytes.
         """
@@ -501,8 +501,8 @@ class GraphProgram(EpochProgram):
         return self._iterate()
 
     def _read_share_out(self) -> None:
-        """Requests the end of the dispatched items, so that the dispatching process finishes the epoch, because its
-        pipes may keep state. Raises RuntimeError if another dispatched item arrives.
+        """Reads the dispatched items to their end, so that the dispatching process, whose pipes may keep state,
+        finishes the epoch. Raises RuntimeError if a further item arrives.
         """
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
@@ -549,9 +549,9 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
 def _seed_torch(torch: Any, seed: int) -> None:
     """Does the same as `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
-    For each kind of device that was not used yet, torch formats this stack for the message of a later error. Formatting
-    checks each source file on disk, and takes ten to fifty times as long as the seeding. A worker seeds at the start of
-    every epoch, while the main process waits for the first item.
+    For each kind of device that was not used yet, torch formats the caller's stack for the message of a later error.
+    The formatting checks each source file on disk, and takes ten to fifty times as long as the seeding. A worker seeds
+    at the start of every epoch, while the main process waits for the first item.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

@@ -1,7 +1,7 @@
 """Finds items that change, or become unusable, when the source reads later items.
 
-Role: some sources reuse one buffer or object for all items, so their items must not wait for other shards (see
-`common_parts`). An item that cannot be examined completely must not wait either.
+Role: some sources reuse one buffer or object for all items, so that an item cannot be queued (see `common_parts`).
+Items that cannot be examined completely are not queued, either.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 
 #: Values of these types never change. `_search` adds other types that it has met.
 _fixed: set[Any] = {NoneType, bool, int, float, complex, str, bytes, range, type, FunctionType, BuiltinFunctionType}
-#: The maximum number of objects of an item that are examined, without the values that never change.
+#: The maximum number of examined objects per item, not counting values that never change.
 _MOST = 1 << 10
 #: The objects of this many recent items are always remembered.
 _RECENT = 1 << 10
-#: The objects of these libraries have memory of their own, or memory that does not change.
+#: Libraries whose objects own their memory, or use memory that does not change.
 _LIBRARIES = frozenset({"PIL", "numpy", "pandas", "polars", "pyarrow", "torch", "torchdata"})
 _KNOWN = _LIBRARIES | sys.stdlib_module_names
 #: The flag of classes that are not static in C (`Py_TPFLAGS_HEAPTYPE`).
 _ON_HEAP = 1 << 9
 
-#: Appends the ids of mutable objects to a list, and memory to a list of (id or address of the owner, address). Returns
-#: the objects that an object refers to; None if the object may use memory that cannot be found.
+#: Appends the ids of mutable objects to one list, and pairs for memory (the owner's id or address, and the address) to
+#: another list. Returns the objects that an object refers to; None if the object may use memory that cannot be found.
 _Search = Callable[[Any, list[int], list[tuple[int, int]]], Sequence[Any] | None]
 
 
@@ -62,7 +62,7 @@ class ReusedObjects:
             objects[each] = position
         for owner, address in views:
             used = self._views.setdefault(owner, {})
-            # A source may overwrite the whole memory at once, so this concerns all items with views of the memory.
+            # A source may overwrite the whole memory at once, so all items with views of the memory are checked.
             if used.get(address, position) != position:
                 self.is_found |= any(map(self._waits, used.values()))
             used[address] = position
@@ -157,7 +157,7 @@ def _refuse(*_: Any) -> None:
 
 
 def _refuse_hidden(*_: Any) -> None:
-    """Refuses an object that may use memory of the source, unless the object belongs to a known library."""
+    """Refuses an object that may use a buffer of its source, unless the object belongs to a known library."""
 
 
 def _search_nothing(*_: Any) -> Sequence[Any]:
@@ -178,7 +178,7 @@ def _search_array(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> S
         views.append((id(owner), address))
         if not hasattr(owner, "base"):  # the memory may have another owner in each item
             views.append((address, 0))
-    # The attributes of NumPy's own subclasses, such as the file of a memmap, concern only this memory.
+    # Attributes of NumPy's own subclasses, such as the file of a memmap, only describe the array's memory.
     attributes = () if type(item).__module__.startswith("numpy") else _parts_of(item)
     return [*attributes, *item.flat] if item.dtype.hasobject else attributes
 

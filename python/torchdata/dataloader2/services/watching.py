@@ -20,18 +20,17 @@ from torchdata.datapipes.state import is_one_to_one
 #: All processes read plain data of these types in the same order.
 _ORDERED = (bytes, dict, list, range, str, tuple)
 
-#: The order of these pipes depends only on the order of the source and on the seed that all workers share.
+#: Pipes that yield items in an order that depends only on the source's order and on the seed that all workers share.
 _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 
 
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
     """Returns the filters that may read different orders in the workers, and the names of each filter's sources.
 
-    If `is_seeded` is True, no function of the user has prepared the graph, so all shuffles have the seed that workers
-    share.
+    `is_seeded`: whether all shuffles have the seed that workers share, because no user function has prepared the graph.
     """
-    # `isinstance` is not used, because torch's filter, which does not take samples, is a virtual subclass of
-    # `ShardingFilter`.
+    # `isinstance` would also find torch's filter, a virtual subclass of `ShardingFilter` that does not sample its
+    # items.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
     # With `on_error`, exceptions of user functions may skip different items in each worker.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)

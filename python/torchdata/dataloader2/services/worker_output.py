@@ -31,8 +31,8 @@ class WorkerOutput(IterDataPipe[Any]):
     Args:
         lasts: whether a pipe in the children keeps state from one epoch to the next, so that the workers begin later
             epochs with snapshots.
-        lasts_in_workers: the names of these pipes in the workers.
-        lasts_dealt: the names of these pipes in the dispatching process.
+        lasts_in_workers: the names of pipes in the workers that keep state between epochs.
+        lasts_dealt: the names of pipes in the dispatching process that keep state between epochs.
         shards: the shards of the running epoch, if it began with another number of workers.
         divides_anew: whether the next epoch has other shards than the running epoch.
     """
@@ -159,9 +159,8 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """The number of items of each shard; None if a shard without items may still yield an item.
-
-        If items are taken in turn, a second item of any worker shows that all workers without an item have ended.
+        """The number of items of each shard; None if the order of items does not show that shards without items have
+        ended.
         """
         run = self.run
         if not self.in_order or self.dispatches:
@@ -174,8 +173,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns why a position lacks state that processes kept from earlier iterations; the position None means the
-        beginning of the epoch.
+        """Returns why a position does not contain the state that pipes keep from earlier iterations. With
+        `position=None`, the position is the beginning of the epoch.
         """
         lasting = self._lasts_dealt or self._lasts_in_workers
         if not lasting or (self._epochs if position is None else self._passes) <= 1:
@@ -196,9 +195,9 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Waits for the end of an epoch that resumed after its last item, because no pipe requests another item.
+        """Waits for the end of the workers' items, which no pipe requests if the epoch resumed after its last item.
 
-        Raises RuntimeError if the workers yield another item.
+        Raises RuntimeError if the workers yield a further item.
         """
         for _ in self.run.items:
             raise RuntimeError(

@@ -2,8 +2,8 @@
 
 Role: no other module contains the keys of the layout, and this module unpickles no values that could run code.
 
-States are stored in files and downloaded from hubs, and may be forged: checksums detect damage, but do not prove who
-wrote a state. Therefore, `parse` checks the type and range of each value, also in snapshots, before it is used.
+`parse` checks the type and range of each value of a state, including values in snapshots, because states are stored in
+files and downloaded from hubs, and may be forged. Checksums detect damage, but do not prove who wrote a state.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _VERSION = "version"
 #: The value is None if the state contains only the seeds of an epoch.
 _POSITION = "iteration_state"
 _CHECKSUMS = "checksums"
-#: The value contains the fingerprint of the pipeline, and the size of its pickle in bytes.
+#: The key of the pipeline's fingerprint, and of the size of its pickle in bytes.
 _PIPELINE = "pipeline"
 #: The value is a `SavedRanks`; states without ranks lack this key.
 _RANKS = "ranks"
@@ -57,8 +57,7 @@ _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 _MOST = 1 << 46
 _MOST_SHARDS = 1 << 20
 
-#: The minimum number of items for an estimate of the time to recompute items, because short epochs mainly start the
-#: workers.
+#: With fewer items than this, no time per item is estimated, because starting the workers takes most of a short epoch.
 _FEW = 100
 
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
@@ -139,7 +138,8 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
 
 def _outline(value: Any) -> str:
-    """Converts `value` to text for a checksum. A sealed snapshot is replaced by its seal, which contains a checksum."""
+    """Converts `value` to text for a checksum. The bytes of a snapshot are replaced by their header, which contains a
+    checksum."""
     words: list[str] = []
     _add_words(value, words)
     return "".join(words)

@@ -27,7 +27,7 @@ class Shard:
         of_main: whether the main process began the shard, with the loader's own seeds.
         moved: whether the shard may run on any rank. A moved shard yields the items of rank `rank`, and derives its
             seeds from the seeds of the whole job.
-        splits: whether the user has set the number of shards, by an argument `splits`.
+        splits: whether the user has set the number of shards (`splits`).
     """
 
     worker: int
@@ -79,14 +79,12 @@ class Position(NamedTuple):
         drop: the number of items that were delivered after the snapshot of the main process's pipes.
         graph: the positions of the main process's pipes; None if these pipes do not have relevant state.
         generators: the states of the global generators, if the main process runs functions of the user.
-        beginning: the states of the global generators at the start of the epoch, if resuming recomputes the epoch from
-            there.
+        beginning: the states of the global generators at the start of the epoch, if resuming recomputes the epoch.
         seconds: the duration of the epoch so far.
         processes: the shards and processes of the epoch; None without workers.
         shards: the shards of an epoch that began with another number of workers or ranks.
         own_seeds: whether the pipes, and not the loader, drew the seeds of the epoch; None with workers.
-        untold: the reason why `workers` lacks state that pipes keep from earlier iterations. Saved states omit this
-            field.
+        untold: an error message if `workers` lacks the state that pipes keep from earlier iterations. Not saved.
     """
 
     given: int
@@ -113,7 +111,7 @@ class Position(NamedTuple):
         return [Shard(worker, self.processes.shards) for worker in range(self.processes.shards)]
 
     def at(self, given: int, **known: Any) -> Position:
-        """Returns the position after `given` items. Requires that `drop` is 0."""
+        """Returns this snapshot's position after `given` items of the epoch. Requires that `drop` is 0."""
         return self._replace(given=given, drop=given - self.given, **known)
 
 
@@ -121,8 +119,8 @@ class Filled(NamedTuple):
     """The epoch that a resuming process must repeat to refill its caches.
 
     Args:
-        start: the sealed snapshot from the beginning of the epoch; None for the first epoch of a graph; empty in the
-            `Filled` inside this snapshot.
+        start: the sealed snapshot from the beginning of the epoch, with an empty `start` in its own `Filled`; None for
+            the first epoch of a graph.
         checksum: the checksum of the items that a snapshot omits; None if the snapshot contains all items.
     """
 
@@ -137,7 +135,7 @@ class Content(NamedTuple):
     Args:
         read_out: whether the worker had read all items that were dispatched to it or, without a dispatching process,
             whether the epoch had ended.
-        filled: the epoch that fills or has filled the caches; None if this epoch cannot be repeated.
+        filled: how to repeat the epoch that fills the caches; None if the epoch cannot be repeated.
     """
 
     entries: Sequence[PipeEntry] | None

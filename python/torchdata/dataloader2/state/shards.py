@@ -17,7 +17,7 @@ AHEAD = "Prefetcher"
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
-    """Returns the position of rank `rank`, which takes every `ranks`-th shard of the saved job."""
+    """Returns the position of a rank after the saved shards were distributed among `ranks` ranks."""
     old, by_rank = len(positions), []
     for number, position in sorted(positions.items()):
         workers = _without_held(position)
@@ -52,8 +52,8 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 
 def _without_held(position: Position) -> WorkersPosition:
-    """Returns the workers' positions before the items that pipes in the main process had buffered, because these items
-    were not delivered. Raises ValueError if it is unknown which shards had yielded these items.
+    """Moves the workers' positions back by the items that pipes in the main process had buffered but not delivered.
+    Raises ValueError if it is unknown which shards had yielded the buffered items.
     """
     workers, given = position.workers, position.given
     if workers is None:

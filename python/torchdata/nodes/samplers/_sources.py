@@ -1,4 +1,4 @@
-"""The base class of nodes that read several sources. It records which sources have ended, and whether they start
+"""`MultiNode`, the base class of nodes that read several sources, records which sources have ended, and starts sources
 over."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CRITERIA = [value for name, value in vars(StopCriteria).items() if name.isupper
 
 
 class NothingThere(Exception):
-    """Raised if the chosen source yields no further item. The node must then choose another source."""
+    """Raised if the chosen source yields no further item, so that the node chooses another source."""
 
 
 class MultiNode(BaseNode[T]):

@@ -30,8 +30,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     criterion makes it yield every item once, and all sources have a length.
 
     Subclasses may extend the checks in `_validate`, which `__init__` calls last. A subclass that chooses sources
-    differently returns its own iterator over names from `_get_new_weighted_sampler`, which `reset` calls. The node's
-    state contains the `state_dict()` of this iterator.
+    differently returns its own iterator over names from `_get_new_weighted_sampler`, which `reset` calls, and whose
+    `state_dict()` is part of the node's state.
 
     Args:
         source_nodes: the nodes to read, by name.

@@ -12,7 +12,7 @@ __all__ = ["get_rank_and_world_size"]
 
 def get_rank_and_world_size() -> tuple[int, int]:
     """Returns the rank and the number of ranks: from `torch.distributed` if it is initialized, otherwise from the
-    environment variables RANK and WORLD_SIZE. Without these variables, the rank is 0 and the number of ranks is 1.
+    environment variables RANK (default: 0) and WORLD_SIZE (default: 1).
 
     Raises:
         ValueError: the rank is negative, or not less than the number of ranks.
