@@ -44,8 +44,8 @@ def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
 
 
 class Unfolding:
-    """A pipe that yields the parts of items. Its state contains the remaining parts of the current item. If the parts
-    are generated on demand, the state instead contains the item and the number of yielded parts, and a resumed pipe
+    """A pipe that yields the parts of items, and saves the remaining parts of the current item. If the parts are
+    generated on demand, the state instead contains the item and the number of yielded parts, and a resumed pipe
     regenerates the parts."""
 
     #: The remaining parts of the current item; None before the first item.
@@ -76,7 +76,7 @@ class Unfolding:
                     kept = with_detached_streams(item) if members is None else None
                     left = _iterator_over(parts if members is None else members, self)
                 except Exception as error:
-                    # Another iterator raises the error, because this generator would end if it raised the error.
+                    # `_Raising` raises the error outside this generator, which would end if it raised the error.
                     yield _Raising(not_the_end(name_of(self), error))
                     continue
                 if members is None:

@@ -84,12 +84,12 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
 
 
 def _is_hidden(pipe: Any) -> bool:
-    """Returns whether the pipe is a child of a split. A drawing shows the main pipe instead of its children."""
+    """Returns whether the pipe is a child of a split."""
     return bool(getattr(type(pipe), "_is_child_datapipe", False))
 
 
 def _drawn_sources(pipe: Any, debug: bool) -> list[Any]:
-    """Returns the sources to draw. If `debug` is False, the main pipe of a split replaces its children."""
+    """Returns the sources to draw: without `debug`, the main pipe of a split instead of its children."""
     found: dict[int, Any] = {}
     for source in sources_of(pipe):
         drawn = sources_of(source) if _is_hidden(source) and not debug else [source]

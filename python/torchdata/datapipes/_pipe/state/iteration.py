@@ -3,9 +3,8 @@
 Role: a *pass* is one iteration of one pipe. This module updates the `PassRecord` of each pipe. If resuming requires a
 replay of the pass, the record contains the states of the pipe and of all its sources at the beginning of the pass.
 
-A counter increases whenever a pass begins, so that the starts of two passes can be compared. If the latest pass of a
-source began after the running pass of its reader, the running pass reads the source's pass. Otherwise, an earlier pass
-of the reader has read it.
+A counter increases whenever a pass begins, to show whether a source began before or after its reader. The running
+iteration of a pipe reads only iterations of its sources that began later.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the entry of a pipe that is not being iterated. If the entry lacks the pipe's state, the second value is
-    the state."""
+    """Returns the entry of a pipe that is not being iterated, and the state that the entry lacks, or None."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
@@ -100,9 +98,10 @@ def entry_anew(pipe: Any) -> PipeEntry:
 
 
 def _keeps_state_between(pipe: Any) -> bool:
-    """Returns whether a state of a user-defined pipe from between two iterations can be loaded into a copy of the pipe.
+    """Returns whether the state of a user-defined pipe that is not being iterated can be loaded into a copy of the
+    pipe.
 
-    A pipe without `reset` would resume an abandoned iteration from such a state instead of starting a new one.
+    A copy without `reset` would resume an abandoned iteration instead of starting a new iteration.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -143,8 +142,8 @@ def iterate(datapipe: Any) -> Iterator[Any]:
     """Returns an iterator over the last pipe of a graph, so that the state of the graph can be saved.
 
     Use this function if the graph ends with a PyTorch pipe. PyTorch reports the beginning of an iteration only at the
-    first item, and does not report the end. Without `iterate`, `save_state` therefore raises an error once the
-    iteration may have ended.
+    first item, and does not report the end, so `save_state` raises an error once an iteration without `iterate` may
+    have ended.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -229,9 +228,8 @@ def perhaps_over(datapipe: Any) -> TypeError:
 def may_be_over(datapipe: Any) -> bool:
     """Returns whether the latest iteration of a PyTorch pipe may have ended.
 
-    PyTorch does not report the end of an iteration, and reports the next iteration only at its first item. Therefore,
-    unless `iterate` began the iteration, the result is True once a source has ended, or once `len(pipe)` items were
-    yielded.
+    PyTorch does not report the end of an iteration, and reports the next iteration only at its first item. Unless
+    `iterate` began the iteration, the result is True once a source has ended, or once `len(pipe)` items were yielded.
     """
     if record_of(datapipe).tells_end:
         return False
@@ -390,8 +388,7 @@ def pending_seed(datapipe: Any) -> Any:
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """Sets the seeds that loaded states contain for the iterations after a replay. Called when the replay is
-    complete."""
+    """After a replay, sets each pipe's seed for its next iteration to the value in the loaded state."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
@@ -431,7 +428,7 @@ def _find_replayed(graph: Graph) -> None:
 
 
 def is_restorable(datapipe: Any) -> bool:
-    """Returns whether a pipe can restore its position. This is so if its class declares a state for its `__iter__`.
+    """Returns whether a pipe can restore its position, because its class declares a state for its `__iter__`.
 
     A class declares its state by `iteration_state`, `one_to_one`, or `state_dict` and `load_state_dict`. A subclass
     that overrides `__iter__` must declare its state again.
@@ -458,14 +455,13 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # If a mixin declares the state, the first class that has the mixin as a direct base counts as the declaring
-        # class.
+        # A state that a mixin declares counts as declared by the first class that directly derives from the mixin.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
 
 def is_torchs(datapipe: Any) -> bool:
-    """Returns whether a pipe is an iterable-style pipe of PyTorch. Only these pipes lack an `IterationToken`."""
+    """Returns whether a pipe is an iterable-style pipe of PyTorch. PyTorch's pipes lack an `IterationToken`."""
     return not isinstance(datapipe, PipeHooks) and is_iter_pipe(datapipe)
 
 
@@ -493,7 +489,7 @@ def forget_state(*datapipes: Any) -> None:
 
 
 def forget_below(datapipe: Any) -> None:
-    """Drops the states that were loaded into the sources of a pipe, if the pipe begins the iterations of these sources.
+    """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
     The source that the children of a `fork` share keeps its loaded state, because another child may resume from it.
     """
@@ -517,7 +513,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The loaded state requires a replay. Instead, the next iteration starts from the entry `left`.
+        # Replaces the loaded state, which requires a replay, by its entry for the next iteration (`left`).
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)

@@ -92,7 +92,7 @@ class Dropper(ItemByItem[T_co]):
             end), or keys of dicts. A missing column causes a warning.
 
     Raises:
-        TypeError: a column cannot be a key; or, while iterating, an item cannot have such a column.
+        TypeError: a column cannot be a key; or, while iterating, an item cannot have the column.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -128,7 +128,7 @@ class Slicer(ItemByItem[T_co]):
     Raises:
         ValueError: `step` is 0.
         TypeError: `stop` or `step` is not an integer, or a column cannot be a key; or, while iterating, an item cannot
-            have such a column.
+            have the column.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -198,7 +198,7 @@ class Flattener(ItemByItem[T_co]):
             warning.
 
     Raises:
-        TypeError: a column cannot be a key; or, while iterating, an item cannot have such a column, or is not iterable.
+        TypeError: a column cannot be a key; or, while iterating, an item cannot have the column, or is not iterable.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -60,8 +60,8 @@ class _Results(Iterator[Any]):
             if not len(pool):
                 self._end()
         pool.wait()
-        # The threads process these items while the consumer uses the result. They are submitted after the wait for the
-        # result, so that an interruption of this wait loses no item.
+        # Submits the next item after the wait, so that an interruption of the wait loses no item. The threads process
+        # submitted items while the consumer uses the result.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, which would keep these objects alive
@@ -107,7 +107,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     """Applies a function to every item, or to columns of it, in several threads. Results keep the source's order.
 
     Use threads if the function waits (for files or a network) or releases the GIL. An exception is raised at the
-    position of its result. The results after it can still be read. The thread that iterates this pipe reads the source.
+    position of its result, and later results can still be read. The thread that iterates this pipe reads the source.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
     because a call may modify its item. If the items are numbers, strings or bytes, saving does not wait, and a resumed
